@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from launcher.knowledge.failures.catalogue import CHAPTERS, FAILURES
-from launcher.knowledge.failures.failure import Failure
+from launcher.knowledge.failures.catalogue import CHAPTERS, FAILURES, Failure
 
 HEAD = """\
 # Known failures

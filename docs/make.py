@@ -18,11 +18,10 @@ from functools import partial
 from pathlib import Path
 
 from failures_page import linked, page_text
+from migration_tables import ROW_TYPES, mapping_rows
 from recipe_page import NOTE, recipe_page, shown_value, table
 
 from launcher import errors
-from launcher.importing.axolotl import row_types
-from launcher.importing.mapping import mapping_rows
 from launcher.parsing import COMMANDS, Command, Parser
 from launcher.planner.fixes import FIXES
 from launcher.planner.fixes.fix import Fix
@@ -195,7 +194,7 @@ def mapping_page(page: str) -> str:
     """A page about coming from a tool, with the tables that `import` goes by."""
 
     def filled(found: re.Match[str]) -> str:
-        rows = mapping_rows(found[3]) if found[2] == "mapping" else row_types()
+        rows = mapping_rows(found[3]) if found[2] == "mapping" else ROW_TYPES
         shown = [(f"`{theirs}`", f"`{ours}`" if ours else "", note) for theirs, ours, note in rows]
         return f"{found[1]}{table(('there', 'in a recipe', 'note'), shown)}\n{found[4]}"
 

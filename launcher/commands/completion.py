@@ -1,4 +1,4 @@
-"""`completion`: the script that lets a shell ask argcomplete, and the words that are offered."""
+"""`completion`: the script that lets a shell ask argcomplete, and the completions."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def completion_command(shell: str) -> Outcome:
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell, whose line argcomplete finds in the environment, and exit."""
+    """Print completions for the line that argcomplete finds in the environment, and exit."""
     import argcomplete
 
     argcomplete.autocomplete(parser, always_complete_options=False, default_completer=cast(Any, offers))
 
 
 def offers(prefix: str, action: argparse.Action, **_: Any) -> Iterable[str]:
-    """The words for the value of an argument, chosen by its metavar."""
+    """The completions of an argument's value, chosen by its metavar."""
     from argcomplete.completers import DirectoriesCompleter, FilesCompleter
 
     from launcher.facts.hardware import DEVICES

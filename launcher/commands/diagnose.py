@@ -13,8 +13,7 @@ from launcher.facts.redaction import hide_in, hider, secret_values
 from launcher.facts.shipped import recipes_dir
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.findings import Diagnosis
-from launcher.knowledge.diagnose.patch import write_fixed
-from launcher.knowledge.diagnose.run_recipe import recipe_of, with_recipe
+from launcher.knowledge.diagnose.patch import recipe_of, with_recipe, write_fixed
 from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.report.diagnosis_text import diagnosis_text
 from launcher.report.outcome import Outcome
@@ -30,7 +29,7 @@ OTHER_FORMS = {
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
-"""First bytes of files that are no logs."""
+"""First bytes of files that are not logs."""
 _BEGINNING = 4096
 
 
@@ -53,10 +52,10 @@ def diagnose_command(paths: Sequence[str], *, apply: bool) -> Outcome:
     if not apply:
         return Outcome(data, text)
     try:
-        mended = str(_apply(diagnosis, recipe))
+        fixed = str(_apply(diagnosis, recipe))
     except RecipeError as error:  # the diagnosis is shown anyway
         return Outcome(data, text, error.problems, RecipeError.exit_code)
-    return Outcome({**data, "mended": mended}, f"{text}\nwrote {mended}\n")
+    return Outcome({**data, "mended": fixed}, f"{text}\nwrote {fixed}\n")
 
 
 def _refuse_other_forms(given: str) -> None:
@@ -101,10 +100,8 @@ def _apply(diagnosis: Diagnosis, recipe: Path | None) -> Path:
         raise RecipeError(Problem("no-recipe", message, hint=hint))
     edited = [finding for finding in diagnosis.findings if finding.recipe]
     if not edited:
-        message = "no change of the recipe is known to fix this"
-        raise RecipeError(
-            Problem("nothing-to-apply", message, str(recipe), hint="apply the fix above manually")
-        )
+        message, hint = "no change of the recipe is known to fix this", "apply the fix above manually"
+        raise RecipeError(Problem("nothing-to-apply", message, str(recipe), hint=hint))
     changes = {edit.path: edit.new for edit in edited[0].recipe}
     shipped = recipe.resolve().is_relative_to(recipes_dir().resolve())
     return write_fixed(recipe, Path.cwd() if shipped else recipe.parent, changes)

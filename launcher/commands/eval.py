@@ -28,11 +28,11 @@ def eval_command(
     with output_on_stderr():
         found = evaluate(folder, checkpoint, None if data is None else Path(data), note).to_json()
     at_end = _at_end(folder) if checkpoint is None and data is None else None
-    told = {"run_dir": run_dir, "data": data or "the rows held out", **found, "at_end": at_end}
+    result = {"run_dir": run_dir, "data": data or "the rows held out", **found, "at_end": at_end}
     if output is not None:
         with writing(Path(output)):
-            write_new(Path(output), json.dumps(told, indent=2) + "\n")
-    return Outcome(told, evaluated_text(told))
+            write_new(Path(output), json.dumps(result, indent=2) + "\n")
+    return Outcome(result, evaluated_text(result))
 
 
 def _at_end(folder: Path) -> float | None:

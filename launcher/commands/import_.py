@@ -12,7 +12,7 @@ from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, 
 from launcher.facts.model_config import NOT_HERE
 from launcher.importing.join import Imported, import_files
 from launcher.importing.reading import Dropped, Effect
-from launcher.importing.writing import beside, recipe_text
+from launcher.importing.writing import files_of, recipe_text
 from launcher.inputs.planning_facts import gather
 from launcher.knowledge.lint.document import printable
 from launcher.planner.planner import make_plan
@@ -39,11 +39,11 @@ def import_command(files: Sequence[str], *, output: str | None, on: str | None) 
     name = "imported" if target is None else target.stem
     made = import_files(files)
     text = recipe_text(made, name, Path() if target is None else target.parent)
-    others = beside(made, name)
+    others = files_of(made, name)
     if target is not None:
         _write(target, {target.name: text, **others})
-    problems, said = _tried(made, name, target, on)
-    listed = "\n".join([*_listed(made), *_told(made.notes, said)]).strip()
+    problems, messages = _tried(made, name, target, on)
+    listed = "\n".join([*_listed(made), *_closing(made.notes, messages)]).strip()
     data: dict[str, Any] = {
         "recipe": text,
         "output": None if target is None else str(target),
@@ -51,7 +51,7 @@ def import_command(files: Sequence[str], *, output: str | None, on: str | None) 
         "tools": [{"file": file, "tool": tool} for file, tool in zip(made.files, made.tools, strict=True)],
         "dropped": [_entry(entry) for entry in _sorted(made.dropped)],
         "notes": made.notes,
-        "plan": said,
+        "plan": messages,
     }
     code = RecipeError.exit_code if problems else 0
     if target is not None:
@@ -79,8 +79,8 @@ def _sorted(dropped: Sequence[Dropped]) -> list[Dropped]:
     return sorted(dropped, key=lambda e: (_ORDER.index(e.effect), e.place.file, e.place.line or 0))
 
 
-def _told(notes: Sequence[str], said: Sequence[str]) -> list[str]:
-    return ["", *notes, *said] if notes or said else []
+def _closing(notes: Sequence[str], messages: Sequence[str]) -> list[str]:
+    return ["", *notes, *messages] if notes or messages else []
 
 
 def _listed(made: Imported) -> list[str]:
@@ -89,14 +89,8 @@ def _listed(made: Imported) -> list[str]:
     for effect in _ORDER[1:]:
         entries = [entry for entry in _sorted(made.dropped) if entry.effect is effect]
         if entries:
-            lines += ["", _HEADS[effect], *(f"  {_line(entry)}" for entry in entries)]
+            lines += ["", _HEADS[effect], *(printable(f"  {entry.place} {entry}") for entry in entries)]
     return lines or ["nothing in the files was dropped"]
-
-
-def _line(entry: Dropped) -> str:
-    said = f"{entry.key}: {entry.value}" if entry.value else entry.key
-    hint = f" ({entry.hint})" if entry.hint else ""
-    return printable(f"{entry.place} {said} - {entry.reason}{hint}")
 
 
 def _write(target: Path, texts: Mapping[str, str]) -> None:
@@ -114,21 +108,21 @@ def _tried(made: Imported, name: str, target: Path | None, on: str | None) -> tu
     needed = [entry for entry in made.dropped if entry.effect is Effect.NEEDED]
     missing = [_missing(entry) for entry in needed]
     if target is not None:
-        problems, said = _planned(target, on, made)
+        problems, messages = _planned(target, on, made)
     else:
         with tempfile.TemporaryDirectory(prefix="effilaunch-import-") as folder:
             path = Path(folder) / f"{name}.yaml"
-            for other, text in beside(made, name).items():
+            for other, text in files_of(made, name).items():
                 write_new(path.parent / other, text)
             write_new(path, recipe_text(made, name, path.parent))
-            problems, said = _planned(path, on, made)
+            problems, messages = _planned(path, on, made)
         problems = [_unplaced(problem, str(path)) for problem in problems]
     if missing:
         count = f"{len(missing)} value{'s' if len(missing) > 1 else ''}"
         return missing, [
             f"{count} must be set in the recipe: `plan` and `run` refuse it while `todo` names them"
         ]
-    return problems, said
+    return problems, messages
 
 
 def _missing(entry: Dropped) -> Problem:
@@ -157,8 +151,8 @@ def _planned(path: Path, on: str | None, made: Imported) -> tuple[list[Problem],
         loaded, facts = gather(loaded, asked, allow_torch=False)
         plan = make_plan(loaded, facts)
     except DoesNotFit as error:
-        said = f"no plan fits {asked or 'its hardware'}: {error.problems[0].message}"
-        return ([] if on is None else list(error.problems)), [said]
+        message = f"no plan fits {asked or 'its hardware'}: {error.problems[0].message}"
+        return ([] if on is None else list(error.problems)), [message]
     except MachineError as error:
         return [], [f"not planned here: {problem.message}" for problem in error.problems]
     except EffilaunchError as error:
@@ -167,8 +161,8 @@ def _planned(path: Path, on: str | None, made: Imported) -> tuple[list[Problem],
         return list(error.problems), []
     hardware = asked or "its hardware"
     size = f"{plan.memory.total / 2**30:.1f} GiB a device"
-    said = f"it plans on {hardware}: {plan.batch.global_size} samples a step, {size}"
-    return [], [said, "show a sample with its loss mask: effilaunch prepare RECIPE --show 1"]
+    message = f"it plans on {hardware}: {plan.batch.global_size} samples a step, {size}"
+    return [], [message, "show a sample with its loss mask: effilaunch prepare RECIPE --show 1"]
 
 
 def _as_many(made: Imported) -> str:

@@ -79,14 +79,14 @@ def init_command(
 
 
 def _answer(given: str | None, question: str, default: str, use: Callable[[str], Given]) -> Given:
-    """What was given with a flag, else what is answered."""
+    """The value of a flag, else the answer to a question."""
     return use(given) if given is not None else ask(question, default, use)
 
 
 def _require(flags: Mapping[str, str | None]) -> None:
     """RecipeError with every flag that is missing where nobody can be asked."""
     problems = [
-        Problem("usage", f"init needs {flag} where there is no terminal to ask on", hint=f"add {flag} …")
+        Problem("usage", f"init needs {flag} if there is no terminal", hint=f"add {flag} …")
         for flag, value in flags.items()
         if value is None
     ]
@@ -107,7 +107,7 @@ def parse_columns(words: Sequence[str]) -> dict[str, str | None]:
 
 
 def _first_goal(sight: Sight, columns: Mapping[str, str | None]) -> str:
-    """The goal that the rows are made for, by their columns or by like names; empty where it is not clear."""
+    """The goal that fits the columns of the rows, or similar names; empty where it is not clear."""
     if sight.count is None:
         return ""
     fitting = goals_of(sight, columns) or [goal for goal in GOALS if suggestion(sight, goal)]
@@ -117,7 +117,7 @@ def _first_goal(sight: Sight, columns: Mapping[str, str | None]) -> str:
 def _use_goal(
     sight: Sight, columns: Mapping[str, str | None], asking: bool
 ) -> Callable[[str], tuple[str, Rows]]:
-    """A goal and the rows as they teach it; columns that do not say what they are may be asked for."""
+    """A function of a goal that returns it and its rows; columns with unknown names may be asked for."""
 
     def use(goal: str) -> tuple[str, Rows]:
         if goal not in GOALS:
@@ -130,7 +130,7 @@ def _use_goal(
             note(f"  {printable(error.problems[0].message)}")
         like = " ".join(f"{field}={column}" for field, column in suggestion(sight, goal).items())
         rows = ask(
-            "Columns (FIELD=COLUMN …)", like, lambda said: rows_for(sight, goal, parse_columns(said.split()))
+            "Columns (FIELD=COLUMN …)", like, lambda text: rows_for(sight, goal, parse_columns(text.split()))
         )
         return goal, rows
 
@@ -142,7 +142,7 @@ def _use_hardware(text: str) -> Hardware:
 
 
 def found_here() -> str:
-    """This machine's devices, as `--on` takes them; one that no catalogue has by its memory."""
+    """This machine's devices in the form of `--on`; unknown devices by their memory."""
     found = probe.probe_hardware()
     try:
         parse_hardware(found.label)
@@ -152,7 +152,7 @@ def found_here() -> str:
 
 
 def _free_name(fitting: Fitting) -> Path:
-    """MODEL_GOAL.yaml in the current folder, with a number behind it where that is taken."""
+    """MODEL_GOAL.yaml in the current folder, with a number if that exists."""
     start = fitting.start
     name = start.model.get("gguf_file", start.model["name_or_path"]).rstrip("/").rpartition("/")[2]
     name = name.removesuffix(".gguf").removeprefix("package:")
@@ -164,7 +164,7 @@ def _free_name(fitting: Fitting) -> Path:
 
 
 def _write(fitting: Fitting, target: Path) -> Outcome:
-    """Write the recipe and plan it; a recipe that does not plan is taken back."""
+    """Write the recipe and plan it; a recipe that cannot be planned is removed."""
     fitting = _placed(fitting, target.absolute().parent)
     data, notes = draft(fitting.start, fitting.method, fitting.length, fitting.missed)
     with writing(target):
@@ -179,7 +179,7 @@ def _write(fitting: Fitting, target: Path) -> Outcome:
 
 
 def _placed(fitting: Fitting, folder: Path) -> Fitting:
-    """With paths as a recipe in `folder` names them: relative where they lie below it."""
+    """With paths as in a recipe in `folder`: relative if they are below it."""
     start = fitting.start
     model, rows = dict(start.model), start.rows
     name = model["name_or_path"]
@@ -226,7 +226,7 @@ def _outcome(fitting: Fitting, target: Path, bundle: Bundle) -> Outcome:
         plan_text(bundle).rstrip("\n"),
         "",
         "next",
-        *(f"  {command:{width}}  {said}" for command, said in steps.items()),
+        *(f"  {command:{width}}  {purpose}" for command, purpose in steps.items()),
     ]
     data = {
         "path": str(target),

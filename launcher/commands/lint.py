@@ -70,10 +70,9 @@ def _refuse_existing(targets: dict[str, Path]) -> None:
     seen: set[Path] = set()
     for target in targets.values():
         if target.exists() or target.is_symlink() or target in seen:
-            said = "is the fixed file of two files" if target in seen else "exists already"
-            problems.append(
-                Problem("file-exists", said, file=str(target), hint="move it away, or fix one file at a time")
-            )
+            message = "is the fixed file of two files" if target in seen else "exists already"
+            hint = "move it away, or fix one file at a time"
+            problems.append(Problem("file-exists", message, file=str(target), hint=hint))
         seen.add(target)
     if problems:
         raise RecipeError(problems)
@@ -106,10 +105,8 @@ def _fix(text: str, target: Path, found: list[Finding], rules: Sequence[Rule]) -
     try:
         write_new(target, better)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise RecipeError(
-            Problem("file-unwritable", f"cannot write it: {reason}", file=str(target))
-        ) from None
+        message = f"cannot write it: {error.strerror or error}"
+        raise RecipeError(Problem("file-unwritable", message, file=str(target))) from None
     return {"to": str(target), "left": [finding.to_json() for finding in left], "of": len(found)}
 
 
@@ -120,9 +117,8 @@ def _text(findings: Sequence[Finding], files: int, fixed: Sequence[dict[str, Any
     lines.append(f"{count} finding{'s' if count != 1 else ''} in {checked}" if count else f"{checked}: clean")
     for entry in fixed:
         left = entry["left"]
-        lines.append(
-            f"wrote {printable(entry['to'])}: " + (f"{len(left)} to fix manually" if left else "clean")
-        )
+        result = f"{len(left)} to fix manually" if left else "clean"
+        lines.append(f"wrote {printable(entry['to'])}: {result}")
         lines += [f"  {f['line']}:{f['column']}: {f['code']}: {f['message']}" for f in left]
     if fix and findings and not fixed:
         lines.append("no finding can be fixed automatically; no file written")

@@ -43,33 +43,32 @@ def merge_command(
     """
     folder = finished_run(run_dir) if checkpoint is None else Path(run_dir).absolute()
     consent_to_code(folder, "merge", hooks=False, allowed=allow_code)
-    whole = (
-        checkpoint is None
-        and (folder / "model" / "config.json").is_file()
-        and not (folder / "adapter").exists()
-    )
-    require_modules(("torch", "transformers") if whole else ("torch", "transformers", "peft"))
+    has_model = (folder / "model" / "config.json").is_file() and not (folder / "adapter").exists()
+    is_full = checkpoint is None and has_model
+    require_modules(("torch", "transformers") if is_full else ("torch", "transformers", "peft"))
     from launcher.train.job import read_job
     from launcher.train.results.merge import nothing_to_merge, refuse_existing
+    from launcher.train.results.publishing import reach_repository
     from launcher.train.results.trained import ADAPTER, check_readable, is_trained, trained_folder
 
-    if whole and push is None:
+    if is_full and push is None:
         raise RecipeError(nothing_to_merge(Path(run_dir)))
-    if whole and (output is not None or dtype != "auto"):
+    if is_full and (output is not None or dtype != "auto"):
         hint = "remove --output and --dtype: model/ is pushed unchanged"
         raise RecipeError(Problem("usage", "the run has no adapter to merge", hint=hint))
     name = MERGED if checkpoint is None else f"{MERGED}-{checkpoint}"
     target = Path(output).absolute() if output is not None else folder / name
     trained = trained_folder(read_job(folder), checkpoint)
-    if not whole and is_trained(trained) != ADAPTER:
+    if not is_full and is_trained(trained) != ADAPTER:
         raise RecipeError(nothing_to_merge(trained))
     check_readable(trained)  # before the repository is created
-    if not whole:
+    if not is_full:
         refuse_existing(target)
-    repository = None if push is None else _reached(push or _own_repository(folder))
-    if whole:
+    # Reached before the merge, so that a missing login fails at once.
+    repository = None if push is None else reach_repository(push or _own_repository(folder))
+    if is_full:
         assert repository is not None
-        return _push_whole(run_dir, folder, repository)
+        return _push_model(run_dir, folder, repository)
     with contextlib.ExitStack() as held:
         if target.parent == folder:  # no run may continue in it meanwhile
             held.enter_context(locked(folder))
@@ -91,13 +90,6 @@ def _own_repository(folder: Path) -> str:
     return found
 
 
-def _reached(push: str) -> Repository:
-    """Reach the repository before the merge, so that a missing login fails at once."""
-    from launcher.train.results.publishing import reach_repository
-
-    return reach_repository(push)
-
-
 def _merge(
     folder: Path, target: Path, dtype: str, repository: Repository | None, checkpoint: str | None
 ) -> dict[str, Any]:
@@ -108,19 +100,20 @@ def _merge(
 
     def card(merged: Merged) -> str:
         facts = card_facts(folder, merged.to_json(), place)
-        return model_card(facts if checkpoint is None else _of_checkpoint(facts, checkpoint))
+        if checkpoint is not None:  # the final numbers of the run belong to other weights
+            name = f"{facts.name} ({checkpoint})"
+            facts = replace(facts, result={"rows": facts.result.get("rows")}, name=name)
+        return model_card(facts)
 
     with output_on_stderr():
         return merge(folder, target, dtype, card, checkpoint).to_json()
 
 
-def _push_whole(run_dir: str, folder: Path, repository: Repository) -> Outcome:
+def _push_model(run_dir: str, folder: Path, repository: Repository) -> Outcome:
     card = model_card(card_facts(folder, None, repository.id))
     pushed = _sent(folder / "model", repository, card)
-    return Outcome(
-        {"run_dir": run_dir, "merged": None, "pushed": pushed},
-        "\n".join(["the run has no adapter: model/ is pushed unchanged", *pushed_lines(pushed)]),
-    )
+    lines = ["the run has no adapter: model/ is pushed unchanged", *pushed_lines(pushed)]
+    return Outcome({"run_dir": run_dir, "merged": None, "pushed": pushed}, "\n".join(lines))
 
 
 def _sent(folder: Path, repository: Repository, card: str | None = None) -> dict[str, Any]:
@@ -132,22 +125,11 @@ def _sent(folder: Path, repository: Repository, card: str | None = None) -> dict
     return repository.to_json()
 
 
-def _of_checkpoint(facts: CardFacts, checkpoint: str) -> CardFacts:
-    """Without the final numbers of the run, which belong to other weights."""
-    return replace(facts, result={"rows": facts.result.get("rows")}, name=f"{facts.name} ({checkpoint})")
-
-
 def card_facts(folder: Path, merged: Mapping[str, Any] | None, place: str) -> CardFacts:
     """The facts of the model card, from the run directory, without secrets."""
     record = without_secrets(read_run(folder), hider(secret_values(os.environ)))
     named = place if "/" in place else Path(record.plan.get("recipe") or folder).stem
     return CardFacts(
-        plan=record.plan,
-        result=record.result,
-        data=record.data,
-        environment=record.environment,
-        recipe=record.recipe,
-        merged=merged,
-        name=named,
-        place=place,
-    )
+        plan=record.plan, result=record.result, data=record.data, environment=record.environment,
+        recipe=record.recipe, merged=merged, name=named, place=place,
+    )  # fmt: skip

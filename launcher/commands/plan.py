@@ -1,8 +1,7 @@
-"""`plan`: the whole plan, from the recipe and the first rows of local data; no weights, no devices."""
+"""`plan`: the complete plan, from the recipe and the first rows of local data; no weights, no devices."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,11 +21,6 @@ from launcher.schedulers.hostfile import hostfile_warnings
 
 if TYPE_CHECKING:
     from launcher.render.bundle import Bundle
-
-
-def bundle_json(bundle: Bundle) -> dict[str, Any]:
-    """The data of `plan --json`: plan.json and the text of all files."""
-    return {**json.loads(bundle.files["plan.json"]), "files": dict(bundle.files)}
 
 
 def plan_command(
@@ -71,15 +65,15 @@ def plan_command(
         shown = _ranking(found, bundle.plan)
         timed = bundle.plan.time.figures_known
         text = search_text(shown["search"], shown["compared"], shown["left_out"], others, timed=timed)
-        return Outcome({**bundle_json(bundle), **extra, **shown}, text, problems, code)
+        return Outcome({**bundle.to_json(), **extra, **shown}, text, problems, code)
     if explain is None:
-        page = Outcome({**bundle_json(bundle), **extra}, _page(bundle) + traced, problems, code)
+        page = Outcome({**bundle.to_json(), **extra}, _page(bundle) + traced, problems, code)
         return page if html is None else _with_page(page, recipe, html)
     return _explained(bundle, explain, problems, code)
 
 
 def _traced(plan: Plan, facts: Facts) -> tuple[dict[str, Any], str]:
-    """What a trace adds to the JSON object and to the text; nothing without a trace."""
+    """What a trace adds to the JSON object and to the text."""
     if facts.trace is None:
         return {}, ""
     from launcher.inputs.model_trace import trace_rows
@@ -111,15 +105,9 @@ def _explained(bundle: Bundle, explain: str, problems: Sequence[Problem], code: 
 
     text = explain_text(bundle.plan, explain)
     if not text.strip():
-        raise RecipeError(
-            Problem(
-                "unknown-setting",
-                f"the plan has no setting {explain!r}",
-                path=explain,
-                hint="`plan --json` lists all settings",
-            )
-        )
-    data = bundle_json(bundle)
+        message, hint = f"the plan has no setting {explain!r}", "`plan --json` lists all settings"
+        raise RecipeError(Problem("unknown-setting", message, path=explain, hint=hint))
+    data = bundle.to_json()
     settings = data["settings"].items()
     chosen = {k: v for k, v in settings if not explain or (k + ".").startswith(explain + ".")}
     return Outcome({"settings": chosen}, text, problems, code)

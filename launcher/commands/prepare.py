@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from launcher.errors import DoesNotFit, RecipeError
-from launcher.execute.run_dir import write_run_dir
-from launcher.execute.scratch_run_dir import scratch_run_dir
+from launcher.execute.run_dir import scratch_run_dir, write_run_dir
 from launcher.execute.start import prepare_data
 from launcher.facts.safe_files import read_record
 from launcher.facts.software import require_modules

@@ -7,6 +7,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.shipped import recipes_dir
+from launcher.render.new_file import write_new
 from launcher.report.outcome import Outcome
 from launcher.report.tables import table
 
@@ -21,29 +22,22 @@ def recipes_command(name: str | None, *, copy: bool) -> Outcome:
         return Outcome({"recipes": data}, "\n".join(table(rows, indent="")))
     stem = Path(name).stem
     if stem not in found:
-        raise RecipeError(
-            Problem(
-                "unknown-recipe",
-                f"no shipped recipe is named {name!r}",
-                hint=f"shipped: {', '.join(found)}",
-            )
-        )
+        message, hint = f"no shipped recipe is named {name!r}", f"shipped: {', '.join(found)}"
+        raise RecipeError(Problem("unknown-recipe", message, hint=hint))
     text = found[stem].read_text("utf-8")
     if not copy:
         return Outcome({"recipes": [{"name": stem, "text": text}]}, text)
     target = Path.cwd() / f"{stem}.yaml"
     try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
+        write_new(target, text)
     except FileExistsError:
-        raise RecipeError(
-            Problem("file-exists", f"{target} exists already", hint="move it away first")
-        ) from None
+        problem = Problem("file-exists", f"{target} exists already", hint="move it away first")
+        raise RecipeError(problem) from None
     return Outcome({"recipes": [{"name": stem, "path": str(target)}]}, f"wrote {target}")
 
 
 def _title(path: Path) -> str:
-    """The first comment of a recipe that is no instruction to the editor."""
+    """The first comment of a recipe, except that for editors."""
     for line in path.read_text("utf-8").splitlines():
         if line.startswith("#") and not line.startswith("# yaml-language-server:"):
             return line.lstrip("# ").rstrip()

@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.execute.record import RunRecord, read_run, total_seconds
+from launcher.execute.run_dir import free_name
 from launcher.facts.safe_files import write_text
 from launcher.knowledge.lint.document import printable
 from launcher.render.new_file import write_new, writing
@@ -37,7 +38,7 @@ def report_command(paths: Sequence[str], *, output: str | None) -> Outcome:
     else:
         names = unlike([folder.resolve().parts for folder in folders])
         page, data["differs"] = compare_page(records, names, made()), differing(records)
-        target = Path(output) if output is not None else _free(Path(_named(names)))
+        target = Path(output) if output is not None else free_name(Path(_file_name(names)))
     with writing(target):
         if output is None and len(records) == 1:
             write_text(target, page)
@@ -77,16 +78,7 @@ def unlike(paths: Sequence[Sequence[str]]) -> list[str]:
     return names
 
 
-def _named(names: Sequence[str]) -> str:
+def _file_name(names: Sequence[str]) -> str:
     """The name of the file that compares these."""
     parts = [re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run" for name in names]
     return f"report-{'-'.join(parts)}"[:120] + ".html"
-
-
-def _free(path: Path) -> Path:
-    """The path, numbered if it exists."""
-    number, candidate = 1, path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return candidate

@@ -9,15 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.plan import bundle_json
 from launcher.doctor.start_checks import check_machine, check_nvme, check_room, holding_nvme
 from launcher.errors import RecipeError
-from launcher.execute.attempts import as_adapted, run_attempts
+from launcher.execute.attempts import Adapted, as_adapted, read_adapted, run_attempts, with_adapted
 from launcher.execute.endings import KnownFailure
 from launcher.execute.nodes.group import Group
 from launcher.execute.remember import remember_run
 from launcher.execute.resume import earlier_pace
-from launcher.execute.run_dir import Record, read_record, with_record, written
+from launcher.execute.run_dir import written
 from launcher.execute.signals import ended_by_signals
 from launcher.execute.start_point import (
     Beginning,
@@ -72,7 +71,7 @@ def run_command(
 ) -> Outcome:
     """Plan, write the run directory, train, and return what was measured.
 
-    node_rank, master_addr: if the user starts every node. command_line: for hints that repeat it.
+    node_rank, master_addr: set if the user starts every node. command_line: for hints that repeat it.
     """
     loaded = load_recipe(recipe, overrides)
     alone = "--dry-run" if dry_run else "--tiny" if tiny else ""
@@ -102,15 +101,14 @@ def _run(
     resume: str | None,
     output_dir: str | None,
 ) -> Outcome:
-    given, say = Path(loaded.path), shown.say
+    say = shown.say
     planned, facts = gather(loaded, on, tiny=tiny)
-    begins = beginning(given, resume, output_dir)
+    begins = beginning(loaded.path, resume, output_dir)
     run_dir = begins.run_dir
-    record = None
+    adapted = Adapted()
     if resume is not None:
-        record, facts = read_record(run_dir), replace(facts, pace=earlier_pace(run_dir))
-    adapted = planned if record is None else as_adapted(planned, record, run_dir)
-    bundle = with_record(render(make_plan(adapted, facts)), record)
+        adapted, facts = read_adapted(run_dir), replace(facts, pace=earlier_pace(run_dir))
+    bundle = with_adapted(render(make_plan(as_adapted(planned, adapted, run_dir), facts)), adapted)
     resumption = check_resumption(begins, bundle, say)
     if dry_run:
         begins = with_own_folder(begins)
@@ -118,7 +116,7 @@ def _run(
         with written(bundle, run_dir, resume=resume is not None):
             keep_beginning(begins, bundle)
         text = plan_text(bundle) + f"\nwrote {printable(str(run_dir))}, nothing was started\n"
-        return Outcome({**bundle_json(bundle), "run_dir": str(run_dir)}, text)
+        return Outcome({**bundle.to_json(), "run_dir": str(run_dir)}, text)
     if (before := finished_result(begins, bundle, say)) is not None:
         return _outcome(loaded, run_dir, before)
     if group is not None:
@@ -134,11 +132,11 @@ def _run(
         looking=shown.looking(run_dir),
     )  # fmt: skip
     try:
-        finished, result = _hold_and(start, begins, resumption, bundle, record, shown)
+        finished, result = _hold_and(start, begins, resumption, bundle, adapted, shown)
     except KnownFailure as failure:
-        raise with_recipe_lines(failure, given, run_dir) from failure
-    if unkept := remember_run(finished, result, facts):
-        note(unkept)
+        raise with_recipe_lines(failure, loaded.path, run_dir) from failure
+    if warning := remember_run(finished, result, facts):
+        note(warning)
     return _outcome(loaded, run_dir, result)
 
 
@@ -147,7 +145,7 @@ def _hold_and(
     begins: Beginning,
     resumption: Resumption,
     bundle: Bundle,
-    record: Record | None,
+    adapted: Adapted,
     shown: Showing,
 ) -> tuple[Plan, dict[str, Any]]:
     """Write the run directory and start the run; both are locked until the last process has ended."""
@@ -158,7 +156,9 @@ def _hold_and(
         keep_beginning(begins, bundle)
         say(plan_text(bundle, shown.page))
         say(f"run directory {printable(str(begins.run_dir))}\n")
-        say_adapted(record, say)
+        if adapted.adaptations:
+            lines = adapted_lines(adapted.adaptations)
+            say("\n".join(["out of memory before; the run continues with these changes:", *lines, ""]))
         with (
             readable_checkpoint(begins, resumption, say, shown.look) as checkpoint,
             holding_nvme(bundle.plan, say),
@@ -168,18 +168,12 @@ def _hold_and(
                 return start(resume=checkpoint)
 
 
-def say_adapted(record: Record | None, say: Callable[[str], None]) -> None:
-    """Print what an earlier start of this run changed after an out-of-memory error."""
-    if record is not None:
-        lines = adapted_lines(record.adaptations)
-        say("\n".join(["out of memory before; the run continues with these changes:", *lines, ""]))
-
-
 def _outcome(loaded: LoadedRecipe, run_dir: Path, result: dict[str, Any]) -> Outcome:
     """What the run measured, and the command that tries the result."""
     command: list[str] = []
     if task_named(loaded.recipe.task).reads_tokens:  # not an image
-        command = ["effilaunch", "generate", str(run_dir), _sample_prompt(loaded)]
+        is_code = "human_eval" in loaded.recipe.data.train[0].path
+        command = ["effilaunch", "generate", str(run_dir), "def fibonacci(n):" if is_code else "Hello"]
     data = {"run_dir": str(run_dir), "result": result}
     return Outcome(data, result_text(result, str(run_dir), command))
 
@@ -193,9 +187,3 @@ def with_recipe_lines(failure: KnownFailure, recipe: Path, run_dir: Path) -> Kno
     lines = "; ".join(map(edit_text, changed))
     hint = f"{problem.hint}; `effilaunch diagnose {shlex.quote(str(run_dir))} --apply` changes {lines}"
     return KnownFailure(replace(problem, hint=hint), failure.finding)
-
-
-def _sample_prompt(loaded: LoadedRecipe) -> str:
-    """A prompt for the printed `generate` command: code for code data."""
-    first = loaded.recipe.data.train[0]
-    return "def fibonacci(n):" if "human_eval" in first.path else "Hello"

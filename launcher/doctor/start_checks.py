@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 
 from launcher.errors import MachineError, Problem
-from launcher.execute.leftovers import LOCK, claimed, swap_files
+from launcher.execute.leftovers import LOCK, reserved_folder, swap_files
 from launcher.execute.nodes.group import Group
 from launcher.facts import probe
 from launcher.facts.checkpoint import SAVING, complete_checkpoints, read_manifest
@@ -169,7 +169,7 @@ def holding_nvme(plan: Plan, say: Callable[[str], None]) -> Iterator[None]:
     if folder is None:
         yield
         return
-    with claimed(folder) as freed:
+    with reserved_folder(folder) as freed:
         if freed:
             say(f"removed {size(freed)} that a killed run left in {folder}")
         slow = nvme_folder(read_folder(folder), plan)

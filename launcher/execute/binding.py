@@ -1,5 +1,4 @@
-"""The command and the environment of an attempt on one node: late values filled in, outdated variables
-fixed."""
+"""The command and the environment of an attempt on one node, with late values and fixed variables."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ from launcher.facts.interfaces import interface_of, own_address_towards
 from launcher.facts.job_member import JobMember
 from launcher.facts.wandb_server import wandb_obstacle
 from launcher.knowledge.doctor.needs import trackers
+from launcher.plan.settings import Strings
 from launcher.recipe.env import resolve_env
 
 RESUME = "EFFILAUNCH_RESUME"
@@ -32,14 +32,14 @@ class Order:
     command: tuple[str, ...]
     worker: tuple[str, ...]
     env: Mapping[str, str]
-    """With `${ENV:…}` as it is written: each node resolves it, so no secret is sent."""
+    """With unresolved `${ENV:…}`: each node resolves it, so no secret is sent."""
     master_addr: str
-    """Of the head, as the member reaches it."""
+    """Address of node rank 0, as this node reaches it."""
     master_port: int
     num_devices: int
     devices_per_node: int
     on_gpus: bool
-    report_to: Any
+    report_to: Strings
     stop_s: float
     save_s: float
     resume: str | None
@@ -63,57 +63,59 @@ class Bound:
 
     argv: list[str]
     env: dict[str, str]
-    """The whole environment."""
+    """The complete environment."""
     interface: str
-    """Network interface between the nodes; empty where the user chose it."""
+    """Network interface between the nodes; empty if the user chose it."""
     notes: list[str]
-    """Notes on changes of the environment, for the user."""
+    """Changes of the environment, for the user."""
 
 
-def fill(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """The words with late values in place, in one pass: a folder may be called {devices}."""
+def with_late_values(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """The arguments with late values filled in, in one pass: a folder may be called {devices}."""
     names = re.compile("{(" + "|".join(map(re.escape, values)) + ")}")
     return [names.sub(lambda found: values[found[1]], word) for word in words]
 
 
-def whole_environment(env: Mapping[str, str], report_to: Any) -> tuple[dict[str, str], list[str]]:
-    """This process's environment under the plan's, references resolved; and what was changed in it."""
+def complete_environment(env: Mapping[str, str], report_to: Strings) -> tuple[dict[str, str], list[str]]:
+    """This process's environment with the plan's variables, references resolved; and notes on changes."""
     full = {**os.environ, **{k: resolve_env(v, os.environ) for k, v in env.items()}}
-    # ninja and the launchers' children are looked up beside this interpreter.
+    # ninja and the launchers' children are found next to this interpreter.
     full["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), full.get("PATH", "")])
     added, notes = fixed_environment(full, report_to)
     return {**full, **added}, notes
 
 
 def bind_order(order: Order, place: JobMember, devices: Sequence[str]) -> Bound:
-    """What this member starts for an order. devices: ids of the GPUs that it may use, none on a CPU.
+    """What this node starts for an order. devices: ids of the GPUs that it may use, none on a CPU.
 
-    OSError where the head's address leads nowhere.
+    OSError if there is no route to the address of node rank 0.
     """
     used = devices[: order.devices_per_node]
     values = {
         "run_dir": order.run_dir, "devices": ",".join(used), "master_port": str(order.master_port),
         "master_addr": order.master_addr, "node_rank": str(place.node_rank),
     }  # fmt: skip
-    env = dict(zip(order.env, fill(tuple(order.env.values()), values), strict=True))
+    env = dict(zip(order.env, with_late_values(tuple(order.env.values()), values), strict=True))
     if place.is_one_rank:
         env |= _of_one_rank(order, place, devices)
-    full, notes = whole_environment(env, order.report_to)
+    full, notes = complete_environment(env, order.report_to)
     interface = ""
     missing = [name for name in INTERFACES if not full.get(name)] if place.members > 1 else []
     if missing:
         interface = interface_of(own_address_towards(order.master_addr)) or ""
         full |= {name: INTERFACES[name].format(interface) for name in missing if interface}
-    elif place.members == 1 and order.num_devices > 1:  # all ranks are here: nobody else needs to reach them
+    elif place.members == 1 and order.num_devices > 1:  # all ranks are on this machine
         full |= {name: INTERFACES[name].format("lo") for name in INTERFACES if not full.get(name)}
-    full.pop(RESUME, None)  # one that the user's shell has from elsewhere
+    full.pop(RESUME, None)  # of the user's shell
     if order.resume is not None:
         full[RESUME] = order.resume
-    return Bound(fill(order.worker if place.is_one_rank else order.command, values), full, interface, notes)
+    return Bound(
+        with_late_values(order.worker if place.is_one_rank else order.command, values), full, interface, notes
+    )
 
 
 def _of_one_rank(order: Order, place: JobMember, devices: Sequence[str]) -> dict[str, str]:
-    """What a launcher would tell its one worker."""
+    """The variables that a launcher would set for its one worker."""
     env = {
         "RANK": str(place.ranks(order.devices_per_node)[0]), "WORLD_SIZE": str(order.num_devices),
         "LOCAL_RANK": str(place.local_task), "LOCAL_WORLD_SIZE": str(place.tasks_per_node),
@@ -121,7 +123,7 @@ def _of_one_rank(order: Order, place: JobMember, devices: Sequence[str]) -> dict
         "LOCAL_SIZE": str(place.tasks_per_node),  # DeepSpeed's name of LOCAL_WORLD_SIZE
     }  # fmt: skip
     if order.on_gpus:
-        # Who gives each task a GPU of its own hides the others: it is number 0 then.
+        # If each task has a GPU of its own, the others are hidden: it is number 0.
         own = len(devices) == 1
         env |= {"CUDA_VISIBLE_DEVICES": ",".join(devices), **({"LOCAL_RANK": "0"} if own else {})}
     return env
@@ -133,11 +135,11 @@ _NEW_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")
 _WANDB_IDENTITIES = ("WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE")
 
 
-def fixed_environment(environ: Mapping[str, str], report_to: Any) -> tuple[dict[str, str], list[str]]:
+def fixed_environment(environ: Mapping[str, str], report_to: Strings) -> tuple[dict[str, str], list[str]]:
     """Variables to set in addition, and notes for the user.
 
-    environ: the environment of the workers. report_to: trainer.report_to, a name or a list of names. Nothing
-    that is set already is replaced. Where wandb is asked for, its server is, too, for a few seconds.
+    environ: the environment of the workers; nothing in it is replaced. report_to: trainer.report_to. With
+    wandb its server is contacted, for a few seconds.
     """
     added: dict[str, str] = {}
     notes: list[str] = []

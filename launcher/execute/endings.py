@@ -12,14 +12,14 @@ from typing import Any
 
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.following import Ended
-from launcher.execute.nodes.peers import Part
-from launcher.execute.run_dir import last_step, read_stopped
+from launcher.execute.output import Report, read_reports
+from launcher.execute.run_dir import Stopped, last_step, read_stopped
 from launcher.execute.signals import STOPPING
 from launcher.execute.supervise import STATES, Stack, Watch, describe_lost
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.probe import OomKills, has_killed, read_oom_kills
 from launcher.facts.rank_status import LEFT_EARLY, RankStatus
-from launcher.facts.safe_files import parse_json, write_text
+from launcher.facts.safe_files import write_text
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.diagnose.matching import recognise, weight
@@ -27,12 +27,35 @@ from launcher.knowledge.diagnose.run_dir import LOST, earlier_bytes, launcher_lo
 from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.render.bundle import dump_json
 
-RANK_LOST, LAUNCHER_LOST, HANG = "rank-lost", "launcher-lost", "hang"
+RANK_LOST, LAUNCHER_LOST, HANG, PREPARE_FAILED = "rank-lost", "launcher-lost", "hang", "prepare-failed"
 """Codes of the problems."""
-
+DRILLED = ".drilled"
+"""In logs/: written by a rank into which a drill injects a fault (launcher/train/faults.py)."""
+LAUNCHER_LOG, PREPARE_LOG = "launcher.log", "prepare.log"
+"""In logs/: output of the launcher, and of the process that prepares the data."""
+_PREPARES = "prepare"
+"""In place of the rank in the report of a data preparation; phase of a rank that prepares."""
+_AGAIN = "see the last lines of the log; run it again: what was prepared before is in the cache"
+_HOST_MEMORY = "sigkill-oom"
+"""The known failure of a process that was killed for its memory."""
+_ENDS_A_PROCESS = tuple(failure for failure in FAILURES if failure.patterns and failure.id != _HOST_MEMORY)
+"""Known failures that may end a process; not those that only show in the losses."""
+_NAMED = 4
+"""Ranks that a message names; the others are in the logs."""
 # torchrun's table of processes and deepspeed's last line; the numbers below 0 are signals.
 _OF_A_PID = re.compile(r"exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _OF_ANY = re.compile(r"exits with return code = (-?\d+)")
+
+
+class KnownFailure(RunFailed):
+    """A run that failed with a known failure."""
+
+    def __init__(self, problem: Problem, finding: Finding) -> None:
+        super().__init__(problem)
+        self.finding = finding
+
+
+# Stopped by a signal.
 
 
 def was_stopped(run_dir: Path, ended: Ended) -> bool:
@@ -43,11 +66,9 @@ def was_stopped(run_dir: Path, ended: Ended) -> bool:
     the first step they have nothing to save, and leave only their exit code.
     """
     stopped = read_stopped(run_dir)
-    if stopped is None and _left_early(run_dir, ended):
+    if _left_early(run_dir, ended) if stopped is None else stopped.signal is not None:
         return not ended.asked or -ended.code in STOPPING
-    if stopped is None or stopped.get("signal") is None:
-        return stopped is not None and ended.code == 0
-    return not ended.asked or -ended.code in STOPPING
+    return stopped is not None and ended.code == 0
 
 
 def _left_early(run_dir: Path, ended: Ended) -> bool:
@@ -58,11 +79,11 @@ def _left_early(run_dir: Path, ended: Ended) -> bool:
     watch = ended.watch
     if watch is None or watch.lost or ended.hang is not None:
         return False
-    codes = [status.code for status in watch.statuses.values()]
-    text = launcher_said(run_dir)
-    said = [int(code) for code, _ in _OF_A_PID.findall(text)] + [int(code) for code in _OF_ANY.findall(text)]
+    output = _launcher_output(run_dir)
+    codes = [code for code, _ in _OF_A_PID.findall(output)] + _OF_ANY.findall(output)
     by_signal = {LEFT_EARLY, *(-number for number in STOPPING)}
-    return LEFT_EARLY in codes and by_signal.issuperset(said)
+    left_early = any(status.code == LEFT_EARLY for status in watch.statuses.values())
+    return left_early and by_signal.issuperset(map(int, codes))
 
 
 def interruption(
@@ -75,176 +96,36 @@ def interruption(
 
     failed: errors of ranks that failed while they stopped; again: the hint.
     """
-    stopped = read_stopped(run_dir)
-    name = ended.stopped_by.name if ended.stopped_by else str((stopped or {}).get("signal", "a signal"))
-    message = f"{name}: {_where(run_dir, stopped, ended.killed)}"
-    if failed:
-        message += f"; while it stopped, {failed[0]}"
-    return Interrupted(Problem("interrupted", message, file=str(run_dir), hint=again))
-
-
-def _where(run_dir: Path, stopped: dict[str, Any] | None, killed: str) -> str:
-    if stopped is not None and stopped.get("checkpoint"):
-        return f"the run was stopped after step {stopped.get('step')}, with {stopped['checkpoint']}"
-    how = f"the run was killed: {killed}" if killed else "the run was stopped"
-    whole = complete_checkpoints(run_dir / "checkpoints")
-    if whole:
-        return f"{how}; its newest complete checkpoint is {whole[max(whole)].name}"
-    return f"{how} before its first checkpoint"
+    stopped = read_stopped(run_dir) or Stopped()
+    name = ended.stopped_by.name if ended.stopped_by else stopped.signal or "a signal"
+    if stopped.checkpoint:
+        message = f"the run was stopped after step {stopped.step}, with {stopped.checkpoint}"
+    else:
+        how = f"the run was killed: {ended.killed}" if ended.killed else "the run was stopped"
+        complete = complete_checkpoints(run_dir / "checkpoints")
+        newest = f"; its newest complete checkpoint is {complete[max(complete)].name}" if complete else ""
+        message = how + (newest or " before its first checkpoint")
+    during = f"; while it stopped, {failed[0]}" if failed else ""
+    return Interrupted(Problem("interrupted", f"{name}: {message}{during}", file=str(run_dir), hint=again))
 
 
 def saved_at(run_dir: Path) -> str:
     """Where a run stopped that got no signal from outside; empty without a checkpoint."""
     stopped = read_stopped(run_dir)
-    if stopped is None or not stopped.get("checkpoint"):
+    if stopped is None or not stopped.checkpoint:
         return ""
-    return f"its ranks stopped after step {stopped.get('step')}, with {stopped['checkpoint']}"
+    return f"its ranks stopped after step {stopped.step}, with {stopped.checkpoint}"
 
 
-def lost_ranks(run_dir: Path, ended: Ended, watch: Watch) -> tuple[str, int | None]:
-    """One sentence on the ranks that vanished, and their exit code: negative for a signal."""
-    code = _exit_code(run_dir, ended, watch)
-    hosts = {rank: status.host for rank, status in watch.lost.items() if watch.others}
-    return describe_lost(watch.lost, ending(code), last_step(run_dir), hosts), code
-
-
-def ending(code: int | None) -> str:
-    """How a process ended, as a verb phrase."""
-    if code is None:
-        return "was lost"
-    return (
-        f"was killed by {signal_name(-code)}"
-        if code < 0
-        else f"ended with exit code {code} without an error message"
-    )
-
-
-def _exit_code(run_dir: Path, ended: Ended, watch: Watch) -> int | None:
-    pids = {status.pid for status in watch.lost.values()}
-    text = launcher_said(run_dir)
-    for code, pid in _OF_A_PID.findall(text):
-        if int(pid) in pids:
-            return int(code)
-    if own := [ended.rank_codes[rank] for rank in watch.lost if rank in ended.rank_codes]:
-        return own[0]
-    # DeepSpeed reports the rank that it saw first; above 0 that may have failed because another was lost.
-    said = [int(code) for code in _OF_ANY.findall(text)]
-    if found := [code for code in said if code < 0 or len(watch.statuses) == 1]:
-        return found[0]
-    if ended.killed or len(watch.statuses) > 1:
-        return None
-    return ended.code  # of the one rank, which needs no launcher
-
-
-def launcher_said(run_dir: Path) -> str:
-    """The output of the launchers of all nodes and of rank 0 in the last attempt."""
-    said, earlier = [], earlier_bytes(run_dir)
-    for log in launcher_logs(run_dir):
-        try:
-            with log.open("rb") as stream:
-                stream.seek(earlier.get(log.name, 0))
-                said.append(stream.read().decode("utf-8", "replace"))
-        except OSError:
-            continue
-    return "\n".join(said)
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def lost_problem(run_dir: Path, message: str, ranks: Sequence[int]) -> Problem:
-    """The problem of a lost rank without a known cause."""
-    return Problem(
-        RANK_LOST,
-        message,
-        file=str(run_dir / "logs" / f"rank-{ranks[0]}.log"),
-        hint="somebody or the scheduler ended that process; `--resume auto` continues from the last "
-        "checkpoint, launch.max_restarts does so automatically",
-    )
-
-
-def launcher_problem(run_dir: Path, code: int, host: str = "", log: str = "launcher.log") -> Problem:
-    """The problem of a launcher that was killed while its ranks lived. host, log: on another node."""
-    message = f"the launcher {f'on {host} ' if host else ''}{ending(code)}"
-    if saved := saved_at(run_dir):
-        message += f"; {saved}"
-    hint = "continue it with --resume auto"
-    return Problem(LAUNCHER_LOST, message, file=str(run_dir / "logs" / log), hint=hint)
-
-
-def hang_problem(run_dir: Path, ended: Ended) -> Problem:
-    """The problem of a run without progress: which ranks are behind, and what every rank executes."""
-    hang = ended.hang
-    assert hang is not None, "asked for a run that hung"
-    if not hang.statuses:
-        return Problem(
-            HANG,
-            f"no rank had started after {hang.seconds:.0f} s (limit {hang.limit:.0f} s)",
-            file=str(run_dir / "logs" / "launcher.log"),
-            hint="the launcher never started them; the last lines of the log may show what it waits for",
-        )
-    step = max(status.step for status in hang.statuses.values())
-    stopped = [rank for rank, stack in sorted(ended.stacks.items()) if stack.is_stopped]
-    behind = stopped or hang.behind
-    if not behind:  # all are in the same step: the ranks that do not wait for another one are the cause
-        busy = [rank for rank, stack in sorted(ended.stacks.items()) if stack.frames and not stack.waits]
-        behind = busy if len(busy) < len(hang.statuses) else []
-    others = [rank for rank in sorted(hang.statuses) if rank not in behind]
-    where = [
-        _standing(hang.statuses[rank], ended.stacks[rank], is_behind=rank in behind)
-        for rank in [*behind, *others][:_NAMED]
-        if rank in ended.stacks
+def failures_while_stopping(run_dir: Path, reported: Sequence[Report] = ()) -> list[str]:
+    """The errors that the ranks reported, the earliest first. reported: `Ended.reports`."""
+    return [
+        f"{'preparing the data' if one.rank == _PREPARES else f'rank {one.rank}'} failed: {one.error}"
+        for one in _reports(run_dir, reported)
     ]
-    message = f"no progress for {hang.seconds:.0f} s after step {step} (limit {hang.limit:.0f} s)"
-    if len(hang.statuses) > _NAMED:
-        where.append(f"{len(hang.statuses) - _NAMED} more ranks are in their logs")
-    first = (behind or others)[0]
-    return Problem(
-        HANG,
-        "; ".join([message, *where]),
-        file=str(run_dir / "logs" / f"rank-{first}.log"),
-        hint="every rank's calls are in its log; launch.hang_factor sets the limit",
-    )
 
 
-def _standing(status: RankStatus, stack: Stack, *, is_behind: bool) -> str:
-    """What one rank of a run without progress executes."""
-    if not stack.frames and stack.state in STATES:
-        return f"rank {status.rank} (pid {status.pid}) {STATES[stack.state]}, after step {status.step}"
-    if is_behind:
-        return f"rank {status.rank} is behind, after step {status.step}, in {stack}"
-    return f"rank {status.rank} is in {stack}"
-
-
-_NAMED = 4
-"""Ranks that a message names; the others are in the logs."""
-
-
-DRILLED = ".drilled"
-"""In logs/: written by a rank into which a drill injects a fault (launcher/train/faults.py)."""
-PREPARE_LOG = "prepare.log"
-"""In logs/: output of the process that prepares the data."""
-_PREPARES = "prepare"
-"""In place of the rank in the error report of a data preparation."""
-PREPARE_FAILED = "prepare-failed"
-"""Code of the problem of data that could not be prepared."""
-_AGAIN = "see the last lines of the log; run it again: what was prepared before is in the cache"
-_HOST_MEMORY = "sigkill-oom"
-"""The known failure of a process that was killed for its memory."""
-_ENDS_A_PROCESS = tuple(failure for failure in FAILURES if failure.patterns and failure.id != _HOST_MEMORY)
-"""Known failures that may end a process; not those that only show in the losses."""
-
-
-class KnownFailure(RunFailed):
-    """A run that failed with a known failure."""
-
-    def __init__(self, problem: Problem, finding: Finding) -> None:
-        super().__init__(problem)
-        self.finding = finding
+# Failed.
 
 
 def run_failure(
@@ -254,22 +135,22 @@ def run_failure(
     how: str = "",
     *,
     oom: bool | None = None,
-    said: Sequence[Mapping[str, Any]] = (),
+    reported: Sequence[Report] = (),
 ) -> EffilaunchError:
     """The error of a run that ended with `code` and without the marker; `log`: output of its launcher.
 
     how: a clause, where more is known than the code. oom: whether the kernel's OOM killer killed a process
-    meanwhile, as `has_killed`. said: `Ended.reports`.
+    meanwhile, as `has_killed`. reported: `Ended.reports`.
 
     Problems that a worker named itself keep their exit code (RecipeError, MachineError); everything else is
     RunFailed, with the id of the known failure where there is one (KnownFailure, when data was prepared).
     """
-    reports = _reports(run_dir, said)
+    reports = _reports(run_dir, reported)
     if (own := _own_problems(reports)) is not None:
         return own
-    problem = _reported(run_dir, reports) if reports else _ended(run_dir, code, log, how)
+    problem = _reported(run_dir, reports) if reports else _unreported(run_dir, code, log, how)
     findings = find_known(run_dir)
-    if not (findings or reports):  # nobody wrote anything, but the way that it ended may say enough
+    if not (findings or reports):  # nobody wrote anything, but the way that it ended may be enough
         if code == -signal.SIGKILL:
             problem = _of_a_kill(problem, oom)
         failure = recognise((problem.message,), FAILURES)
@@ -278,9 +159,9 @@ def run_failure(
     if not findings:
         return RunFailed(problem)
     known = _known(problem, findings[0])
-    if log == PREPARE_LOG or (reports and reports[0]["rank"] == _PREPARES):
-        return RunFailed(known)
-    return KnownFailure(known, findings[0])
+    if log == PREPARE_LOG or (reports and reports[0].rank == _PREPARES):
+        return RunFailed(known.problems)
+    return known
 
 
 def supervised_failure(
@@ -291,43 +172,27 @@ def supervised_failure(
     before: the counters of the OOM killer when the ranks were started. known: for a run that hung, the
     findings in its logs before it was killed.
     """
-    reports = _reports(run_dir, ended.reports)
+    reports, watch = _reports(run_dir, ended.reports), ended.watch
     if (own := _own_problems(reports)) is not None:
         return own
     if ended.hang is not None:
         problem = hang_problem(run_dir, ended)
-        return KnownFailure(_known(problem, known[0]), known[0]) if known else RunFailed(problem)
-    watch, has_cause = ended.watch, any(map(_is_cause, reports))
+        return _known(problem, known[0]) if known else RunFailed(problem)
+    # That another rank is gone is no cause.
+    has_cause = any(weight(Error(report.type, report.message)) == 0 for report in reports)
     oom = has_killed(before, read_oom_kills())
-    if (first := _first_elsewhere(ended)) and not has_cause:
-        host, part = first
-        code = part.code or 0
-        if code >= 0:
-            return run_failure(run_dir, code, part.log or "launcher.log", f"on {host} {part.trouble}")
-        return _launcher_lost(launcher_problem(run_dir, code, host, part.log), code, part.oom)
+    # The node that failed before any other, where its launcher ended and no rank was lost.
+    first = [(host, part) for host, part in ended.elsewhere.items() if part.first and not part.lost]
+    if first and not has_cause:
+        host, part = first[0]
+        if (part.code or 0) >= 0:
+            return run_failure(run_dir, part.code or 0, part.log or LAUNCHER_LOG, f"on {host} {part.trouble}")
+        return _launcher_lost(run_dir, part.code or 0, part.oom, f"on {host} ", part.log)
     if watch is not None and watch.lost and (watch.lost_alone or not has_cause):
-        failure = _lost(run_dir, ended, watch, oom)
-        rank_0 = watch.lost.get(0)
-        return _died_preparing(failure) if rank_0 and rank_0.phase == _PREPARES else failure
+        return _ranks_lost(run_dir, ended, watch, oom)
     if ended.code < 0 and watch is not None and watch.statuses and not reports:
-        return _launcher_lost(launcher_problem(run_dir, ended.code), ended.code, oom)
-    return run_failure(run_dir, ended.code, "launcher.log", oom=oom, said=ended.reports)
-
-
-def _first_elsewhere(ended: Ended) -> tuple[str, Part] | None:
-    """The node that failed before any other, where its launcher ended and no rank was lost."""
-    hosts = [(host, part) for host, part in ended.elsewhere.items() if part.first and not part.lost]
-    return hosts[0] if hosts else None
-
-
-def failures_while_stopping(run_dir: Path, said: Sequence[Mapping[str, Any]] = ()) -> list[str]:
-    """The errors that the ranks reported, the earliest first. said: `Ended.reports`."""
-    reports = [(report, report.get("rank")) for report in _reports(run_dir, said)]
-    return [
-        f"{'preparing the data' if rank == _PREPARES else f'rank {rank}'} failed: "
-        f"{report.get('type')}: {report.get('message')}"
-        for report, rank in reports
-    ]
+        return _launcher_lost(run_dir, ended.code, oom)
+    return run_failure(run_dir, ended.code, LAUNCHER_LOG, oom=oom, reported=ended.reports)
 
 
 def find_known(run_dir: Path) -> Sequence[Finding]:
@@ -338,52 +203,168 @@ def find_known(run_dir: Path) -> Sequence[Finding]:
         return []
 
 
-def _launcher_lost(problem: Problem, code: int, oom: bool | None) -> RunFailed:
+def _reports(run_dir: Path, reported: Sequence[Report]) -> list[Report]:
+    """The error reports of the processes, from their output and from files, the earliest first."""
+    reports = [*reported, *read_reports(run_dir / "logs")]
+    return sorted(reports, key=lambda report: (report.time, str(report.rank)))
+
+
+def _own_problems(reports: Sequence[Report]) -> EffilaunchError | None:
+    """The problems that the first failing process reported, as an error of its exit status."""
+    if not reports or not reports[0].problems:
+        return None
+    kinds: tuple[type[EffilaunchError], ...] = (RecipeError, MachineError)
+    own = next((kind for kind in kinds if kind.exit_code == reports[0].exit_code), RunFailed)
+    return own(reports[0].problems)
+
+
+def _reported(run_dir: Path, reports: Sequence[Report]) -> Problem:
+    """The problem that the first failing rank reported."""
+    first, logs = reports[0], run_dir / "logs"
+    if first.rank == _PREPARES:
+        message, file = f"the data could not be prepared: {first.error}", str(logs / "error-prepare.json")
+        return Problem(PREPARE_FAILED, message, file=file, hint="the traceback is in that file")
+    message = f"rank {first.rank} failed first: {first.error}"
+    hint = f"{len(reports)} of the ranks reported an error; the traceback is in that log"
+    return Problem("run-failed", message, file=str(logs / f"rank-{first.rank}.log"), hint=hint)
+
+
+def _unreported(run_dir: Path, code: int, log: str, how: str) -> Problem:
+    """The problem of a run without error reports; how: what is known besides the code."""
+    if how:
+        how = f"because {how}"
+    elif code == 0:
+        how = "without finishing, although its launcher reported success"
+    else:
+        how = f"by signal {-code} ({_signal_name(-code)})" if code < 0 else f"with exit code {code}"
+    file = str(run_dir / "logs" / log)
+    if log == PREPARE_LOG:  # never restarted: a restart takes the data for prepared
+        message = f"the run ended {how} while it prepared the data"
+        return Problem(PREPARE_FAILED, message, file=file, hint=_AGAIN)
+    return Problem("run-failed", f"the run ended {how}", file=file, hint="see the last lines of the log")
+
+
+def _known(problem: Problem, finding: Finding) -> KnownFailure:
+    """The known failure with its id, title, cause and fix; the original error stays in the message."""
+    failure, rank, log = finding.failure, finding.first_rank, problem.file
+    error = finding.error.headline.partition("\n")[0]
+    if rank is not None:
+        error = f"rank {rank} failed first: {error}"
+        if problem.code == "run-failed" and log is not None:
+            log = str(Path(log).with_name(f"rank-{rank}.log"))
+    message = f"{failure.id}: {failure.title}. {failure.cause.rstrip('.')} ({error})"
+    return KnownFailure(
+        replace(problem, code=failure.id, message=message, file=log, hint=failure.fix), finding
+    )
+
+
+# Killed: a rank or its launcher vanished.
+
+
+def _launcher_lost(
+    run_dir: Path, code: int, oom: bool | None, host: str = "", log: str = LAUNCHER_LOG
+) -> RunFailed:
+    """A launcher that was killed while its ranks lived. host, log: on another node."""
+    message = f"the launcher {host}{_ending(code)}"
+    if saved := saved_at(run_dir):
+        message += f"; {saved}"
+    hint = "continue it with --resume auto"
+    problem = Problem(LAUNCHER_LOST, message, file=str(run_dir / "logs" / log), hint=hint)
     return _killed(problem, oom) if oom and code == -signal.SIGKILL else RunFailed(problem)
 
 
-def _lost(run_dir: Path, ended: Ended, watch: Watch, killed: bool | None) -> EffilaunchError:
-    """The error of ranks that vanished. That the others cannot reach them is no cause.
-
-    killed: whether the kernel's OOM killer ended a process of this machine.
-    """
-    sentence, code = lost_ranks(run_dir, ended, watch)
+def _ranks_lost(run_dir: Path, ended: Ended, watch: Watch, oom: bool | None) -> RunFailed:
+    """The error of ranks that vanished. oom: whether the OOM killer ended a process of this machine."""
+    code = _exit_code(run_dir, ended, watch)
+    hosts = {rank: status.host for rank, status in watch.lost.items() if watch.others}
+    sentence = describe_lost(watch.lost, _ending(code), last_step(run_dir), hosts)
     for part in ended.elsewhere.values():
         if part.lost & set(watch.lost):
-            killed = part.oom  # the kernel of the machine on which the rank ran
-    if code == -signal.SIGKILL and (strike := struck_by_drill(run_dir)):
-        killed, sentence = False, f"{sentence}: {strike} did it"
-    problem = lost_problem(run_dir, sentence, sorted(watch.lost))
-    record = {"message": sentence, "ranks": sorted(watch.lost), "oom": killed}
+            oom = part.oom  # the kernel of the machine on which the rank ran
+    if code == -signal.SIGKILL and (fault := _drilled(run_dir)):
+        oom, sentence = False, f"{sentence}: {fault} did it"
+    ranks = sorted(watch.lost)
+    problem = lost_problem(run_dir, sentence, ranks)
     with contextlib.suppress(OSError):  # a full disk: `diagnose` then has the logs alone
+        record: Mapping[str, Any] = {"message": sentence, "ranks": ranks, "oom": oom}
         write_text(run_dir / "logs" / LOST, dump_json(record))
+    failure = RunFailed(problem)
     if code == -signal.SIGKILL:
-        return _killed(problem, killed)
-    findings = [found for found in find_known(run_dir) if found.failure in _ENDS_A_PROCESS]
-    if findings:  # such as a collective's timeout, at which NCCL aborts the process
-        told = _known(problem, findings[0])
-        message = f"{told.message.rstrip('.')}; {sentence}"
-        return KnownFailure(replace(told, code=findings[0].failure.id, message=message), findings[0])
+        failure = _killed(problem, oom)
+    elif findings := [found for found in find_known(run_dir) if found.failure in _ENDS_A_PROCESS]:
+        # such as a collective's timeout, at which NCCL aborts the process
+        known = _known(problem, findings[0]).problems[0]
+        message = f"{known.message.rstrip('.')}; {sentence}"
+        failure = KnownFailure(replace(known, message=message), findings[0])
+    rank_0 = watch.lost.get(0)
+    if rank_0 is None or rank_0.phase != _PREPARES:
+        return failure
+    problem = failure.problems[0]  # nothing was trained, so no other batch size helps
+    if problem.code == RANK_LOST:
+        message = f"{problem.message}: it prepared the data"
+        problem = replace(problem, code=PREPARE_FAILED, message=message, hint=_AGAIN)
     return RunFailed(problem)
 
 
-def _died_preparing(failure: EffilaunchError) -> RunFailed:
-    """Rank 0 was lost while it prepared the data: nothing was trained, so no other batch size helps."""
-    problem = failure.problems[0]
-    if problem.code != RANK_LOST:
-        return RunFailed(problem)
-    message = f"{problem.message}: it prepared the data"
-    return RunFailed(replace(problem, code=PREPARE_FAILED, message=message, hint=_AGAIN))
+def lost_problem(run_dir: Path, message: str, ranks: Sequence[int]) -> Problem:
+    """The problem of a lost rank without a known cause."""
+    hint = (
+        "somebody or the scheduler ended that process; `--resume auto` continues from the last checkpoint, "
+        "launch.max_restarts does so automatically"
+    )
+    return Problem(RANK_LOST, message, file=str(run_dir / "logs" / f"rank-{ranks[0]}.log"), hint=hint)
 
 
-def struck_by_drill(run_dir: Path) -> str:
+def _exit_code(run_dir: Path, ended: Ended, watch: Watch) -> int | None:
+    """The exit code of the lost ranks, negative for a signal; None where it is unknown."""
+    pids = {status.pid for status in watch.lost.values()}
+    output = _launcher_output(run_dir)
+    for code, pid in _OF_A_PID.findall(output):
+        if int(pid) in pids:
+            return int(code)
+    if own := [ended.rank_codes[rank] for rank in watch.lost if rank in ended.rank_codes]:
+        return own[0]
+    # DeepSpeed reports the rank that it saw first; above 0 that may have failed because another was lost.
+    codes = map(int, _OF_ANY.findall(output))
+    if found := [code for code in codes if code < 0 or len(watch.statuses) == 1]:
+        return found[0]
+    if ended.killed or len(watch.statuses) > 1:
+        return None
+    return ended.code  # of the one rank, which needs no launcher
+
+
+def _launcher_output(run_dir: Path) -> str:
+    """The output of the launchers of all nodes and of rank 0 in the last attempt."""
+    parts, earlier = [], earlier_bytes(run_dir)
+    for log in launcher_logs(run_dir):
+        with contextlib.suppress(OSError), log.open("rb") as stream:
+            stream.seek(earlier.get(log.name, 0))
+            parts.append(stream.read().decode("utf-8", "replace"))
+    return "\n".join(parts)
+
+
+def _ending(code: int | None) -> str:
+    """How a process ended, as a verb phrase."""
+    if code is None:
+        return "was lost"
+    if code < 0:
+        return f"was killed by {_signal_name(-code)}"
+    return f"ended with exit code {code} without an error message"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _drilled(run_dir: Path) -> str:
     """The fault that a drill injected in this attempt; empty without one."""
     marker, begun = run_dir / "logs" / DRILLED, run_dir / "environment.json"
-    try:
+    with contextlib.suppress(OSError):
         if marker.stat().st_mtime >= begun.stat().st_mtime:
             return f"the drill's {marker.read_text('utf-8').partition(' ')[0]}"
-    except OSError:
-        pass
     return ""
 
 
@@ -393,97 +374,54 @@ def _killed(problem: Problem, oom: bool | None) -> RunFailed:
     if not oom:
         return RunFailed(problem)
     failure = next(failure for failure in FAILURES if failure.id == _HOST_MEMORY)
-    finding = Finding(failure, Error("", problem.message), (), None)
-    return KnownFailure(_known(problem, finding), finding)
+    return _known(problem, Finding(failure, Error("", problem.message), (), None))
 
 
 def _of_a_kill(problem: Problem, oom: bool | None) -> Problem:
-    """The problem with what the kernel's counters tell of the kill."""
-    said = {
+    """The problem with what the kernel's counters show of the kill."""
+    cause = {
         True: ": the kernel's OOM killer did it",
+        False: "",
         None: ": whether the OOM killer did it is unknown, since no counter of the kernel is readable",
     }
-    return replace(problem, message=problem.message + said.get(oom, ""))
+    return replace(problem, message=problem.message + cause[oom])
 
 
-def _is_cause(report: dict[str, Any]) -> bool:
-    """Whether a reported error may have ended the run: not that another rank is gone."""
-    return weight(Error(str(report.get("type", "")), str(report.get("message", "")))) == 0
+# Without progress.
 
 
-def _own_problems(reports: list[dict[str, Any]]) -> EffilaunchError | None:
-    """The problems that the first failing process reported, as an error of its exit status."""
-    if not reports or not reports[0].get("problems"):
-        return None
-    problems = [Problem(**p) for p in reports[0]["problems"]]
-    own: dict[int, type[EffilaunchError]] = {
-        RecipeError.exit_code: RecipeError,
-        MachineError.exit_code: MachineError,
-    }
-    return own.get(int(reports[0].get("exit_code", 0)), RunFailed)(problems)
+def hang_problem(run_dir: Path, ended: Ended) -> Problem:
+    """The problem of a run without progress: which ranks are behind, and what every rank executes."""
+    hang, logs = ended.hang, run_dir / "logs"
+    assert hang is not None, "asked for a run that hung"
+    if not hang.statuses:
+        message = f"no rank had started after {hang.seconds:.0f} s (limit {hang.limit:.0f} s)"
+        hint = "the launcher never started them; the last lines of the log may show what it waits for"
+        return Problem(HANG, message, file=str(logs / LAUNCHER_LOG), hint=hint)
+    step = max(status.step for status in hang.statuses.values())
+    stopped = [rank for rank, stack in sorted(ended.stacks.items()) if stack.is_stopped]
+    behind = stopped or hang.behind
+    if not behind:  # all are in the same step: the ranks that do not wait for another one are the cause
+        busy = [rank for rank, stack in sorted(ended.stacks.items()) if stack.frames and not stack.waits]
+        behind = busy if len(busy) < len(hang.statuses) else []
+    others = [rank for rank in sorted(hang.statuses) if rank not in behind]
+    parts = [f"no progress for {hang.seconds:.0f} s after step {step} (limit {hang.limit:.0f} s)"]
+    parts += [
+        _position(hang.statuses[rank], ended.stacks[rank], is_behind=rank in behind)
+        for rank in [*behind, *others][:_NAMED]
+        if rank in ended.stacks
+    ]
+    if len(hang.statuses) > _NAMED:
+        parts.append(f"{len(hang.statuses) - _NAMED} more ranks are in their logs")
+    hint = "every rank's calls are in its log; launch.hang_factor sets the limit"
+    file = str(logs / f"rank-{(behind or others)[0]}.log")
+    return Problem(HANG, "; ".join(parts), file=file, hint=hint)
 
 
-def _reports(run_dir: Path, said: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The error reports of the processes, from files and from their output, the earliest first."""
-    reports = [dict(report) for report in said]
-    for path in (run_dir / "logs").glob("error-*.json"):
-        try:
-            reports.append(parse_json(path.read_text("utf-8")))
-        except (OSError, ValueError):
-            continue
-    return sorted(reports, key=lambda r: (r.get("time", 0), str(r.get("rank", 0))))
-
-
-def _ended(run_dir: Path, code: int, log: str, told: str = "") -> Problem:
-    """The problem of a run without error reports; told: what is known besides the code."""
-    how = f"by signal {-code} ({signal_name(-code)})" if code < 0 else f"with exit code {code}"
-    if told:
-        how = f"because {told}"
-    elif code == 0:
-        how = "without finishing, although its launcher reported success"
-    if log == PREPARE_LOG:  # never restarted: a restart takes the data for prepared
-        return Problem(
-            PREPARE_FAILED,
-            f"the run ended {how} while it prepared the data",
-            file=str(run_dir / "logs" / log),
-            hint=_AGAIN,
-        )
-    return Problem(
-        "run-failed",
-        f"the run ended {how}",
-        file=str(run_dir / "logs" / log),
-        hint="see the last lines of the log",
-    )
-
-
-def _reported(run_dir: Path, reports: list[dict[str, Any]]) -> Problem:
-    """The problem that the first failing rank reported."""
-    first = reports[0]
-    if first["rank"] == _PREPARES:
-        return Problem(
-            PREPARE_FAILED,
-            f"the data could not be prepared: {first['type']}: {first['message']}",
-            file=str(run_dir / "logs" / "error-prepare.json"),
-            hint="the traceback is in that file",
-        )
-    return Problem(
-        "run-failed",
-        f"rank {first['rank']} failed first: {first['type']}: {first['message']}",
-        file=str(run_dir / "logs" / f"rank-{first['rank']}.log"),
-        hint=f"{len(reports)} of the ranks reported an error; the traceback is in that log",
-    )
-
-
-def _known(problem: Problem, finding: Finding) -> Problem:
-    """The problem with the known failure's id, title, cause and fix; the original error stays in the
-    message."""
-    failure = finding.failure
-    said = finding.error.headline.partition("\n")[0]
-    rank = finding.first_rank
-    if rank is not None:
-        said = f"rank {rank} failed first: {said}"
-    log = problem.file
-    if rank is not None and problem.code == "run-failed" and log is not None:
-        log = str(Path(log).with_name(f"rank-{rank}.log"))
-    message = f"{failure.id}: {failure.title}. {failure.cause.rstrip('.')} ({said})"
-    return replace(problem, code=failure.id, message=message, file=log, hint=failure.fix)
+def _position(status: RankStatus, stack: Stack, *, is_behind: bool) -> str:
+    """What one rank of a run without progress executes."""
+    if not stack.frames and stack.state in STATES:
+        return f"rank {status.rank} (pid {status.pid}) {STATES[stack.state]}, after step {status.step}"
+    if is_behind:
+        return f"rank {status.rank} is behind, after step {status.step}, in {stack}"
+    return f"rank {status.rank} is in {stack}"

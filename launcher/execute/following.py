@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from launcher.execute.nodes.peers import Part, Peers, Said
-from launcher.execute.output import LogFile, Output, errors_in, unwritable_by
+from launcher.execute.output import LogFile, Output, Report, errors_in, unwritable_by
 from launcher.execute.processes import KILL_S, RUN, guarded, kill_all, marks, processes_of, send, tree_of
 from launcher.execute.signals import Stops
 from launcher.execute.supervise import Hang, Stack, Watch, read_stacks
@@ -47,9 +46,27 @@ _LAST_LINES_S = 2.0
 """After everything ended: a pipe that is still open then is held by somebody else."""
 
 
+class _NoPeers:
+    """The other nodes of a run that has one node."""
+
+    stop = None
+    trouble = vanished = end = ""
+    lost: frozenset[int] = frozenset()
+    running = False
+
+    def tell(self, said: Said) -> None:
+        """Nobody is there."""
+
+    def ask_stacks(self) -> None:
+        """Nobody is there."""
+
+
+NO_PEERS: Peers = _NoPeers()
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is started, and how it is to be treated."""
+    """What is started, and how it is supervised."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -66,11 +83,11 @@ class Start:
     watch: Watch | None = None
     """None for a process without ranks."""
     judge_step: Callable[[float], str] = lambda step_s: ""
-    """What to tell the user of a step that takes so long; asked once, when the ranks know it."""
-    peers: Peers | None = None
-    """The other machines of the run; None where it has this one alone."""
+    """A note on the duration of a step for the user; called once, when the ranks know it."""
+    peers: Peers = NO_PEERS
+    """The other nodes of the run."""
     stage: str = ""
-    """Of a process without ranks: under which name it says what it does."""
+    """Of a process without ranks: the name under which it reports its progress."""
     look: Look = blind
 
 
@@ -86,17 +103,17 @@ class Ended:
     watch: Watch | None = None
     hang: Hang | None = None
     stopped_elsewhere: bool = False
-    """Whether `stopped_by` came to another machine of the run."""
+    """Whether `stopped_by` came to another node of the run."""
     asked: bool = False
-    """Whether this process told ranks to stop whose launcher had ended."""
+    """Whether this process asked ranks to stop whose launcher had ended."""
     elsewhere: Mapping[str, Part] = field(default_factory=dict)
-    """Other machines of the run -> how their part of it went."""
+    """Hosts of the other nodes -> how their part of the run went."""
     rank_codes: Mapping[int, int] = field(default_factory=dict)
     """Exit codes of ranks that no launcher started."""
     stacks: Mapping[int, Stack] = field(default_factory=dict)
     """Where each rank stood when the run hung."""
-    reports: Sequence[Mapping[str, Any]] = ()
-    """Errors of processes that could write no file: as logs/error-*.json would have them."""
+    reports: Sequence[Report] = ()
+    """Errors of processes that could write no file."""
 
 
 def follow(start: Start, when_hanging: Callable[[], None] | None = None) -> Ended:
@@ -114,8 +131,8 @@ def follow(start: Start, when_hanging: Callable[[], None] | None = None) -> Ende
         process = _started(start, own)
         assert process.stdout is not None, "stdout is a pipe"
         hide = line_hider(secret_values(start.env))
-        # Of several machines the first one tells one error: here its own ranks' are not hidden.
-        told = partial(errors_in, start.log.parent) if start.peers is None else tuple
+        # Of several nodes, node rank 0 prints one error: here the errors of own ranks are not hidden.
+        told = partial(errors_in, start.log.parent) if start.peers is NO_PEERS else tuple
         output = Output(process.stdout, log, start.echo, hide, told)
         following = _Following(start, process, output, stops, own[RUN], when_hanging)
         try:
@@ -143,7 +160,7 @@ def _started(start: Start, own: Mapping[str, str]) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def _ignored(number: signal.Signals) -> Iterator[None]:
-    """What is started meanwhile ignores this signal: schedulers send it to all, and it kills launchers."""
+    """Processes started meanwhile ignore this signal: schedulers send it to all, and it kills launchers."""
     handler = signal.signal(number, signal.SIG_IGN)
     try:
         yield
@@ -169,12 +186,9 @@ class _Following:
     _why: str = ""
     _workers_killed: bool = False
     _over: bool = False
-    _step_judged: bool = False
-    _disk_told: bool = False
-    _vanished_told: bool = False
-    _place_told: bool = False
     _killed_for: str = ""
-    _is_blind: bool = False
+    _noted: set[str] = field(default_factory=set)
+    """What is done or printed once only."""
 
     def until_it_ends(self) -> None:
         """Return when the launcher and all that it started have ended, or had to be killed."""
@@ -184,8 +198,10 @@ class _Following:
         self._look()
         if not self._over:
             self._wait_for_the_rest()
-        self._wait_for_the_others()
-        # A launcher that says how a rank ended, says it last.
+        self._answer_peers()
+        while self.start.peers.running and not self._over:  # ranks on other nodes
+            self._turn()
+        # A launcher that prints how a rank ended does so last.
         until = time.monotonic() + _LAST_LINES_S
         while not self.output.ended and time.monotonic() < until:
             self.output.copy(0.1)
@@ -221,48 +237,42 @@ class _Following:
                 self._set_limit(leave, "")
             self._turn()
 
-    def _wait_for_the_others(self) -> None:
-        """Nothing runs here any more; the head's loop goes on while ranks run elsewhere."""
-        peers = self.start.peers
-        if peers is None:
-            return
-        self._answer_peers()
-        while peers.running and not self._over:
-            self._turn()
+    def _is_first(self, what: str) -> bool:
+        """Whether this is asked for the first time."""
+        is_first = what not in self._noted
+        self._noted.add(what)
+        return is_first
 
     def _look(self) -> None:
-        now, watch = time.monotonic(), self.start.watch
+        now, watch, logs = time.monotonic(), self.start.watch, self.start.log.parent
         if watch is not None:
-            if self.start.peers is not None:
-                watch.gone = self.start.peers.lost
+            watch.gone = self.start.peers.lost
             watch.look(now - self._looked)
             if watch.lost and self.ended.stopped_by is None:
                 self.output.silence("a rank was lost")
-            if not self._step_judged and watch.median is not None:
-                self._step_judged = True
-                if word := self.start.judge_step(watch.median):
-                    self.start.echo(word)
+            if watch.median is not None and self._is_first("step"):
+                text = self.start.judge_step(watch.median)
+                if text:
+                    self.start.echo(text)
         self.output.release(_HELD_S)
         self._show()
-        logs = self.start.log.parent
-        if not self._place_told and not is_dir(logs):
-            self._place_told = True
+        if not is_dir(logs) and self._is_first("run directory"):
             self.start.echo(f"WARNING: the run directory {logs.parent} is gone: the next save ends the run")
         self._looked = now
 
     def _show(self) -> None:
-        """What is shown is worth no run: where that fails, the run goes on without it."""
-        if self._is_blind:
+        """Show the progress; an error in it does not end the run."""
+        if "no display" in self._noted:
             return
         try:
             if self.start.watch is not None:
                 self.start.look(self.start.watch.statuses)
             elif self.start.stage:
-                said = read_stage(self.start.log.parent.parent, self.start.stage)
-                self.start.look({} if said is None else {0: said})
+                status = read_stage(self.start.log.parent.parent, self.start.stage)
+                self.start.look({} if status is None else {0: status})
         except Exception as error:
-            self._is_blind = True
-            self.start.echo(f"the progress is not shown any more: {type(error).__name__}: {error}")
+            self._noted.add("no display")
+            self.start.echo(f"the progress is no longer shown: {type(error).__name__}: {error}")
 
     def _set_limit(self, seconds: float, why: str) -> None:
         at = time.monotonic() + seconds
@@ -270,47 +280,39 @@ class _Following:
             self._kill_at, self._why = at, why
 
     def _answer_signals(self) -> None:
-        number, peers = self.stops.first, self.start.peers
-        elsewhere = number is None and peers is not None
-        if peers is not None and number is None:
-            number = peers.stop
+        number = self.stops.first or self.start.peers.stop
         if number is None:
             return
         if self.ended.stopped_by is None:
-            self.ended.stopped_by, self.ended.stopped_elsewhere = number, elsewhere
+            self.ended.stopped_by, self.ended.stopped_elsewhere = number, self.stops.first is None
             self._look()
-            where = " on another node" if elsewhere else ""
+            where = " on another node" if self.ended.stopped_elsewhere else ""
             self.start.echo(
                 f"{number.name}{where}: {self._stop_workers()}; press Ctrl-C again to stop at once"
             )
             self._set_limit(self._stop_s(), f"it took more than {self._stop_s():.0f} s to stop")
         if self.stops.at_once:
-            self._kill("it was told to stop at once")
+            self._kill("a second signal asked to stop at once")
 
     def _answer_peers(self) -> None:
-        """Tell the other machines what happened here, and obey what they say."""
+        """Report to the other nodes what happened here, and follow what they report."""
         peers = self.start.peers
-        if peers is None:
-            return
-        self._tell()
-        if peers.vanished and not self._vanished_told:
-            self._vanished_told = True
+        self._report()
+        if peers.vanished and self._is_first("vanished"):
             self.start.echo(f"{peers.vanished}: ending the ranks of this node")
             self._stop_workers()
             self._set_limit(VANISHED_S, peers.vanished)
         if peers.end and not self._over:
             self._kill(peers.end)
 
-    def _tell(self) -> None:
-        peers, watch = self.start.peers, self.start.watch
-        if peers is None:
-            return
+    def _report(self) -> None:
+        watch = self.start.watch
         lost = () if watch is None else tuple(rank for rank in watch.lost if watch.is_own(rank))
         stop = None if self.ended.stopped_elsewhere else self.ended.stopped_by
-        peers.tell(Said(stop, self._own_trouble(), lost, self._killed_for))
+        self.start.peers.tell(Said(stop, self._own_trouble(), lost, self._killed_for))
 
     def _own_trouble(self) -> str:
-        """Why the ranks of the other machines wait in vain for those of this one."""
+        """Why the ranks of the other nodes wait in vain for those of this one."""
         watch, code = self.start.watch, self.process.poll()
         if watch is not None and watch.lost:
             return f"rank {min(watch.lost)} was lost"
@@ -331,7 +333,7 @@ class _Following:
         return f"stopping after this step with a checkpoint{long}"
 
     def _stop_s(self) -> float:
-        """How long a stop may take: a step as the ranks have seen it, where that is more than was planned."""
+        """How long a stop may take: by the measured steps, where they are longer than was planned."""
         watch = self.start.watch
         return self.start.stop_s if watch is None else max(self.start.stop_s, watch.stop_s)
 
@@ -343,14 +345,12 @@ class _Following:
 
     def _answer_trouble(self) -> None:
         """A rank is gone: its launcher ends the others, or they are killed, in the end the launcher too."""
-        watch, peers = self.start.watch, self.start.peers
-        elsewhere = peers is not None and bool(peers.trouble)
+        watch, elsewhere = self.start.watch, bool(self.start.peers.trouble)
         if watch is None or not (watch.in_trouble or elsewhere):
             return
-        if not (watch.failed or elsewhere) and self._disk_is_full(
-            watch, "its launcher knows whether a rank is lost"
-        ):
-            return  # one that has ended well could not say so
+        only_lost = not (watch.failed or elsewhere)
+        if only_lost and self._disk_is_full(watch, "its launcher knows whether a rank is lost"):
+            return  # a rank that ended well could not write that
         if self._trouble_at is None:
             self._trouble_at = time.monotonic()
             self._set_limit(watch.limits.all_gone, "a rank was gone, and its launcher did not end")
@@ -367,25 +367,23 @@ class _Following:
             watch.forgive()
             return
         self.ended.hang = hang
-        self.start.echo(f"no progress for {hang.seconds:.0f} s: asking each rank where it stands")
-        if self.start.peers is not None:
-            self.start.peers.ask_stacks()
+        self.start.echo(f"no progress for {hang.seconds:.0f} s: asking each rank for its calls")
+        self.start.peers.ask_stacks()
         self.ended.stacks = read_stacks(watch.run_dir, hang.statuses, _STACKS_S, watch.is_own)
         if self.when_hanging is not None:
             self.when_hanging()
         self._kill("it made no progress")
 
-    def _disk_is_full(self, watch: Watch, so: str) -> bool:
-        """Whether the ranks cannot say what they do; told once, with what follows from it."""
+    def _disk_is_full(self, watch: Watch, consequence: str) -> bool:
+        """Whether the ranks cannot write their statuses; printed once, with what follows from it."""
         full = unwritable_by(watch.run_dir / "logs")
-        if full is not None and not self._disk_told:
-            self._disk_told = True
-            self.start.echo(f"nothing can be written ({full}), so no rank can say what it does: {so}")
+        if full is not None and self._is_first("full disk"):
+            self.start.echo(f"nothing can be written ({full}), not even the ranks' statuses: {consequence}")
         return full is not None
 
     def _kill(self, why: str) -> None:
         self._over, self._killed_for = True, why or "nothing was left to wait for"
-        self._tell()
+        self._report()
         if self._living_workers() or self.process.poll() is None:  # else only what they had started was left
             self.ended.killed = why
         left = kill_all(self.token)

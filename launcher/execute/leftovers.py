@@ -35,16 +35,14 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def remove_shared_buffers(master_port: int, folder: Path = SHARED_MEMORY) -> None:
-    """Remove this user's buffers of the run that meets on `master_port`.
-
-    To be called where no rank of that run lives: before it starts and after it ended.
-    """
+    """Remove this user's buffers of the run with this port. No rank of it may be alive."""
     for path in folder.glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*_{master_port}_*"):
         with contextlib.suppress(OSError):  # somebody else may remove it first
             path.unlink()
 
 
 LOCK = ".effilaunch-nvme.lock"
+_KEY = "sharding.nvme_path"
 _FILES = ("zero_stage_3/optimizer/rank*/*.tensor.swp", "zero_stage_3/*params/rank*/*.tensor.swp")
 
 
@@ -59,11 +57,11 @@ def swap_files(folder: Path) -> dict[Path, int]:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[int]:
-    """Reserve the folder for this run while this is entered; create it where it is missing.
+def reserved_folder(folder: Path) -> Iterator[int]:
+    """Reserve the folder, which is created if missing; yield the bytes of a killed run that were removed.
 
-    Yields the bytes of a killed run that were removed; the files of this run are removed at the end.
-    MachineError (4) where another run has the folder, or for files that effilaunch did not write.
+    The files of this run are removed at the end. MachineError (4) if another run has the folder, or for files
+    that effilaunch did not write.
     """
     descriptor = _locked(folder)
     try:
@@ -77,55 +75,35 @@ def claimed(folder: Path) -> Iterator[int]:
 
 
 def _locked(folder: Path) -> int:
-    """The descriptor of the lock. The lock file stays: a lock on a removed file would keep nobody out."""
+    """The descriptor of the lock. The lock file stays: a lock on a removed file would exclude nobody."""
     lock = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        ours = lock.exists()
-        foreign = {} if ours else swap_files(folder)
+        foreign = 0 if lock.exists() else sum(swap_files(folder).values())
         if foreign:
-            raise _foreign(folder, sum(foreign.values()))
+            message = f"has {foreign / 2**20:,.1f} MiB of DeepSpeed's files that no run of effilaunch wrote"
+            hint = f"name another folder, or remove {folder / 'zero_stage_3'} if nothing uses it"
+            raise MachineError(Problem("nvme-foreign", f"{folder} {message}", path=_KEY, hint=hint))
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        problem = Problem(
-            "nvme-unwritable",
-            f"{folder} cannot be written to: {error.strerror}",
-            path="sharding.nvme_path",
-            hint="name a folder on a local disk",
-        )
-        raise MachineError(problem) from None
+        message, hint = f"{folder} cannot be written to: {error.strerror}", "name a folder on a local disk"
+        raise MachineError(Problem("nvme-unwritable", message, path=_KEY, hint=hint)) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         holder = os.pread(descriptor, 100, 0).decode("utf-8", errors="replace").strip()
         os.close(descriptor)
-        raise MachineError(
-            Problem(
-                "nvme-in-use",
-                f"another run{f' (process {holder})' if holder else ''} keeps its states in {folder}",
-                path="sharding.nvme_path",
-                hint="wait for it, or name another folder",
-            )
-        ) from None
-    with contextlib.suppress(OSError):  # a full disk: only the name is missing in the others' error
+        message = f"another run{f' (process {holder})' if holder else ''} keeps its states in {folder}"
+        hint = "wait for it, or name another folder"
+        raise MachineError(Problem("nvme-in-use", message, path=_KEY, hint=hint)) from None
+    with contextlib.suppress(OSError):  # a full disk: the others' error does not name this process
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
 
 
-def _foreign(folder: Path, size: int) -> MachineError:
-    return MachineError(
-        Problem(
-            "nvme-foreign",
-            f"{folder} holds {size / 2**20:,.1f} MiB of DeepSpeed's files that no run of effilaunch wrote",
-            path="sharding.nvme_path",
-            hint=f"name another folder, or remove {folder / 'zero_stage_3'} if nothing uses it",
-        )
-    )
-
-
 def _removed(folder: Path) -> int:
-    """Remove the files, and the folders of theirs that are empty then; the bytes that were freed."""
+    """Remove the files, and their folders if empty; the bytes that were freed."""
     freed = 0
     for path, size in swap_files(folder).items():
         with contextlib.suppress(OSError):

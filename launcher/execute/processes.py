@@ -2,7 +2,7 @@
 
 A process group is not enough: torchrun starts its workers in sessions of their own, and workers may do the
 same. Read from /proc (Linux). The guard is a small process that outlives a killed supervisor and ends what
-the run left: a byte on its standard input tells that nothing is left to do, the end of the file that the
+the run left: a byte on its standard input means that nothing is left to do, the end of the file that the
 supervisor died. The workers notice that themselves and save (launcher/train/stopping.py); the guard gives
 them time, then kills by the token. It starts without site-packages, so this module may import the standard
 library alone.
@@ -45,7 +45,7 @@ def marks() -> dict[str, str]:
 
 
 def processes_of(token: str) -> set[int]:
-    """Every living process of a start but this one: those with its token, and whatever these started."""
+    """Every living process of a start but this one: those with its token, and their descendants."""
     mark = f"{RUN}={token}".encode()
     parents: dict[int, int] = {}
     found = set()
@@ -61,7 +61,7 @@ def processes_of(token: str) -> set[int]:
 
 
 def tree_of(pids: Collection[int]) -> set[int]:
-    """These processes and all that they started, as far as it did not outlive the one that started it."""
+    """These processes and their descendants, except orphans."""
     parents = {pid: int(stat[_PARENT]) for pid in _pids() if (stat := _stat(pid)) and stat[0] not in "ZX"}
     return _with_children(set(pids) & parents.keys(), parents)
 
@@ -128,7 +128,7 @@ def guarded(token: str, run_dir: Path, wait_s: float, master_port: int, lock: in
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # what ends this process's group shall not end its guard
+        start_new_session=True,  # a signal to this process's group must not end its guard
         pass_fds=() if lock is None else (lock,),
     )
     try:
@@ -139,7 +139,7 @@ def guarded(token: str, run_dir: Path, wait_s: float, master_port: int, lock: in
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`ROOT TOKEN RUN_DIR WAIT_S MASTER_PORT`: wait for the supervisor, and end the run where it died."""
+    """`ROOT TOKEN RUN_DIR WAIT_S MASTER_PORT`: wait for the supervisor, and end the run if it died."""
     _, token, run_dir, wait_s, master_port = argv or sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

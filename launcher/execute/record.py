@@ -5,13 +5,14 @@ Only plan.json is required. Other files that are missing, half written or of ano
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import Problem, RecipeError
-from launcher.execute.run_dir import ENDED, MARKER, RESTARTS, is_held, read_stopped
+from launcher.execute.run_dir import ENDED, MARKER, RESTARTS, STOPPED, is_held, read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.rank_status import LEFT_EARLY, is_alive, read_statuses
 from launcher.facts.redaction import hide_in
@@ -21,7 +22,7 @@ from launcher.render.bundle import dump_json
 State = Literal["planned", "not started", "running", "stopped", "failed", "finished"]
 """`planned`: a plan without a run directory."""
 _LARGEST = 2**26
-"""Bytes of a file that is read: what is longer was not written by a run."""
+"""Bytes of a file that is read: runs write none that is longer."""
 _OF_OTHERS = {
     "ladder.json": "a ladder's: its ladder.html shows it",
     "drill.json": "a drill's: its drill.json has the results",
@@ -62,7 +63,7 @@ class RunRecord:
 
 
 def read_run(run_dir: Path) -> RunRecord:
-    """RecipeError (2) where the folder is no run directory."""
+    """Read a run directory. RecipeError (2) for another folder."""
     plan = _read_json(run_dir / "plan.json")
     if not plan:
         raise RecipeError(_no_run(run_dir))
@@ -70,6 +71,7 @@ def read_run(run_dir: Path) -> RunRecord:
     rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if isinstance(row.get("step"), int | float)]
     first, state = statuses.get(0), _state(run_dir, bool(rows))
     ended = {} if state in ("finished", "running") else _read_json(run_dir / "logs" / ENDED)
+    problems, found = ended.get("problems"), complete_checkpoints(run_dir / "checkpoints")
     return RunRecord(
         name=Path(str(plan.get("recipe", ""))).stem or run_dir.resolve().name,
         state="stopped" if ended.get("interrupted") is True else state,
@@ -81,28 +83,24 @@ def read_run(run_dir: Path) -> RunRecord:
         data=_read_json(run_dir / "data.json"),
         environment=_read_json(run_dir / "environment.json"),
         restarts=read_jsonl(run_dir / RESTARTS),
-        stopped=read_stopped(run_dir) or {},
+        stopped=_read_json(run_dir / STOPPED),
         step=max((status.step for status in statuses.values()), default=0),
         phase="" if first is None else first.phase,
-        checkpoints=_checkpoints(run_dir),
-        problems=_texts(ended.get("problems")),
+        checkpoints=[found[step].name for step in sorted(found)],
+        problems=[item for item in problems if isinstance(item, str)] if isinstance(problems, list) else [],
     )
 
 
-def _texts(value: Any) -> list[str]:
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
-
-
 def total_seconds(result: Mapping[str, Any]) -> float | None:
-    """What a run took over all starts that led to its result; None where that is not known."""
+    """Duration of all starts that led to the result; None where it is unknown."""
     found = result.get("total_seconds", None if result.get("resumed_at") else result.get("seconds"))
     return found if isinstance(found, int | float) and not isinstance(found, bool) else None
 
 
 def keep_end(run_dir: Path, problems: Sequence[str], *, interrupted: bool) -> None:
     """Write the errors of the command that supervised the run, which are not all in the logs."""
-    said = {"interrupted": interrupted, "problems": list(problems)}
-    write_text(run_dir / "logs" / ENDED, dump_json(said))
+    end = {"interrupted": interrupted, "problems": list(problems)}
+    write_text(run_dir / "logs" / ENDED, dump_json(end))
 
 
 def _state(run_dir: Path, has_rows: bool) -> State:
@@ -117,15 +115,10 @@ def _state(run_dir: Path, has_rows: bool) -> State:
     return "failed" if has_rows or any((run_dir / "logs").glob("*")) else "not started"
 
 
-def _checkpoints(run_dir: Path) -> list[str]:
-    found = complete_checkpoints(run_dir / "checkpoints")
-    return [found[step].name for step in sorted(found)]
-
-
 def _no_run(folder: Path) -> Problem:
-    """Why this folder has no report of its own."""
+    """The problem of a folder that is no run directory."""
     code, file = "no-run-dir", str(folder)
-    known = next((said for name, said in _OF_OTHERS.items() if (folder / name).is_file()), None)
+    known = next((what for name, what in _OF_OTHERS.items() if (folder / name).is_file()), None)
     if known is not None:
         return Problem(code, f"is no run directory, but {known}", file, hint=f"such as {file}/*/")
     runs = sorted(path.parent for path in folder.glob("*/plan.json"))
@@ -152,10 +145,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def without_secrets(record: RunRecord, hide: Callable[[str], str]) -> RunRecord:
-    """The record with every text, also inside its objects, as `hide` leaves it."""
-    return replace(
-        record, **{each.name: hide_in(getattr(record, each.name), hide) for each in fields(record)}
-    )
+    """The record with `hide` applied to every text in it."""
+    hidden = {each.name: hide_in(getattr(record, each.name), hide) for each in fields(record)}
+    return replace(record, **hidden)
 
 
 class NewRows:
@@ -176,16 +168,12 @@ class NewRows:
                 if (state.st_dev, state.st_ino) != self._file:
                     self._file, self._read = (state.st_dev, state.st_ino), 0
                 stream.seek(self._read)
-                whole, end, _ = stream.read().rpartition(b"\n")
+                lines, end, _ = stream.read().rpartition(b"\n")
         except OSError:
             return []
-        self._read += len(whole) + len(end)
-        return [row for line in whole.splitlines() if (row := _row(line)) is not None]
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = parse_json(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
+        self._read += len(lines) + len(end)
+        rows = []
+        for line in lines.splitlines():
+            with contextlib.suppress(ValueError):
+                rows.append(parse_json(line))
+        return [row for row in rows if isinstance(row, dict)]

@@ -18,9 +18,9 @@ from launcher.planner.planner import predict_as_run
 
 
 def remember_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> str | None:
-    """Append a finished run to the calibration file; a note for the user where that fails.
+    """Append a finished run, except a rehearsal (`--tiny`); a note for the user if that fails.
 
-    result: its result.json; facts: those of its plan. A rehearsal (`--tiny`) is not kept.
+    result: its result.json; facts: those of its plan.
     """
     if plan.tiny:
         return None
@@ -35,7 +35,7 @@ def remember_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> str | N
 def finished_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> Run:
     """The record of a run: measured memory, and the estimate for the longest batch that it met."""
     memory = result["memory"]
-    # Without calibration: a correction would be taken for a better estimate, and be corrected again.
+    # Without calibration: a correction must not be corrected again.
     predicted = predict_as_run(plan, replace(facts, calibration=None), memory["tokens"]["largest"])
     is_cpu = plan.hardware.is_cpu
     return Run(

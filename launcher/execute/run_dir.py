@@ -1,7 +1,7 @@
 """The run directory: created once, locked while a run uses it, never overwritten.
 
-A further attempt of a run keeps the files of the attempts before it; a run that goes back to an older
-checkpoint keeps what it gives up.
+A further attempt of a run keeps the files of the attempts before it; a run that resumes from an older
+checkpoint keeps the later ones under another name.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import contextlib
 import errno
 import fcntl
 import itertools
-import json
 import os
+import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
+from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError
 from launcher.facts.checkpoint import ORIGIN, SUPERSEDED, complete_checkpoints, incomplete_checkpoints
 from launcher.facts.rank_status import process_started
 from launcher.facts.redaction import hide_in, hider, secret_values
 from launcher.facts.rehearsal_course import PREFIX
 from launcher.facts.safe_files import exists, is_after, parse_json, read_lines, write_text
-from launcher.facts.safe_files import read_record as read_object
 from launcher.render.bundle import Bundle, dump_json
 
 MARKER = "COMPLETED"
@@ -49,17 +49,36 @@ _OF_A_START = (LOCK, "logs", "checkpoints", "recipe.yaml", ".recipe.yaml.part", 
 """Files of a start that was killed before its plan was written."""
 
 
+@contextlib.contextmanager
+def scratch_run_dir(purpose: str) -> Iterator[Path]:
+    """An empty folder in TMPDIR, removed at the end unless an error refers to its logs.
+
+    purpose: part of its name. MachineError if it cannot be created.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"effilaunch-{purpose}-"))
+    except OSError as error:
+        hint = "free disk space there, or set TMPDIR to another folder"
+        problem = Problem("tmp-unwritable", f"cannot create a temporary folder: {error}", hint=hint)
+        raise MachineError(problem) from error
+    try:
+        yield folder
+    except (RecipeError, MachineError, Interrupted):  # these errors do not refer to logs
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def default_run_dir(recipe_file: str, root: Path) -> Path:
     """`runs/<recipe-stem>/<UTC time>` under `root`; `claimed` creates it."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    proposed = root / "runs" / Path(recipe_file).stem / stamp
-    return next(path for path in _numbered(proposed) if not path.exists())
+    return free_name(root / "runs" / Path(recipe_file).stem / stamp)
 
 
 def claimed(proposed: Path) -> Path:
-    """Create a folder of a default name: this one or, where another start was first, the next free number.
+    """Create a folder of a default name: this one or, if another start was first, the next free number.
 
-    Runs that start in the same second get one each. Raises as `unwritable`.
+    Raises as `unwritable`.
     """
     try:
         proposed.parent.mkdir(parents=True, exist_ok=True)
@@ -73,15 +92,20 @@ def claimed(proposed: Path) -> Path:
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """The path, then the same with -2, -3, … appended."""
+    """The path, then the same with -2, -3, … after its stem."""
     yield path
-    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    yield from (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
+
+
+def free_name(path: Path) -> Path:
+    """The path, or the first that does not exist with a number after its stem."""
+    return next(one for one in _numbered(path) if not one.exists())
 
 
 def newest_run_dir(recipe_file: str, root: Path) -> Path | None:
     """The newest run directory of this recipe in which a run was started, else the newest; None without any.
 
-    A dry run must not hide the run that is to be resumed; rehearsals do not count.
+    Without rehearsals; a dry run must not hide the run to resume.
     """
     folder = root / "runs" / Path(recipe_file).stem
     runs = (path for path in folder.glob("*") if not path.name.startswith(PREFIX))
@@ -98,15 +122,15 @@ def write_run_dir(bundle: Bundle, run_dir: Path, *, resume: bool) -> None:
 
 @contextlib.contextmanager
 def written(bundle: Bundle, run_dir: Path, *, resume: bool) -> Iterator[int]:
-    """Write the bundle's files, and hold the run directory while this is entered; the lock's descriptor.
+    """Write the bundle's files, and hold the run directory; the lock's descriptor.
 
-    A non-empty folder is refused (RecipeError), unless a run in it is resumed; so is one that another run
-    holds, whose plan is never replaced. MachineError where the disk is full.
+    RecipeError for a non-empty folder, unless a run in it is resumed, and for one that another run holds.
+    MachineError if the disk is full.
     """
     with contextlib.ExitStack() as held:
         try:
-            _check_free(run_dir)
-            _check_empty(run_dir, resume)  # before a lock is created in a foreign folder
+            if not (run_dir / LOCK).is_file():
+                _check_empty(run_dir, resume)  # before a lock is created in a foreign folder
             lock = held.enter_context(locked(run_dir))
             _check_empty(run_dir, resume)
             _write(bundle, run_dir)
@@ -120,23 +144,18 @@ def _check_empty(run_dir: Path, resume: bool) -> None:
     own = _OF_A_START if resume and not begun else (LOCK,)
     occupied = run_dir.exists() and any(path.name not in own for path in run_dir.iterdir())
     if occupied and not (resume and begun):
-        raise RecipeError(
-            Problem(
-                "run-dir-not-empty",
-                f"the run directory {run_dir} is not empty",
-                hint="name another --output-dir, or --resume auto to continue that run",
-            )
-        )
+        message = f"the run directory {run_dir} is not empty"
+        hint = "name another --output-dir, or --resume auto to continue that run"
+        raise RecipeError(Problem("run-dir-not-empty", message, hint=hint))
 
 
 def _write(bundle: Bundle, run_dir: Path) -> None:
     for name in ("logs", "checkpoints"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
+    begun = any((run_dir / "checkpoints").glob("checkpoint-*")) or (run_dir / SUBMITTED).is_file()
     for name, text in bundle.files.items():
-        begun = any((run_dir / "checkpoints").glob("checkpoint-*")) or (run_dir / SUBMITTED).is_file()
-        if name == "recipe.yaml" and begun and (run_dir / name).is_file():
-            continue  # what the run was begun with
-        write_text(run_dir / name, text)
+        if not (name == "recipe.yaml" and begun and (run_dir / name).is_file()):  # what the run began with
+            write_text(run_dir / name, text)
     (run_dir / "command.sh").chmod(0o755)
 
 
@@ -144,7 +163,7 @@ def unwritable(run_dir: Path, error: OSError) -> EffilaunchError:
     """The error of a run directory that cannot be written; MachineError where the disk is full."""
     message = f"cannot write the run directory {run_dir}: {error.strerror or error}"
     if error.errno in FULL:
-        hint = "make room there, or name another folder with --output-dir"
+        hint = "free space there, or name another folder with --output-dir"
         return MachineError(Problem(DISK_FULL, message, hint=hint))
     return RecipeError(Problem(UNWRITABLE, message, hint="name another with --output-dir"))
 
@@ -157,8 +176,8 @@ _held: dict[Path, int] = {}
 def locked(run_dir: Path) -> Iterator[int]:
     """Hold the run directory, so that no second run writes into it; the lock's descriptor.
 
-    RecipeError `run-dir-in-use` when another process holds it: a run, or the rest of a killed one. Does
-    nothing on a file system without locks, or where this process holds it already.
+    RecipeError `run-dir-in-use` if another process holds it: a run, or the rest of a killed one. Does nothing
+    on a file system without locks, or if this process holds it already.
     """
     place = run_dir.absolute()
     if place in _held:
@@ -174,7 +193,7 @@ def locked(run_dir: Path) -> Iterator[int]:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-        with contextlib.suppress(OSError):  # a full disk: only its name is missing in the others' error
+        with contextlib.suppress(OSError):  # a full disk: the others' error does not name this process
             os.ftruncate(stream.fileno(), 0)
             os.write(stream.fileno(), f"{os.getpid()} {socket.gethostname()}\n".encode())
         _held[place] = stream.fileno()
@@ -198,26 +217,16 @@ def is_held(run_dir: Path) -> bool:
     return False
 
 
-def _check_free(run_dir: Path) -> None:
-    """RecipeError when another process holds the run directory; this one may."""
-    if (run_dir / LOCK).is_file():
-        with locked(run_dir):
-            pass
-
-
-def _in_use(run_dir: Path, said: str) -> Problem:
-    holder, host = [*said.split(), "", ""][:2]
+def _in_use(run_dir: Path, holder: str) -> Problem:
+    pid, host = [*holder.split(), "", ""][:2]
     if host not in ("", socket.gethostname()):
-        who = f"by process {holder} on {host}"
-    elif holder.isdigit() and process_started(int(holder)) is not None:
-        who = f"by process {holder}"
+        who = f"by process {pid} on {host}"
+    elif pid.isdigit() and process_started(int(pid)) is not None:
+        who = f"by process {pid}"
     else:
         who = "by processes of a killed run, which end within about a minute"
-    return Problem(
-        "run-dir-in-use",
-        f"the run directory {run_dir} is in use {who}",
-        hint="wait for that run, end it, or name another --output-dir",
-    )
+    hint = "wait for that run, end it, or name another --output-dir"
+    return Problem("run-dir-in-use", f"the run directory {run_dir} is in use {who}", hint=hint)
 
 
 def record_bound(run_dir: Path, bound: dict[str, Any]) -> None:
@@ -228,66 +237,29 @@ def record_bound(run_dir: Path, bound: dict[str, Any]) -> None:
     write_text(path, dump_json({**parse_json(path.read_text("utf-8")), "bound": bound}))
 
 
-def read_stopped(run_dir: Path) -> dict[str, Any] | None:
-    """What rank 0 wrote when it stopped; None where nothing stopped this run."""
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What rank 0 wrote when it stopped."""
+
+    signal: str | None = None
+    step: int | None = None
+    checkpoint: str | None = None
+
+
+def read_stopped(run_dir: Path) -> Stopped | None:
+    """stopped.json; None if nothing stopped this run."""
     try:
         found = parse_json((run_dir / STOPPED).read_text("utf-8"))
-    except (OSError, ValueError):
+        return Stopped(found.get("signal"), found.get("step"), found.get("checkpoint"))
+    except (OSError, ValueError, AttributeError):
         return None
-    return found if isinstance(found, dict) else None
 
-
-KEY = "adapted"
-"""The record's name in plan.json."""
 
 _KEPT = ("plan.json", "ds_config.json", "accelerate.yaml", "command.sh")
 """Files that each attempt of a run writes anew."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """All that `on_oom: adapt` has changed in a run."""
-
-    changes: Mapping[str, Any]
-    """Dotted recipe key -> value, None where the key is removed: the recipe with them gives the plan."""
-    adaptations: tuple[Mapping[str, Any], ...]
-    """One object per attempt: step, resumed_from, changed {setting: [old, new]}, reason."""
-
-
-def read_record(run_dir: Path) -> Record | None:
-    """The record of what was adapted in this run; None where nothing was, or where there is no plan.
-
-    RecipeError (`record-unreadable`) for a plan that cannot be read: the next one replaces it.
-    """
-    path = run_dir / "plan.json"
-    if not exists(path):
-        return None
-    found = read_object(path).get(KEY)
-    if found is None:
-        return None
-    try:
-        return Record(dict(found["changes"]), tuple(found["adaptations"]))
-    except (TypeError, KeyError, ValueError) as error:
-        raise RecipeError(Problem("record-unreadable", f"{KEY} is damaged: {error!r}", str(path))) from error
-
-
-def with_record(bundle: Bundle, record: Record | None) -> Bundle:
-    """The bundle with the record of what was adapted in its plan.json."""
-    if record is None:
-        return bundle
-    plan = json.loads(bundle.files["plan.json"])
-    plan[KEY] = {"changes": dict(record.changes), "adaptations": list(record.adaptations)}
-    return replace(bundle, files={**bundle.files, "plan.json": dump_json(plan)})
-
-
-def earlier_settings(run_dir: Path) -> list[dict[str, Any]]:
-    """Setting -> value of each attempt's plan, the first one first. Raises ValueError for a broken plan."""
-    earlier = sorted(run_dir.glob("plan-*.json"), key=lambda file: (len(file.name), file.name))
-    plans = [parse_json(file.read_text("utf-8")) for file in (*earlier, run_dir / "plan.json")]
-    return [{key: setting["value"] for key, setting in plan["settings"].items()} for plan in plans]
-
-
-def write_next_try(bundle: Bundle, run_dir: Path, *, keeps_checkpoints: bool) -> str | None:
+def write_next_attempt(bundle: Bundle, run_dir: Path, *, keeps_checkpoints: bool) -> str | None:
     """Write the files of the next attempt; those of the last one stay as plan-1.json, plan-2.json and so on.
 
     Checkpoints that cannot be resumed are set aside, with the metrics that led to them. Returns the name of
@@ -296,7 +268,7 @@ def write_next_try(bundle: Bundle, run_dir: Path, *, keeps_checkpoints: bool) ->
     number = 1 + len(list(run_dir.glob("plan-*.json")))
     aside = None
     try:
-        for name in _KEPT:  # first, since these need room
+        for name in _KEPT:  # first, since these need space
             old = run_dir / name
             if old.is_file() and old.read_text("utf-8") != bundle.files.get(name):
                 write_text(old.with_name(f"{old.stem}-{number}{old.suffix}"), old.read_text("utf-8"))
@@ -348,13 +320,16 @@ def set_aside_after(run_dir: Path, step: int, say: Callable[[str], None]) -> Non
     try:
         for name in _RECORDS:
             _split(run_dir / name, step, max(later))
-        named = [_renamed(folder).name for _, folder in sorted(later.items())]
+        new = [
+            folder.rename(free_name(folder.with_name(f"{SUPERSEDED}{number}"))).name
+            for number, folder in sorted(later.items())
+        ]
     except OSError as error:
         raise unwritable(run_dir, error) from error
-    old = [folder.name for _, folder in sorted(later.items())]
+    old = ", ".join(folder.name for _, folder in sorted(later.items()))
     say(
-        f"set aside: {', '.join(old)}, saved after the step that the run resumes from, as "
-        f"{', '.join(named)} in {run_dir / 'checkpoints'}; they are neither resumed nor removed"
+        f"set aside: {old}, saved after the step that the run resumes from, as {', '.join(new)} in "
+        f"{run_dir / 'checkpoints'}; they are neither resumed nor removed"
     )
 
 
@@ -365,22 +340,11 @@ def _checkpoints_after(folder: Path, step: int) -> dict[int, Path]:
     return {number: path for number, path in steps.items() if number > step}
 
 
-def _renamed(checkpoint: Path) -> Path:
-    step = checkpoint.name.rpartition("-")[2]
-    return checkpoint.rename(_free_name(checkpoint.with_name(f"{SUPERSEDED}{step}")))
-
-
-def _free_name(path: Path) -> Path:
-    """The path, or the first free one with a number after its stem."""
-    numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
-    return next(one for one in itertools.chain([path], numbered) if not one.exists())
-
-
 def _split(record: Path, step: int, last: int) -> None:
     """Move the rows of a record after `step` into a file of their own; damaged lines stay."""
     if not exists(record):
         return
-    aside = _free_name(record.with_name(f"{record.stem}-{SUPERSEDED}{last}{record.suffix}"))
+    aside = free_name(record.with_name(f"{record.stem}-{SUPERSEDED}{last}{record.suffix}"))
     parts = {path: path.with_name(f"{path.name}.part") for path in (aside, record)}
     try:
         with parts[aside].open("wb") as later, parts[record].open("wb") as kept:

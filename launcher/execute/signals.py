@@ -18,16 +18,15 @@ forwards the Ctrl-C that the terminal has sent to all already."""
 
 
 def stopping_signals() -> list[signal.Signals]:
-    """Those that ask this process to stop. SIGHUP does not where it is ignored, as under `nohup`."""
+    """Those that ask this process to stop; without SIGHUP if it is ignored, as under `nohup`."""
     return [s for s in STOPPING if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
 
 
 class Stops:
-    """While this is entered, the signals that ask to stop are noted. For the main thread."""
+    """Records the signals that ask to stop while this is entered. For the main thread."""
 
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
-        """The one that asked to stop."""
         self.at_once = False
         """Whether a second signal asks to stop without saving."""
         self._first_at = 0.0
@@ -43,8 +42,9 @@ class Stops:
     ) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal returned
-        for outer in {id(h): h for h in map(_noting, self._old.values()) if h is not None}.values():
-            if outer.first is None:  # its echo, or the end behind a warning, is no new signal there
+        for handler in self._old.values():
+            outer = getattr(handler, "__self__", None)  # the Stops around this one
+            if isinstance(outer, Stops) and outer.first is None:  # an echo is no new signal there
                 outer.first, outer._first_at = self.first, self._first_at
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
@@ -55,24 +55,21 @@ class Stops:
             self.at_once = True
 
     def _is_impatient(self, number: int) -> bool:
-        """Ctrl-C is. SIGTERM is behind another one, or behind Ctrl-C: behind a warning (SIGUSR1) or a closed
-        terminal, it is the scheduler's or the session's end, which leaves some time to save."""
+        """Whether it asks to stop without saving: Ctrl-C does, and SIGTERM after Ctrl-C or another SIGTERM.
+
+        After a warning (SIGUSR1) or SIGHUP, SIGTERM is the scheduler's or the session's end, which leaves
+        time to save.
+        """
         asked = (signal.SIGTERM, signal.SIGINT)
         return number == signal.SIGINT or (number == signal.SIGTERM and self.first in asked)
 
 
-def _noting(handler: object) -> Stops | None:
-    """The Stops whose handler this is."""
-    owner = getattr(handler, "__self__", None)
-    return owner if isinstance(owner, Stops) else None
-
-
 class Asked(KeyboardInterrupt):
-    """A signal that asks to stop, raised like Ctrl-C: through whatever waits, reads or computes."""
+    """A signal that asks to stop, raised like Ctrl-C in whatever the main thread does."""
 
 
 class _Raising(Stops):
-    """Raises Asked where the main thread is, for the first signal and for an impatient one behind it."""
+    """Raises Asked in the main thread, for the first signal and for an impatient one after it."""
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         before = self.first, self.at_once
@@ -83,28 +80,28 @@ class _Raising(Stops):
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """While this is entered, a signal that asks to stop ends it with Interrupted (130). For the main thread.
+    """A signal that asks to stop ends the command within this with Interrupted (130). For the main thread.
 
-    It is for a whole command: a Stops within it takes the signals over for as long as that is entered.
+    A Stops within it handles the signals instead, as long as it is entered.
     """
     with _Raising() as stops:
         try:
             yield
         except Asked as asked:
-            if isinstance(asked.__context__, Interrupted):  # the command was on its way out, with its words
+            if isinstance(asked.__context__, Interrupted):  # the command was ending already
                 raise asked.__context__ from None
             raise Interrupted(stopped_between(stops)) from asked
 
 
 def stopped_between(stops: Stops) -> Problem:
-    """What ended a command while it had nothing running that could save."""
+    """The problem of a command that was stopped while no rank was running."""
     name = "a signal" if stops.first is None else stops.first.name
     hint = "start it again; a run that has started continues with --resume auto"
     return Problem("interrupted", f"{name}: stopped while no rank was running", hint=hint)
 
 
 def pause(seconds: float, check: Callable[[], None] = lambda: None) -> signal.Signals | None:
-    """Wait, unless a signal asks to stop; that signal. check: called meanwhile; what it raises ends this."""
+    """Wait, or return the signal that asks to stop. check: called meanwhile; what it raises ends this."""
     deadline = time.monotonic() + seconds
     with Stops() as stops:
         while stops.first is None and (left := deadline - time.monotonic()) > 0:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -11,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import RunFailed
-from launcher.execute.binding import Bound, Order, bind_order, fill, whole_environment
+from launcher.execute.binding import Bound, Order, bind_order, complete_environment, with_late_values
 from launcher.execute.endings import (
+    LAUNCHER_LOG,
     PREPARE_LOG,
     failures_while_stopping,
     find_known,
@@ -22,12 +25,12 @@ from launcher.execute.endings import (
     supervised_failure,
     was_stopped,
 )
-from launcher.execute.following import Ended, Look, Start, blind, follow
+from launcher.execute.following import NO_PEERS, Look, Start, blind, follow
 from launcher.execute.leftovers import remove_shared_buffers, remove_stale_locks
 from launcher.execute.nodes.group import Group
 from launcher.execute.nodes.hello import digest_of, prepared_data
 from launcher.execute.processes import WORKERS_LEAVE_S
-from launcher.execute.resume import show_start
+from launcher.execute.resume import LATEST
 from launcher.execute.run_dir import ENDED, MARKER, STOPPED, record_bound, unwritable
 from launcher.execute.supervise import Limits, Watch
 from launcher.facts import probe
@@ -40,11 +43,11 @@ from launcher.knowledge.diagnose.findings import Finding
 from launcher.knowledge.diagnose.run_dir import LOST
 from launcher.plan.plan import Plan
 from launcher.planner.stopping import slow_step_word
-from launcher.render.bundle import Bundle
+from launcher.render.bundle import Bundle, dump_json
 from launcher.render.command import HOSTFILE, PREPARE, WORKER, render_hostfile
 
 ALONE = JobMember("", 0, 1, 1, 0, 1, 0, "", 0)
-"""The place of a run on one machine."""
+"""The place of a run on one node."""
 PREPARE_STOP_S = 10.0
 """The process that prepares data has nothing to save: its cache stays."""
 LEAST_STOP_S = 60.0
@@ -55,8 +58,8 @@ _TRY = "==== try "
 
 def bind(bundle: Bundle, values: Mapping[str, str]) -> tuple[list[str], list[str], dict[str, str]]:
     """The bundle's two argvs (prepare, launch) and environment with the late values in place."""
-    env = dict(zip(bundle.env, fill(tuple(bundle.env.values()), values), strict=True))
-    return fill(bundle.prepare, values), fill(bundle.command, values), env
+    env = dict(zip(bundle.env, with_late_values(tuple(bundle.env.values()), values), strict=True))
+    return with_late_values(bundle.prepare, values), with_late_values(bundle.command, values), env
 
 
 def prepare_data(
@@ -78,10 +81,10 @@ def prepare_data(
     if samples is not None:
         prepare.append(str(samples))
     log = run_dir / "logs" / PREPARE_LOG
-    full_env, _ = whole_environment(env, bundle.plan.trainer.report_to)
+    full_env, _ = complete_environment(env, bundle.plan.trainer.report_to)
     start = Start(
-        prepare, full_env, log, echo, stop_s=PREPARE_STOP_S, orphaned_s=PREPARE_STOP_S, peers=group,
-        stage=PREPARE_STAGE, look=look,
+        prepare, full_env, log, echo, stop_s=PREPARE_STOP_S, orphaned_s=PREPARE_STOP_S,
+        peers=group or NO_PEERS, stage=PREPARE_STAGE, look=look,
     )  # fmt: skip
     before = read_oom_kills()
     ended = follow(start)
@@ -92,7 +95,7 @@ def prepare_data(
         raise interruption(run_dir, ended, again=again)
     if ended.code != 0 or not (run_dir / "data.json").is_file():
         oom = has_killed(before, read_oom_kills())
-        raise run_failure(run_dir, ended.code, log.name, oom=oom, said=ended.reports)
+        raise run_failure(run_dir, ended.code, log.name, oom=oom, reported=ended.reports)
 
 
 def execute(
@@ -111,34 +114,34 @@ def execute(
 ) -> dict[str, Any]:
     """Run the bundle in `run_dir` (already written) and return result.json.
 
-    `echo` gets each output line, `look` what the ranks say. master_port: another one is taken where something
-    listens there by the time that the ranks are started. The data is prepared first: by rank 0 where there is
-    one machine, else in a process of its own; without `prepare` the run directory has its data.json already.
-    lock: descriptor of the run directory's lock, where it is held. group: the other members of the job, where
-    the plan is for several machines: they start their part of it.
-    Raises MachineError (4) or RecipeError (2) where the run directory cannot be written before the start;
-    RunFailed (5; KnownFailure where the workers met a failure of the registry), RecipeError (2) or
-    MachineError (4) when a process found the recipe, its data or the machine at fault, Interrupted (130)
-    after a signal that asks to stop. No process that it started outlives this call, whatever ends it.
+    `echo` gets each output line, `look` the ranks' statuses. master_port: another one is used where it is
+    taken by the time that the ranks start. The data is prepared first: by rank 0 on a single node, else in a
+    process of its own; without `prepare` the run directory has its data.json already. lock: descriptor of the
+    run directory's lock, where it is held. group: the other nodes, which start their part of the run.
+    Raises RunFailed (5; KnownFailure for a failure of the registry), RecipeError (2) or MachineError (4) when
+    a process found the recipe, its data or the machine at fault or the run directory cannot be written,
+    Interrupted (130) after a signal that asks to stop. No process outlives this call, whatever ends it.
     """
     order = _order(bundle, run_dir, master_port, resume, limits or Limits(), group)
     ids = [device for device in devices.split(",") if device]
     place = ALONE if group is None else group.place
     bound = bind_order(order, place, ids)
-    _write_try(bundle, run_dir, _recorded(bundle.plan, order, devices, bound, group), resume, group)
+    _write_attempt(bundle, run_dir, _recorded(bundle.plan, order, devices, bound, group), resume, group)
     for note in bound.notes:
         echo(note)
     in_ranks = prepare and _prepared_in_ranks(bundle, run_dir, echo, group, look)
     if not probe.is_free(order.master_port):  # preparing may have taken hours
-        order, bound = _with_another_port(order, place, ids, run_dir)
+        order = replace(order, master_port=probe.free_port())
+        bound = bind_order(order, place, ids)
+        _record_port(run_dir, order, bound)
     for build_lock in remove_stale_locks(bound.env):
         echo(f"removed {build_lock}: a killed build left it, and every later build would wait for it")
     bound.env[PREPARES] = "1" if in_ranks else ""
     watch = _watch(bundle.plan, run_dir, order.limits, group)
     start = Start(
-        bound.argv, bound.env, run_dir / "logs" / "launcher.log", echo,
+        bound.argv, bound.env, run_dir / "logs" / LAUNCHER_LOG, echo,
         stop_s=order.stop_s, orphaned_s=WORKERS_LEAVE_S, master_port=order.master_port, lock=lock,
-        watch=watch, judge_step=partial(slow_step_word, bundle.plan), peers=group, look=look,
+        watch=watch, judge_step=partial(slow_step_word, bundle.plan), peers=group or NO_PEERS, look=look,
     )  # fmt: skip
     if group is not None:
         group.look(prepared_data(run_dir))
@@ -168,15 +171,19 @@ def is_prepared(run_dir: Path) -> bool:
     return (run_dir / "logs" / PREPARED).is_file()
 
 
-def _write_try(
+def _write_attempt(
     bundle: Bundle, run_dir: Path, bound: Mapping[str, Any], resume: str | None, group: Group | None
 ) -> None:
-    """Write the files of this attempt; all nodes must see them."""
+    """Write the files of this attempt, which all nodes must see."""
     try:
-        _begin_try(run_dir, bound, resume)
+        _begin_attempt(run_dir, bound, resume)
         show_start(bundle, run_dir, resume)
         if group is not None:
-            write_hostfile(bundle.plan, run_dir, group)
+            # DeepSpeed's hostfile, in which every node finds the ids of its own devices.
+            ids = [int(device) for hello in group.members.hellos() for device in hello.devices]
+            hostfile = render_hostfile(bundle.plan, max(ids, default=0) + 1)
+            if hostfile is not None:
+                write_text(run_dir / HOSTFILE, hostfile)
     except OSError as error:
         raise unwritable(run_dir, error) from error
     if group is not None:
@@ -188,37 +195,28 @@ def _order(
     bundle: Bundle, run_dir: Path, master_port: int, resume: str | None, limits: Limits, group: Group | None
 ) -> Order:
     """This attempt, as every node starts its part of it."""
-    plan = bundle.plan
+    plan, sharding = bundle.plan, bundle.plan.sharding
     save_s = _stop_seconds(plan)
+    offloads = "nvme" in (sharding.offload_optimizer, sharding.offload_param)
     return Order(
         str(run_dir), bundle.command, bundle.worker, bundle.env,
         master_addr="127.0.0.1" if group is None else group.members.address_for(), master_port=master_port,
         num_devices=plan.hardware.num_devices, devices_per_node=plan.hardware.devices_per_node,
         on_gpus=not plan.hardware.is_cpu, report_to=plan.trainer.report_to,
         stop_s=max(LEAST_STOP_S, 2 * save_s) + 5.0, save_s=save_s, resume=resume, limits=limits,
-        nvme=_nvme_folder(plan),
+        nvme=sharding.nvme_path if offloads else None,
     )  # fmt: skip
-
-
-def _nvme_folder(plan: Plan) -> str | None:
-    sharding = plan.sharding
-    return sharding.nvme_path if "nvme" in (sharding.offload_optimizer, sharding.offload_param) else None
 
 
 def _outcome(
     run_dir: Path, start: Start, group: Group | None = None, devices_per_node: int = 1
 ) -> dict[str, Any]:
-    """Run the ranks to their end; result.json, or the error that says how they ended."""
-    known: Sequence[Finding] = ()
-
-    def look_before_the_kill() -> None:
-        nonlocal known
-        known = find_known(run_dir)
-
+    """Run the ranks to their end; result.json, or the error of their end."""
+    known: list[Finding] = []  # before a hanging run is killed
     before = read_oom_kills()
     remove_shared_buffers(start.master_port)
     try:
-        ended: Ended = follow(start, look_before_the_kill)
+        ended = follow(start, lambda: known.extend(find_known(run_dir)))
         if group is not None:
             group.await_ended()
             ended.elsewhere, ended.rank_codes = group.parts(), group.rank_codes(devices_per_node, ended.code)
@@ -243,10 +241,8 @@ def _stop_seconds(plan: Plan) -> float:
 
 
 def _watch(plan: Plan, run_dir: Path, limits: Limits, group: Group | None) -> Watch:
-    """The limits by which the ranks are judged."""
-    step = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
-    factor = plan.launch.hang_factor
-    watch = Watch(run_dir, factor, _stop_seconds(plan), step, limits)
+    step_s = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
+    watch = Watch(run_dir, plan.launch.hang_factor, _stop_seconds(plan), step_s, limits)
     if group is not None:
         watch.own, watch.others = frozenset(group.place.ranks(plan.hardware.devices_per_node)), True
     return watch
@@ -266,32 +262,18 @@ def _recorded(plan: Plan, order: Order, devices: str, bound: Bound, group: Group
     return values
 
 
-def _with_another_port(
-    order: Order, place: JobMember, ids: Sequence[str], run_dir: Path
-) -> tuple[Order, Bound]:
-    """The order with a port that is free, bound and recorded anew."""
-    order = replace(order, master_port=probe.free_port())
-    bound = bind_order(order, place, ids)
+def _record_port(run_dir: Path, order: Order, bound: Bound) -> None:
     known = parse_json((run_dir / "environment.json").read_text("utf-8"))["bound"]
     try:
         record_bound(run_dir, {**known, "master_port": str(order.master_port), "command": bound.argv})
     except OSError as error:
         raise unwritable(run_dir, error) from error
-    return order, bound
 
 
-def write_hostfile(plan: Plan, run_dir: Path, group: Group) -> None:
-    """DeepSpeed's hostfile, in which every node finds the ids of its own devices."""
-    ids = [int(device) for hello in group.members.hellos() for device in hello.devices]
-    text = render_hostfile(plan, max(ids, default=0) + 1)
-    if text is not None:
-        write_text(run_dir / HOSTFILE, text)
-
-
-def _begin_try(run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> None:
+def _begin_attempt(run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> None:
     """Remove the status files of earlier attempts, and mark the beginning of this one in every log."""
     logs = run_dir / "logs"
-    number = _tries_in(logs / "launcher.log") + 1
+    number = _attempts_in(logs / LAUNCHER_LOG) + 1
     begins = f"from {Path(resume).name}" if resume else "from the start"
     moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     for log in logs.glob("*.log"):
@@ -300,23 +282,58 @@ def _begin_try(run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> N
     # Without these sizes the errors of an earlier attempt would be taken for those of this one.
     written = {log.name: log.stat().st_size for log in logs.glob("*.log")}
     record_bound(run_dir, {**bound, "log_bytes": written})
-    if (run_dir / MARKER).is_file():  # its result is of use until this attempt has a newer one
+    if (run_dir / MARKER).is_file():  # its result is used until this attempt has a newer one
         (run_dir / MARKER).replace(run_dir / FINISHED_BEFORE)
-    stale = [
-        run_dir / STOPPED,
-        logs / LOST,
-        logs / PREPARED,
-        logs / ENDED,
-        *logs.glob("error-*.json"),
-        *logs.glob("status-rank-*.json"),
-    ]
-    for path in stale:
+    stale = (*logs.glob("error-*.json"), *logs.glob("status-rank-*.json"))
+    for path in (run_dir / STOPPED, logs / LOST, logs / PREPARED, logs / ENDED, *stale):
         path.unlink(missing_ok=True)
 
 
-def _tries_in(log: Path) -> int:
-    """How often the ranks were started before: the first time leaves no line, only the log."""
+def _attempts_in(log: Path) -> int:
+    """How often the ranks were started before: the first start writes no line, it only creates the log."""
     if not log.is_file():
         return 0
     with log.open(encoding="utf-8", errors="replace") as stream:
         return 1 + sum(line.startswith(_TRY) for line in stream)
+
+
+def show_start(bundle: Bundle, run_dir: Path, resume: str | None) -> None:
+    """Write ds_config.json and command.sh of this start, with the checkpoint that it resumes from.
+
+    `load_universal` is set only for a converted checkpoint: no other can be read with it. command.sh names
+    that checkpoint; started manually when it is gone, it fails instead of training from the start.
+    """
+    is_converted = resume is not None and (Path(resume) / LATEST).is_file()
+    if bundle.ds_config is not None:
+        config = dict(bundle.ds_config)
+        if is_converted:
+            config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
+        write_text(run_dir / "ds_config.json", dump_json(config))
+    script = bundle.files["command.sh"]
+    if resume is not None:
+        lines = _OF_CONVERTED + f"export EFFILAUNCH_RESUME={_shell(resume, run_dir)}\n"
+        script = _RUN_DIR.sub(
+            lambda line: line[0] + (lines if is_converted else _OF_RESUMED), script, count=1
+        )
+    write_text(run_dir / "command.sh", script)
+    (run_dir / "command.sh").chmod(0o755)
+
+
+def _shell(checkpoint: str, run_dir: Path) -> str:
+    """A checkpoint's path as command.sh writes it: the run directory may be moved."""
+    path = Path(checkpoint)
+    inside = path.is_relative_to(run_dir)
+    return f'"$run_dir"/{shlex.quote(str(path.relative_to(run_dir)))}' if inside else shlex.quote(checkpoint)
+
+
+_RUN_DIR = re.compile(r"^run_dir=.*\n", re.MULTILINE)
+_OF_RESUMED = """\
+# This start resumed from a checkpoint. Started manually, it resumes from the newest complete one of this run,
+# else from the one of another run that it began with (origin.json).
+export EFFILAUNCH_RESUME="${EFFILAUNCH_RESUME-auto}"
+"""
+_OF_CONVERTED = """\
+# This start resumed from a converted checkpoint, which is removed once the run has saved one of its own.
+# ds_config.json (checkpoint.load_universal) reads no other: from then on use `effilaunch run --resume auto`,
+# which writes both files again.
+"""

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.execute.following import Look, blind
-from launcher.execute.restarts import LENGTH
 from launcher.execute.resume import (
     Chosen,
     choose_checkpoint,
     converted,
     remove_converted,
-    show_start,
     verify_checkpoint,
     verify_origin,
     write_origin,
@@ -29,12 +26,12 @@ from launcher.execute.run_dir import (
     claimed,
     default_run_dir,
     newest_run_dir,
+    scratch_run_dir,
     set_aside_after,
     unwritable,
     write_run_dir,
 )
-from launcher.execute.scratch_run_dir import scratch_run_dir
-from launcher.execute.start import prepare_data
+from launcher.execute.start import prepare_data, show_start
 from launcher.facts.checkpoint import (
     FINISHED_BEFORE,
     SUPERSEDED,
@@ -79,15 +76,16 @@ class Beginning:
         return self.step >= newest
 
     @property
-    def words(self) -> list[str]:
-        return [] if self.chosen is None else self.chosen.words()
+    def lines(self) -> list[str]:
+        """Lines for the user."""
+        return [] if self.chosen is None else self.chosen.lines()
 
 
 def beginning(recipe: Path, resume: str | None, output_dir: str | None) -> Beginning:
     """The run directory and the verified checkpoint. Raises RecipeError if PATH is no intact checkpoint.
 
-    `auto` never fails: it takes the newest complete checkpoint of --output-dir or of the last run of the
-    recipe, else step 0, so that a job script needs only one command.
+    `auto` never fails: it uses the newest complete checkpoint of --output-dir or of the recipe's last run,
+    else step 0, so that a job script needs only one command.
     """
     proposed = default_run_dir(str(recipe), Path.cwd())
     if resume is None:
@@ -105,14 +103,9 @@ def beginning(recipe: Path, resume: str | None, output_dir: str | None) -> Begin
     own = chosen.checkpoint.parent.parent
     folder = Path(output_dir).absolute() if output_dir else own
     if folder == own and chosen.checkpoint.name.startswith(SUPERSEDED):
-        raise RecipeError(
-            Problem(
-                "not-a-checkpoint",
-                "it belongs to a continuation that was given up for another one, which lies beside it",
-                file=str(chosen.checkpoint),
-                hint="name a new --output-dir, in which the run goes on from it",
-            )
-        )
+        message = "it belongs to a continuation that was replaced by another one in the same run directory"
+        hint = "name a new --output-dir to continue from it"
+        raise RecipeError(Problem("not-a-checkpoint", message, file=str(chosen.checkpoint), hint=hint))
     if folder != own and (folder / PLAN).is_file():
         _refuse_another_run(folder, chosen.checkpoint)
     return Beginning(folder, chosen)
@@ -128,11 +121,11 @@ def with_own_folder(begins: Beginning) -> Beginning:
 def _refuse_another_run(folder: Path, checkpoint: Path) -> None:
     """Raise RecipeError unless the run in `folder` began with this checkpoint and has saved no other."""
     if read_origin(folder) != checkpoint:
-        message = f"{folder} holds another run than {checkpoint}"
-        hint = "name a new --output-dir, or none to go on in the checkpoint's own"
+        message = f"{folder} contains another run than that of {checkpoint}"
+        hint = "name a new --output-dir, or none to continue in the checkpoint's own"
     elif complete_checkpoints(folder / "checkpoints"):
         message = f"the run in {folder} began with {checkpoint} and has saved checkpoints of its own since"
-        hint = "--resume auto goes on with it; or name a new --output-dir"
+        hint = "--resume auto continues it; or name a new --output-dir"
     else:
         return
     raise RecipeError(Problem("run-dir-not-empty", message, hint=hint))
@@ -142,22 +135,18 @@ def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], Non
     """Compare with the plan of the checkpoint. Raises RecipeError with all changes that are not allowed."""
     if begins.checkpoint is None:
         is_finished = all((begins.run_dir / name).is_file() for name in (MARKER, "result.json"))
-        if begins.words and not is_finished:  # a finished run does not start again, see finished_result
-            say("\n".join([*begins.words, ""]))
+        if begins.lines and not is_finished:  # a finished run does not start again, see finished_result
+            say("\n".join([*begins.lines, ""]))
         return Resumption(())
     manifest = _manifest(begins.checkpoint)
-    old = _plan_of(begins.checkpoint)
-    found = compare_plans(old, _new_plan(bundle), manifest.world_size)
+    new = StoredPlan(json.loads(bundle.files[PLAN]))
+    found = compare_plans(_plan_of(begins.checkpoint), new, manifest.world_size)
     if found.refused:
         raise RecipeError([difference.problem() for difference in found.refused])
     versions = compare_versions(manifest.versions, bundle.plan.versions)
     accepted = Resumption((*found.differences, *versions), found.conversion)
-    say("\n".join([*begins.words, *accepted.words, ""]))
+    say("\n".join([*begins.lines, *accepted.words, ""]))
     return accepted
-
-
-def _new_plan(bundle: Bundle) -> StoredPlan:
-    return StoredPlan(json.loads(bundle.files[PLAN]))
 
 
 def _plan_of(checkpoint: Path) -> StoredPlan:
@@ -166,14 +155,10 @@ def _plan_of(checkpoint: Path) -> StoredPlan:
         plan = StoredPlan(parse_json((checkpoint / PLAN).read_text("utf-8")))
         _ = plan.ranks, plan.settings
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RecipeError(
-            Problem(
-                "not-a-checkpoint",
-                "the checkpoint holds no plan that could be compared with the recipe",
-                file=str(checkpoint / PLAN),
-                hint="begin a new run from its weights: model.name_or_path or adapter.path names the folder",
-            )
-        ) from error
+        message = "the checkpoint has no plan that could be compared with the recipe"
+        hint = "start a new run from its weights: model.name_or_path or adapter.path names the folder"
+        problem = Problem("not-a-checkpoint", message, file=str(checkpoint / PLAN), hint=hint)
+        raise RecipeError(problem) from error
     return plan
 
 
@@ -181,6 +166,28 @@ def _manifest(checkpoint: Path) -> Manifest:
     manifest = read_manifest(checkpoint)
     assert manifest is not None, "the checkpoint was verified"
     return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long a plan trains."""
+
+    max_steps: int | None
+    num_train_epochs: float | None
+
+    def exceeds(self, before: Length, steps: int) -> bool:
+        """Whether this is longer than a run that was planned as `before` and finished after `steps` steps."""
+        planned, now = (
+            length.max_steps if length.max_steps is not None and length.max_steps > 0 else None
+            for length in (before, self)
+        )
+        if now is not None:
+            return now > max(steps, planned or 0)
+        return planned is not None or (self.num_train_epochs or 0) > (before.num_train_epochs or 0)
+
+    def settings(self) -> dict[str, float]:
+        """Setting -> value of those that the plan has."""
+        return {f"trainer.{name}": value for name, value in asdict(self).items() if value is not None}
 
 
 def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -197,72 +204,49 @@ def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None
         planned = _planned_length(run_dir, result)
     except (OSError, ValueError):
         return None
-    new = _new_plan(bundle)
-    if not _asks_for_more(planned, new, int(result["steps"])):
+    steps, trainer = int(result["steps"]), bundle.plan.trainer
+    now = Length(trainer.max_steps, trainer.num_train_epochs)
+    if not now.exceeds(planned, steps):
         again = (
             "" if begins.is_newest else "; to train again from an older checkpoint name a new --output-dir"
         )
-        steps = result["steps"]
         say(f"the run in {run_dir} has finished after step {steps}: nothing is left to train{again}\n")
         return result
-    _refuse_length_by_accident(run_dir, int(result["steps"]), planned, new)
+    if not any(bundle.plan.provenance[name].by == "--set" for name in now.settings()):
+        # The run may have been started with another --set than the recipe has.
+        raise RecipeError(_longer_by_accident(run_dir, steps, planned, now))
     if begins.checkpoint is None:
-        raise RecipeError(
-            Problem(
-                "nothing-to-resume",
-                f"the run in {run_dir} has finished and kept no checkpoint: it cannot be made longer",
-                path="trainer.save_strategy",
-                hint="start a new run in another --output-dir",
-            )
-        )
+        message = f"the run in {run_dir} has finished and kept no checkpoint: it cannot be made longer"
+        hint = "start a new run in another --output-dir"
+        raise RecipeError(Problem("nothing-to-resume", message, path="trainer.save_strategy", hint=hint))
     return None
 
 
-def _refuse_length_by_accident(run_dir: Path, steps: int, old: dict[str, Any], new: StoredPlan) -> None:
-    """Raise RecipeError unless --set gives the new length of a finished run.
-
-    The run may have been started with another --set than the recipe says.
-    """
-    names = [name for name in LENGTH if new.at(f"trainer.{name}") is not None]
-    if any(new.by(f"trainer.{name}") == "--set" for name in names):
-        return
-    asked = " and ".join(f"trainer.{name}: {new.at(f'trainer.{name}')}" for name in names)
-    before = " and ".join(f"trainer.{name}: {old[name]}" for name in LENGTH if old.get(name) is not None)
-    sets = " ".join(f"--set trainer.{name}={new.at(f'trainer.{name}')}" for name in names[:1])
-    raise RecipeError(
-        Problem(
-            "finished-run",
-            f"the run in {run_dir} has finished after step {steps} ({before}); the recipe asks for {asked}",
-            path=f"trainer.{names[0]}" if names else "trainer",
-            hint=f"add {sets} to train it further; to keep its result, nothing has to be done",
-        )
+def _longer_by_accident(run_dir: Path, steps: int, before: Length, now: Length) -> Problem:
+    """The problem of a recipe that asks for more than a finished run trained, without --set."""
+    old, new = (
+        " and ".join(f"{name}: {value}" for name, value in length.settings().items())
+        for length in (before, now)
     )
+    name, value = next(iter(now.settings().items()), ("trainer", ""))
+    message = f"the run in {run_dir} has finished after step {steps} ({old}); the recipe asks for {new}"
+    hint = f"add --set {name}={value} to train it further; to keep its result, nothing has to be done"
+    return Problem("finished-run", message, path=name, hint=hint)
 
 
-def _planned_length(run_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """max_steps and num_train_epochs of the finished run.
+def _planned_length(run_dir: Path, result: Mapping[str, Any]) -> Length:
+    """The planned length of the finished run.
 
     RUN_DIR/plan.json is read last, because a later dry run or incomplete start may have replaced it; a result
     of command.sh lacks the values. Raises OSError or ValueError if nothing is readable.
     """
     if isinstance(planned := result.get("planned"), dict):
-        return planned
-    whole = complete_checkpoints(run_dir / "checkpoints")
-    plan = (
-        _plan_of(whole[max(whole)]) if whole else StoredPlan(parse_json((run_dir / PLAN).read_text("utf-8")))
-    )
-    return {name: plan.at(f"trainer.{name}") for name in LENGTH}
-
-
-def _asks_for_more(old: dict[str, Any], new: StoredPlan, steps: int) -> bool:
-    """Whether the new plan trains longer than the run that finished after `steps` steps as `old` planned."""
-    most = (old.get("max_steps"), new.trainer.max_steps)
-    before, now = (number if isinstance(number, int) and number > 0 else None for number in most)
-    if now is not None:
-        return now > max(steps, before or 0)
-    if before is not None:
-        return True
-    return float(new.trainer.num_train_epochs or 0) > float(old.get("num_train_epochs") or 0)
+        return Length(planned.get("max_steps"), planned.get("num_train_epochs"))
+    if complete := complete_checkpoints(run_dir / "checkpoints"):
+        plan = _plan_of(complete[max(complete)])
+    else:
+        plan = StoredPlan(parse_json((run_dir / PLAN).read_text("utf-8")))
+    return Length(plan.trainer.max_steps, plan.trainer.num_train_epochs)
 
 
 def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None], look: Look = blind) -> None:
@@ -319,16 +303,15 @@ def readable_checkpoint(
 
     The conversion is deleted when the run has saved a later checkpoint. look: receives the progress.
     """
-    remove = functools.partial(remove_converted, begins.run_dir)
-    checkpoint = begins.checkpoint
+    checkpoint, run_dir = begins.checkpoint, begins.run_dir
     if checkpoint is None or not resumption.conversion:
-        remove()
+        remove_converted(run_dir)
         yield None if checkpoint is None else str(checkpoint)
         return
-    twin = converted(checkpoint, begins.run_dir, resumption.conversion, say, look)
-    remove(keep=twin)
+    universal = converted(checkpoint, run_dir, resumption.conversion, say, look)
+    remove_converted(run_dir, keep=universal)
     try:
-        yield str(twin)
+        yield str(universal)
     finally:
-        if max(complete_checkpoints(begins.run_dir / "checkpoints"), default=0) > _manifest(checkpoint).step:
-            remove()
+        if max(complete_checkpoints(run_dir / "checkpoints"), default=0) > _manifest(checkpoint).step:
+            remove_converted(run_dir)

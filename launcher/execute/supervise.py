@@ -11,7 +11,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +33,7 @@ class Limits:
     """How long a rank may show no progress, in seconds, by its phase; and what follows the loss of one."""
 
     step: float = 5 * MINUTE
-    """Least for a step, whatever its median: a batch may wait for rows that are far away."""
+    """Least for a step, whatever its median: a batch may wait for rows from a slow disk or network."""
     first_steps: float = HOUR
     """Before there is a median: kernels are built, and a resumed stream skips the rows that it gave."""
     start: float = HOUR
@@ -41,19 +41,18 @@ class Limits:
     load: float = 4 * HOUR
     """Weights may have to be downloaded: 140 GB take 4 hours at 10 MB/s."""
     skip: float = DAY
-    """The rows of a stream, up to where the run goes on, are read and encoded again: as long as in training,
-    where nothing waited for a device."""
+    """The rows of a stream, up to where the run resumes, are read and encoded again."""
     evaluate: float = 2 * HOUR
-    """A batch, since an evaluation tells of each; metrics of the user's own come after the last one."""
+    """One batch, or the user's own metrics after the last one."""
     save: float = HOUR
     """Least for a checkpoint; 10 times what the plan expects, where that is more."""
     finish: float = 4 * HOUR
-    """The best weights are loaded, the last ones gathered, written and perhaps uploaded. So long a process
-    may stay, too, that has said its last word: it may still upload."""
+    """The best weights are loaded, the last ones gathered, written and perhaps uploaded. Also for a process
+    that has reported its end: it may still upload."""
     launcher_ends: float = 20.0
-    """After a rank was lost its launcher ends the others; so long it has, then they are killed."""
+    """After a rank was lost: time for its launcher to end the others, then they are killed."""
     all_gone: float = 40.0
-    """After a rank was lost: then everything is killed, a launcher included that does not leave."""
+    """After a rank was lost: then everything is killed, a launcher that did not end included."""
     leave: float = 5.0
     """After the launcher has ended: what it started may finish an upload."""
 
@@ -83,16 +82,16 @@ class Watch:
     factor: float
     """Times the median that a step may take; 0: never a hang."""
     save_s: float = 0.0
-    """What the plan expects a step and a save to take at most, seconds; 0 where it does not say."""
+    """Longest step and save that the plan expects, seconds; 0 where it is unknown."""
     step_s: float = 0.0
-    """What the plan expects a step to take at most, seconds; 0 where it does not say."""
+    """Longest step that the plan expects, seconds; 0 where it is unknown."""
     limits: Limits = field(default_factory=Limits)
     own: frozenset[int] | None = None
-    """The ranks of this machine, whose processes are looked at; None: all that run on this host."""
+    """The ranks of this node, whose processes are looked at; None: all that run on this host."""
     others: bool = False
-    """Whether the ranks of other machines are judged, too: what they say, and that they live until `gone`."""
+    """Whether the ranks of other nodes are judged, too: by their statuses, and as alive until in `gone`."""
     gone: frozenset[int] = frozenset()
-    """Ranks elsewhere that vanished, as their machine tells."""
+    """Ranks on other nodes that vanished, as their node reports."""
     statuses: dict[int, RankStatus] = field(default_factory=dict)
     lost: dict[int, RankStatus] = field(default_factory=dict)
     """Ranks that vanished without an error: those of the first look that showed any."""
@@ -112,12 +111,12 @@ class Watch:
         alive = {
             rank for rank, s in first.items() if (is_alive(s) if self.is_own(rank) else rank not in self.gone)
         }
-        # Read behind that: of a rank that no longer lives, this is the last word.
+        # Read after that: of a rank that is no longer alive, this is the last status.
         statuses = read_statuses(self.run_dir)
         self.see({rank: statuses[rank] for rank in first if rank in statuses}, alive, elapsed)
 
     def is_own(self, rank: int) -> bool:
-        """Whether this machine has started this rank. By its number: two machines may have one name."""
+        """Whether this node has started this rank. By its number: two nodes may have one host name."""
         return self.own is None or rank in self.own
 
     def _is_watched(self, rank: int, status: RankStatus) -> bool:
@@ -126,7 +125,7 @@ class Watch:
         return self.others or rank in self.own
 
     def see(self, statuses: Mapping[int, RankStatus], alive: Collection[int], elapsed: float) -> None:
-        """Take in what the ranks last said, and which of them lived before they were asked."""
+        """Compare with the statuses before. alive: the ranks whose process lived before these were read."""
         before, self.statuses = self.statuses, dict(statuses)
         for rank, status in statuses.items():
             known = before.get(rank)
@@ -135,7 +134,7 @@ class Watch:
             self._waited[rank] = self._waited.get(rank, 0.0) + counted if same else 0.0
         failed = [rank for rank, status in sorted(statuses.items()) if status.code not in (None, 0)]
         gone = {r: s for r, s in sorted(statuses.items()) if s.phase != "ended" and r not in alive}
-        if not self.lost:  # those that go down later were ended because of these
+        if not self.lost:  # those that vanish later were ended because of these
             self.lost, self.lost_alone = gone, bool(gone) and not (failed or self.failed)
         self.failed = failed
         self._staying = frozenset(r for r, s in statuses.items() if s.phase == "ended" and r in alive)
@@ -147,19 +146,19 @@ class Watch:
 
     @property
     def in_trouble(self) -> bool:
-        """Whether a rank is lost or failed, so the others wait in vain."""
+        """Whether a rank is lost or failed, so that the others wait in vain."""
         return bool(self.lost or self.failed)
 
     @property
     def living(self) -> dict[int, RankStatus]:
-        """The ranks that have not said that they ended."""
+        """The ranks that have not reported their end."""
         return {rank: status for rank, status in self.statuses.items() if status.phase != "ended"}
 
     def hang(self) -> Hang | None:
         """A run none of whose ranks made progress within what its phase allows.
 
-        One rank within its limit is enough: the others may be waiting for it. Where all have reported
-        their end, those that stay count; where none has reported yet, the launcher.
+        One rank within its limit is enough: the others may be waiting for it. If all have reported their
+        end, those whose process stays count; if none has a status yet, the launcher.
         """
         if self.factor <= 0 or self.in_trouble:
             return None
@@ -183,7 +182,7 @@ class Watch:
         if status.phase == "save":
             return max(limits.save, 10 * self.save_s)
         by_phase = {
-            # Rows may take days to encode, and nothing waits for them but ranks of this machine.
+            # Rows may take days to encode, and only ranks of this node wait for them.
             "prepare": float("inf"),
             "start": limits.start, "load": limits.load, "skip": limits.skip, "evaluate": limits.evaluate
         }  # fmt: skip
@@ -196,19 +195,19 @@ class Watch:
 
     @property
     def stop_s(self) -> float:
-        """Seconds that a stop may take, generously: twice the step that runs, and twice a save."""
+        """Seconds that a stop may take: twice the present step, and twice a save."""
         return 2 * (self.pace + self.save_s) + 5.0
 
     @property
     def pace(self) -> float:
-        """Seconds that a step takes: its median; or, where that is less, how long the present one, or a batch
-        of an evaluation, has taken by now, up to 5 minutes: it may be a hang as well."""
+        """Seconds of a step: the median or, if longer, what the present step or batch of an evaluation has
+        taken so far, up to 5 minutes: more may be a hang."""
         waited = max((self._waited.get(rank, 0.0) for rank in self.living), default=0.0)
         return max(self.median or 0.0, min(waited, 5 * MINUTE))
 
 
 def _moment(status: RankStatus) -> tuple[object, ...]:
-    """What changes with every progress. A bar that moves is progress where nothing else tells of any."""
+    """What changes with every progress. A moving bar counts only in phases that show nothing else."""
     bar = (status.title, status.done) if status.phase in _SHOWS_BARS else ()
     return status.pid, status.phase, status.step, status.since, *bar
 
@@ -221,17 +220,16 @@ def describe_lost(
     how: `was killed by SIGKILL`. hosts: rank -> its host, where the run has several. logged: the last step
     that the run has logged: a rank writes its status twice a second at most, which may be many steps.
     """
-    pid = {r: f"pid {s.pid}" + (f" on {hosts[r]}" if hosts and r in hosts else "") for r, s in lost.items()}
-    step = {r: max(s.step, logged) if s.phase in _STEPPING else s.step for r, s in lost.items()}
-    parts = [f"rank {r} ({pid[r]}, last step {step[r]}, phase {s.phase})" for r, s in lost.items()]
-    if len(parts) == 1:
-        rank, status = next(iter(lost.items()))
-        return f"rank {rank} ({pid[rank]}) {how}, last step {step[rank]}, phase {status.phase}"
-    return f"{_and(parts)} {how.replace('was ', 'were ', 1)}"
-
-
-def _and(parts: Sequence[str]) -> str:
-    return f"{', '.join(parts[:-1])} and {parts[-1]}"
+    pids, steps = {}, {}
+    for rank, status in lost.items():
+        pids[rank] = f"pid {status.pid}" + (f" on {hosts[rank]}" if hosts and rank in hosts else "")
+        step = max(status.step, logged) if status.phase in _STEPPING else status.step
+        steps[rank] = f"last step {step}, phase {status.phase}"
+    if len(lost) == 1:
+        (rank,) = lost
+        return f"rank {rank} ({pids[rank]}) {how}, {steps[rank]}"
+    parts = [f"rank {rank} ({pids[rank]}, {steps[rank]})" for rank in lost]
+    return f"{', '.join(parts[:-1])} and {parts[-1]} {how.replace('was ', 'were ', 1)}"
 
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+", re.MULTILINE)
@@ -239,11 +237,11 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _OF_A_THREAD = "_bootstrap"
 """The outermost call of every thread but the main one."""
 _OUTERMOST = ("<module>", "_run_module_as_main")
-"""Of the main thread: all of it is written."""
+"""The outermost call of the main thread: with it the dump is complete."""
 _WAITING = re.compile(
     r"/torch/distributed/|/deepspeed/(?:comm|runtime)/|/torch/autograd/graph\.py|/torch/nn/parallel/"
 )
-"""Where a rank stands that waits for another: in a collective, under DDP in the backward pass."""
+"""File of the innermost call of a rank that waits for others: in a collective or DDP's backward pass."""
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<frozen")
 _POLL_S = 0.1
 _STOPPED = ("T", "t")
@@ -273,7 +271,7 @@ class Stack:
 
     frames: tuple[Frame, ...]
     state: str = ""
-    """Of its process in /proc/PID/stat, where it wrote no calls on this machine: T is stopped."""
+    """State of its process in /proc/PID/stat if it wrote no calls; T is stopped."""
 
     @property
     def waits(self) -> bool:
@@ -286,7 +284,7 @@ class Stack:
         return self.state in _STOPPED
 
     def __str__(self) -> str:
-        """The innermost call, and the innermost that is no library's."""
+        """The innermost call, and the innermost outside libraries."""
         if not self.frames:
             return "somewhere (it wrote no calls)"
         own = next((frame for frame in self.frames if not _LIBRARY.search(frame.file)), None)
@@ -300,9 +298,9 @@ def read_stacks(
     wait_s: float,
     is_own: Callable[[int], bool] = lambda rank: True,
 ) -> dict[int, Stack]:
-    """Ask the ranks for their calls; rank -> what it wrote within `wait_s` seconds, empty where nothing.
+    """Ask the ranks for their calls; rank -> what it wrote within `wait_s` seconds.
 
-    is_own: whether a rank runs on this machine; the others were asked by their own.
+    is_own: whether a rank runs on this node; the others were asked by theirs.
     """
     logs = {rank: run_dir / "logs" / f"rank-{rank}.log" for rank in statuses}
     sizes = {rank: log.stat().st_size if log.is_file() else 0 for rank, log in logs.items()}
@@ -311,7 +309,7 @@ def read_stacks(
     found: dict[int, Stack] = {}
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        found = {rank: parse_stack(_behind(logs[rank], sizes[rank])) for rank in statuses}
+        found = {rank: parse_stack(_text_after(logs[rank], sizes[rank])) for rank in statuses}
         if all(stack.frames and stack.frames[-1].function in _OUTERMOST for stack in found.values()):
             break
     return {
@@ -320,7 +318,7 @@ def read_stacks(
     }
 
 
-def _behind(log: Path, size: int) -> str:
+def _text_after(log: Path, size: int) -> str:
     try:
         with log.open("rb") as stream:
             stream.seek(size)
@@ -330,7 +328,7 @@ def _behind(log: Path, size: int) -> str:
 
 
 def parse_stack(text: str) -> Stack:
-    """The main thread's calls out of a dump of all threads."""
+    """The main thread's calls in a dump of all threads."""
     starts = [found.start() for found in _THREAD.finditer(text)]
     threads = [text[begin:end] for begin, end in pairwise([*starts, len(text)])]
     stacks = [

@@ -137,59 +137,54 @@ class Layout:
         return (self,) if self.decoder is None else (self, self.decoder)
 
 
-def _attention(s: Sizes, *, qkv_bias: bool = False, out_bias: bool = False) -> tuple[Linear, ...]:
-    base = "model.layers.{}.self_attn."
-    kv = s.kv_width
-    return (
-        Linear("q_proj", s.hidden, s.query_width, s.layers, base + "q_proj", qkv_bias, "norm1"),
-        Linear("k_proj", s.hidden, kv, s.layers, base + "k_proj", qkv_bias, "norm1"),
-        Linear("v_proj", s.hidden, kv, s.layers, base + "v_proj", qkv_bias, "norm1"),
-        Linear("o_proj", s.query_width, s.hidden, s.layers, base + "o_proj", out_bias, "attn"),
+def _linears(base: str, count: int, bias: bool, *rows: tuple[str, int, int, str]) -> tuple[Linear, ...]:
+    """Linears below `base` from rows of path, inputs, outputs and the activation that it multiplies."""
+    return tuple(
+        Linear(path.rpartition(".")[2], inputs, outputs, count, base + path, bias, reads)
+        for path, inputs, outputs, reads in rows
     )
+
+
+def _attention(s: Sizes, *, qkv_bias: bool = False, out_bias: bool = False) -> tuple[Linear, ...]:
+    base, h, kv = "model.layers.{}.self_attn.", s.hidden, s.kv_width
+    inputs = (("q_proj", h, s.query_width, "norm1"), ("k_proj", h, kv, "norm1"), ("v_proj", h, kv, "norm1"))
+    output = ("o_proj", s.query_width, h, "attn")
+    return _linears(base, s.layers, qkv_bias, *inputs) + _linears(base, s.layers, out_bias, output)
 
 
 def _gated_mlp(s: Sizes, bias: bool = False) -> tuple[Linear, ...]:
-    base = "model.layers.{}.mlp."
-    return (
-        Linear("gate_proj", s.hidden, s.inner, s.layers, base + "gate_proj", bias, "norm2"),
-        Linear("up_proj", s.hidden, s.inner, s.layers, base + "up_proj", bias, "norm2"),
-        Linear("down_proj", s.inner, s.hidden, s.layers, base + "down_proj", bias, "act"),
-    )
+    return _linears(
+        "model.layers.{}.mlp.", s.layers, bias,
+        ("gate_proj", s.hidden, s.inner, "norm2"),
+        ("up_proj", s.hidden, s.inner, "norm2"),
+        ("down_proj", s.inner, s.hidden, "act"),
+    )  # fmt: skip
+
+
+def _decoder(s: Sizes, linears: tuple[Linear, ...], extra: int = 0, **more: Any) -> Layout:
+    """Layers with RMSNorms and a gated feed-forward block. extra: parameters of a layer besides norms."""
+    norms = more.get("norms", 2) * s.hidden + (2 * s.head_dim if more.get("qk_norm") else 0)
+    return Layout(linears, norms + extra, s.hidden, s.hidden, **{"active_inner": s.inner, **more})
 
 
 def _llama(s: Sizes) -> Layout:
     bias = bool(s.config.get("attention_bias", False))
-    linears = _attention(s, qkv_bias=bias, out_bias=bias)
-    linears += _gated_mlp(s, bool(s.config.get("mlp_bias", False)))
-    return Layout(linears, 2 * s.hidden, s.hidden, s.hidden, active_inner=s.inner)
+    mlp = _gated_mlp(s, bool(s.config.get("mlp_bias", False)))
+    return _decoder(s, _attention(s, qkv_bias=bias, out_bias=bias) + mlp)
 
 
-def _qwen2(s: Sizes) -> Layout:
-    linears = _attention(s, qkv_bias=True) + _gated_mlp(s)
-    return Layout(linears, 2 * s.hidden, s.hidden, s.hidden, active_inner=s.inner)
-
-
-def _qwen3(s: Sizes) -> Layout:
+def _qwen3(s: Sizes, **more: Any) -> Layout:
     bias = bool(s.config["attention_bias"])
-    linears = _attention(s, qkv_bias=bias, out_bias=bias) + _gated_mlp(s)
-    extra = 2 * s.hidden + 2 * s.head_dim
-    return Layout(linears, extra, s.hidden, s.hidden, qk_norm=True, active_inner=s.inner)
+    return _decoder(s, _attention(s, qkv_bias=bias, out_bias=bias) + _gated_mlp(s), **more)
 
 
 def _gemma(s: Sizes, norms: int = 2, qk_norm: bool = False) -> Layout:
-    bias = bool(s.config["attention_bias"])
-    linears = _attention(s, qkv_bias=bias, out_bias=bias) + _gated_mlp(s)
-    extra = norms * s.hidden + (2 * s.head_dim if qk_norm else 0)
     # Gemma2Config's defaults cap both.
     default = 1.0 if norms == 4 and not qk_norm else None
-    return Layout(
-        linears,
-        extra,
-        s.hidden,
-        s.hidden,
+    return _qwen3(
+        s,
         norms=norms,
         qk_norm=qk_norm,
-        active_inner=s.inner,
         activation="gelu_pytorch_tanh",
         score_cap=s.config.get("attn_logit_softcapping", default) is not None,
         logit_cap=s.config.get("final_logit_softcapping", default) is not None,
@@ -197,136 +192,118 @@ def _gemma(s: Sizes, norms: int = 2, qk_norm: bool = False) -> Layout:
 
 
 def _phi3(s: Sizes) -> Layout:
-    base, n = "model.layers.{}.", s.layers
-    width = s.query_width + 2 * s.kv_width
-    linears = (
-        Linear("qkv_proj", s.hidden, width, n, base + "self_attn.qkv_proj", False, "norm1"),
-        Linear("o_proj", s.query_width, s.hidden, n, base + "self_attn.o_proj", False, "attn"),
-        Linear("gate_up_proj", s.hidden, 2 * s.inner, n, base + "mlp.gate_up_proj", False, "norm2"),
-        Linear("down_proj", s.inner, s.hidden, n, base + "mlp.down_proj", False, "act"),
-    )
-    dropout = float(s.config["resid_pdrop"])
-    return Layout(
-        linears,
-        2 * s.hidden,
-        s.hidden,
-        s.hidden,
-        dropout=dropout,
-        fused_qkv=True,
-        active_inner=s.inner,
-    )
+    linears = _linears(
+        "model.layers.{}.", s.layers, False,
+        ("self_attn.qkv_proj", s.hidden, s.query_width + 2 * s.kv_width, "norm1"),
+        ("self_attn.o_proj", s.query_width, s.hidden, "attn"),
+        ("mlp.gate_up_proj", s.hidden, 2 * s.inner, "norm2"),
+        ("mlp.down_proj", s.inner, s.hidden, "act"),
+    )  # fmt: skip
+    return _decoder(s, linears, dropout=float(s.config["resid_pdrop"]), fused_qkv=True)
+
+
+def _mixtral(s: Sizes) -> Layout:
+    count, active = int(s.config["num_local_experts"]), int(s.config["num_experts_per_tok"])
+    return _experts(s, _attention(s), count, s.inner, active)
+
+
+def _qwen3_moe(s: Sizes) -> Layout:
+    c, bias = s.config, bool(s.config["attention_bias"])
+    count, active = int(c.get("num_experts") or c["num_local_experts"]), int(c["num_experts_per_tok"])
+    linears = _attention(s, qkv_bias=bias, out_bias=bias)
+    return _experts(s, linears, count, int(c["moe_intermediate_size"]), active, qk_norm=True)
+
+
+def _experts(
+    s: Sizes, linears: tuple[Linear, ...], count: int, width: int, active: int, **more: Any
+) -> Layout:
+    """`count` experts of this width, of which each token uses `active`, and a router."""
+    experts, router = count * 3 * s.hidden * width, count * s.hidden
+    more |= {"experts": experts, "num_experts": count, "active_inner": active * width}
+    return _decoder(s, linears, experts + router, **more)
 
 
 def _plain(s: Sizes, linears: tuple[Linear, ...], **more: Any) -> Layout:
     """Layers with two biased LayerNorms and a feed-forward block without gate."""
-    activation = str(s.config.get("activation_function") or s.config.get("hidden_act"))
     facts: dict[str, Any] = {
         "layer_extra": 4 * s.hidden,
         "model_extra": 2 * s.hidden,
         "embed_width": s.hidden,
         "gated": False,
         "rms_norm": False,
-        "activation": activation,
+        "activation": str(s.config.get("activation_function") or s.config.get("hidden_act")),
         "active_inner": s.inner,
     }
     return Layout(linears, **(facts | more))
 
 
 def _starcoder2(s: Sizes) -> Layout:
-    bias, base = bool(s.config["use_bias"]), "model.layers.{}.mlp."
-    linears = (
-        *_attention(s, qkv_bias=bias, out_bias=bias),
-        Linear("c_fc", s.hidden, s.inner, s.layers, base + "c_fc", bias, "norm2"),
-        Linear("c_proj", s.inner, s.hidden, s.layers, base + "c_proj", bias, "act"),
+    bias, rows = (
+        bool(s.config["use_bias"]),
+        (("c_fc", s.hidden, s.inner, "norm2"), ("c_proj", s.inner, s.hidden, "act")),
     )
+    linears = _attention(s, qkv_bias=bias, out_bias=bias)
+    linears += _linears("model.layers.{}.mlp.", s.layers, bias, *rows)
     return _plain(s, linears, dropout=float(s.config["residual_dropout"]))
 
 
-def _gpt2_linears(s: Sizes, qkv_width: int) -> tuple[Linear, ...]:
-    base, n = "transformer.h.{}.", s.layers
-    return (
-        Linear("c_attn", s.hidden, qkv_width, n, base + "attn.c_attn", True, "norm1"),
-        Linear("c_proj", s.hidden, s.hidden, n, base + "attn.c_proj", True, "attn"),
-        Linear("c_fc", s.hidden, s.inner, n, base + "mlp.c_fc", True, "norm2"),
-        Linear("c_proj", s.inner, s.hidden, n, base + "mlp.c_proj", True, "act"),
-    )
-
-
-def _gpt2(s: Sizes) -> Layout:
+def _gpt2(s: Sizes, qkv_width: int | None = None, **more: Any) -> Layout:
+    h = s.hidden
+    linears = _linears(
+        "transformer.h.{}.", s.layers, True,
+        ("attn.c_attn", h, qkv_width or 3 * h, "norm1"),
+        ("attn.c_proj", h, h, "attn"),
+        ("mlp.c_fc", h, s.inner, "norm2"),
+        ("mlp.c_proj", s.inner, h, "act"),
+    )  # fmt: skip
     return _plain(
         s,
-        _gpt2_linears(s, 3 * s.hidden),
+        linears,
         positions=s.positions,
         dropout=float(s.config["resid_pdrop"]),
         attention_dropout=float(s.config["attn_pdrop"]),
-        float_softmax=False,
         fused_qkv=True,
         embed_paths=("transformer.wte", "transformer.wpe"),
+        **more,
     )
 
 
 def _gpt_bigcode(s: Sizes) -> Layout:
-    return _plain(
-        s,
-        _gpt2_linears(s, s.hidden + 2 * s.kv_width),
-        positions=s.positions,
-        dropout=float(s.config["resid_pdrop"]),
-        attention_dropout=float(s.config["attn_pdrop"]),
-        fused_qkv=True,
-        # One bool per pair of positions.
-        mask_buffer=s.positions**2,
-        embed_paths=("transformer.wte", "transformer.wpe"),
-    )
+    # One bool per pair of positions.
+    return _gpt2(s, s.hidden + 2 * s.kv_width, mask_buffer=s.positions**2)
 
 
 def _gpt_neox(s: Sizes) -> Layout:
-    base, n, bias = "gpt_neox.layers.{}.", s.layers, bool(s.config["attention_bias"])
-    h, inner = s.hidden, s.inner
-    linears = (
-        Linear("query_key_value", h, 3 * h, n, base + "attention.query_key_value", bias, "norm1"),
-        Linear("dense", h, h, n, base + "attention.dense", bias, "attn"),
-        Linear("dense_h_to_4h", h, inner, n, base + "mlp.dense_h_to_4h", True, "norm2"),
-        Linear("dense_4h_to_h", inner, h, n, base + "mlp.dense_4h_to_h", True, "act"),
-    )
-    dropout = float(s.config["hidden_dropout"])
-    paths = ("gpt_neox.embed_in",)
+    base, n, h = "gpt_neox.layers.{}.", s.layers, s.hidden
+    bias = bool(s.config["attention_bias"])
+    attention = (("attention.query_key_value", h, 3 * h, "norm1"), ("attention.dense", h, h, "attn"))
+    mlp = (("mlp.dense_h_to_4h", h, s.inner, "norm2"), ("mlp.dense_4h_to_h", s.inner, h, "act"))
     # Defaults of GPTNeoXConfig; current configurations have the share in rope_parameters.
     rope = s.config.get("rope_parameters") or {}
-    share = rope.get("partial_rotary_factor", s.config.get("rotary_pct", 0.25))
     return _plain(
         s,
-        linears,
-        dropout=dropout,
+        _linears(base, n, bias, *attention) + _linears(base, n, True, *mlp),
+        dropout=float(s.config["hidden_dropout"]),
         fused_qkv=True,
-        embed_paths=paths,
+        embed_paths=("gpt_neox.embed_in",),
         parallel=bool(s.config.get("use_parallel_residual", True)),
-        rotary_share=float(share),
+        rotary_share=float(rope.get("partial_rotary_factor", s.config.get("rotary_pct", 0.25))),
     )
 
 
 def _opt(s: Sizes) -> Layout:
-    base, n, c = "model.decoder.layers.{}.", s.layers, s.config
-    bias, h = bool(c["enable_bias"]), s.hidden
-    attention = tuple(
-        Linear(name, h, h, n, f"{base}self_attn.{name}", bias, reads)
-        for name, reads in (
-            ("q_proj", "norm1"),
-            ("k_proj", "norm1"),
-            ("v_proj", "norm1"),
-            ("out_proj", "attn"),
-        )
-    )
-    linears = (
-        *attention,
-        Linear("fc1", h, s.inner, n, base + "fc1", bias, "norm2"),
-        Linear("fc2", s.inner, h, n, base + "fc2", bias, "act"),
-    )
+    c, h = s.config, s.hidden
+    linears = _linears(
+        "model.decoder.layers.{}.", s.layers, bool(c["enable_bias"]),
+        *((f"self_attn.{name}", h, h, "norm1") for name in ("q_proj", "k_proj", "v_proj")),
+        ("self_attn.out_proj", h, h, "attn"),
+        ("fc1", h, s.inner, "norm2"),
+        ("fc2", s.inner, h, "act"),
+    )  # fmt: skip
     width = int(c["word_embed_proj_dim"] or h)
     if width != h:
-        linears += (
-            Linear("project_out", h, width, 1, "model.decoder.project_out"),
-            Linear("project_in", width, h, 1, "model.decoder.project_in"),
-        )
+        rows = (("project_out", h, width, ""), ("project_in", width, h, ""))
+        linears += _linears("model.decoder.", 1, False, *rows)
     affine = 1 if c["layer_norm_elementwise_affine"] else 0
     final_norm = c["do_layer_norm_before"] and not c["_remove_final_layer_norm"]
     return _plain(
@@ -343,43 +320,18 @@ def _opt(s: Sizes) -> Layout:
     )
 
 
-def _mixtral(s: Sizes) -> Layout:
-    count, active = int(s.config["num_local_experts"]), int(s.config["num_experts_per_tok"])
-    experts = count * 3 * s.hidden * s.inner
-    extra = 2 * s.hidden + experts + count * s.hidden
-    inner = active * s.inner
-    return Layout(
-        _attention(s), extra, s.hidden, s.hidden, experts=experts, num_experts=count, active_inner=inner
-    )
-
-
-def _qwen3_moe(s: Sizes) -> Layout:
-    c = s.config
-    count = int(c.get("num_experts") or c["num_local_experts"])
-    width = int(c["moe_intermediate_size"])
-    experts = count * 3 * s.hidden * width
-    extra = 2 * s.hidden + 2 * s.head_dim + experts + count * s.hidden
-    bias = bool(c["attention_bias"])
-    linears = _attention(s, qkv_bias=bias, out_bias=bias)
-    inner = int(c["num_experts_per_tok"]) * width
-    return Layout(
-        linears, extra, s.hidden, s.hidden,
-        qk_norm=True, experts=experts, num_experts=count, active_inner=inner,
-    )  # fmt: skip
-
-
 FAMILIES: dict[str, Callable[[Sizes], Layout]] = {
     "llama": _llama,
     "mistral": _llama,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
+    "qwen2": lambda s: _decoder(s, _attention(s, qkv_bias=True) + _gated_mlp(s)),
+    "qwen3": lambda s: _qwen3(s, qk_norm=True),
     "gemma": _gemma,
     "gemma2": lambda s: _gemma(s, norms=4),
     "gemma3_text": lambda s: _gemma(s, norms=4, qk_norm=True),
     "phi3": _phi3,
     "starcoder2": _starcoder2,
     "gpt_bigcode": _gpt_bigcode,
-    "gpt2": _gpt2,
+    "gpt2": lambda s: _gpt2(s, float_softmax=False),
     "gpt_neox": _gpt_neox,
     "opt": _opt,
     "mixtral": _mixtral,
@@ -388,28 +340,22 @@ FAMILIES: dict[str, Callable[[Sizes], Layout]] = {
 
 
 def _bert(s: Sizes) -> Layout:
-    base, n, h = "bert.encoder.layer.{}.", s.layers, s.hidden
-    linears = (
-        *(
-            Linear(name, h, h, n, f"{base}attention.self.{name}", True, "norm1")
-            for name in ("query", "key", "value")
-        ),
-        Linear("dense", h, h, n, base + "attention.output.dense", True, "attn"),
-        Linear("dense", h, s.inner, n, base + "intermediate.dense", True, "norm2"),
-        Linear("dense", s.inner, h, n, base + "output.dense", True, "act"),
-        Linear("dense", h, h, 1, "bert.pooler.dense", True),
-    )
-    types = int(s.config["type_vocab_size"])
-    paths = tuple(f"bert.embeddings.{kind}_embeddings" for kind in ("word", "position", "token_type"))
+    h, types = s.hidden, int(s.config["type_vocab_size"])
+    linears = _linears(
+        "bert.encoder.layer.{}.", s.layers, True,
+        *((f"attention.self.{name}", h, h, "norm1") for name in ("query", "key", "value")),
+        ("attention.output.dense", h, h, "attn"),
+        ("intermediate.dense", h, s.inner, "norm2"),
+        ("output.dense", s.inner, h, "act"),
+    )  # fmt: skip
     return _encoder(
         s,
-        linears,
+        linears + _linears("bert.", 1, True, ("pooler.dense", h, h, "")),
         # Segment embeddings and the embeddings' norm.
         model_extra=types * h + 2 * h,
-        embed_width=h,
         positions=s.positions,
         segments=types,
-        embed_paths=paths,
+        embed_paths=tuple(f"bert.embeddings.{x}_embeddings" for x in ("word", "position", "token_type")),
         float_softmax=False,
         post_norm=True,
     )
@@ -417,24 +363,19 @@ def _bert(s: Sizes) -> Layout:
 
 def _vit(s: Sizes) -> Layout:
     base, n, h, c = "vit.layers.{}.", s.layers, s.hidden, s.config
-    qkv_bias = bool(c["qkv_bias"])
-    linears = (
-        *(
-            Linear(name, h, h, n, f"{base}attention.{name}", qkv_bias, "norm1")
-            for name in ("q_proj", "k_proj", "v_proj")
-        ),
-        Linear("o_proj", h, h, n, base + "attention.o_proj", True, "attn"),
-        Linear("fc1", h, s.inner, n, base + "mlp.fc1", True, "norm2"),
-        Linear("fc2", s.inner, h, n, base + "mlp.fc2", True, "act"),
+    inputs = ((f"attention.{name}", h, h, "norm1") for name in ("q_proj", "k_proj", "v_proj"))
+    others = (
+        ("attention.o_proj", h, h, "attn"),
+        ("mlp.fc1", h, s.inner, "norm2"),
+        ("mlp.fc2", s.inner, h, "act"),
     )
     (height, width), (down, across) = _pair(c["image_size"]), _pair(c["patch_size"])
     tokens = (height // down) * (width // across) + 1
-    # The class token, the patch convolution and the final norm.
-    extra = h + (int(c["num_channels"]) * down * across + 1) * h + 2 * h
     return _encoder(
         s,
-        linears,
-        model_extra=extra,
+        _linears(base, n, bool(c["qkv_bias"]), *inputs) + _linears(base, n, True, *others),
+        # The class token, the patch convolution and the final norm.
+        model_extra=h + (int(c["num_channels"]) * down * across + 1) * h + 2 * h,
         embed_width=0,
         positions=tokens,
         embed_paths=(),

@@ -31,21 +31,9 @@ five times as long as in one piece."""
 LOGIT_BYTES = 4
 
 PLAIN_HEADS = frozenset(
-    {
-        "gemma",
-        "gemma3_text",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neox",
-        "llama",
-        "mistral",
-        "opt",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "starcoder2",
-    }
-)
+    {"gemma", "gemma3_text", "gpt2", "gpt_bigcode", "gpt_neox", "llama", "mistral", "opt", "phi3", "qwen2",
+     "qwen3", "starcoder2"}
+)  # fmt: skip
 """Model types whose logits are `lm_head(hidden)` and whose loss depends on these logits alone.
 
 As read in transformers 5.23. Gemma-2 caps its logits, and Gemma-3 where its configuration has a
@@ -62,9 +50,7 @@ def chunk_rows(vocab_size: int) -> int:
 @functools.cache
 def tp_plans() -> dict[str, dict[str, str]]:
     """Model type -> module pattern -> style, as in the tested transformers; {} for a family without one."""
-    text = facts_file("tp_plans.json").read_text(encoding="utf-8")
-    plans: dict[str, dict[str, str]] = json.loads(text)["plans"]
-    return plans
+    return dict(json.loads(facts_file("tp_plans.json").read_text("utf-8"))["plans"])
 
 
 def has_tp_plan(model_type: str) -> bool:

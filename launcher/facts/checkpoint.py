@@ -92,6 +92,8 @@ def _manifest(found: Any) -> Manifest:
     data, versions = found["data"], dict(found["versions"])
     if not (data is None or isinstance(data, str)):
         raise ValueError("not a manifest")
+    elapsed: Any = found.get("elapsed")
+    is_number = isinstance(elapsed, int | float) and not isinstance(elapsed, bool)
     return Manifest(
         step=_count(found["step"]),
         world_size=_count(found["world_size"]),
@@ -100,7 +102,7 @@ def _manifest(found: Any) -> Manifest:
         seconds=float(found["seconds"]),
         data=data,
         versions={str(name): str(version) for name, version in versions.items()},
-        elapsed=_elapsed(found.get("elapsed")),
+        elapsed=float(elapsed) if is_number and 0 <= elapsed < math.inf else None,
     )
 
 
@@ -110,11 +112,6 @@ def file_facts(found: Any) -> dict[str, FileFacts]:
     if not files:
         raise ValueError("not a manifest")
     return files
-
-
-def _elapsed(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value < math.inf else None
 
 
 def _inside(name: str) -> str:
@@ -285,13 +282,8 @@ def read_origin(run_dir: Path) -> Path | None:
 
 def _numbered(folder: Path) -> list[tuple[int, Path]]:
     """Folders named checkpoint-N, with N."""
-    found = []
     try:
-        entries = list(folder.iterdir())
+        entries = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
     except OSError:
         return []
-    for path in entries:
-        number = _NAME.fullmatch(path.name)
-        if number and path.is_dir():
-            found.append((int(number[1]), path))
-    return found
+    return [(int(number[1]), path) for number, path in entries if number and path.is_dir()]

@@ -16,19 +16,7 @@ from launcher.errors import Problem, RecipeError
 
 _STRING, _ARRAY = 8, 9
 # GGUF value type -> struct format (little-endian, no padding); 7 is a boolean.
-_SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _LONGEST_LIST = 16
 """Only the length of longer arrays (a tokenizer's) is kept."""
 
@@ -134,9 +122,8 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 def _unreadable(path: Path, why: str) -> RecipeError:
-    return RecipeError(
-        Problem("bad-gguf", f"cannot read a GGUF header from {path}: {why}", path="model.gguf_file")
-    )
+    message = f"cannot read a GGUF header from {path}: {why}"
+    return RecipeError(Problem("bad-gguf", message, path="model.gguf_file"))
 
 
 def gguf_config(header: GgufHeader) -> dict[str, Any]:
@@ -144,15 +131,11 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
     metadata = header.metadata
     name = str(metadata.get("general.architecture"))
     if name not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise RecipeError(
-            Problem(
-                "unknown-architecture",
-                f"GGUF architecture {name!r} is not supported",
-                path="model.gguf_file",
-                hint=f"supported: {known}",
-            )
+        message, hint = (
+            f"GGUF architecture {name!r} is not supported",
+            f"supported: {', '.join(_ARCHITECTURES)}",
         )
+        raise RecipeError(Problem("unknown-architecture", message, path="model.gguf_file", hint=hint))
     model_type, architecture = _ARCHITECTURES[name]
     config: dict[str, Any] = {"model_type": model_type, "architectures": [architecture]}
     for key, ours in _COMMON.items():

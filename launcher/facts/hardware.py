@@ -36,12 +36,9 @@ class Hardware:
     @property
     def label(self) -> str:
         """The notation that `parse_hardware` reads back."""
-        count = f"{self.devices_per_node}x"
-        if self.num_nodes > 1:
-            count = f"{self.num_nodes}x{count}"
-        if self.is_cpu and count == "1x":
-            count = ""
-        return f"{count}{self.device}"
+        nodes = f"{self.num_nodes}x" if self.num_nodes > 1 else ""
+        is_one = self.is_cpu and self.num_devices == 1
+        return self.device if is_one else f"{nodes}{self.devices_per_node}x{self.device}"
 
 
 T, G = 1e12, 1e9
@@ -136,38 +133,31 @@ def device_facts(name: str) -> tuple[str, int | None, tuple[int, int] | None]:
     if match := re.fullmatch(_UNNAMED, name, re.IGNORECASE):
         # Decimal gigabytes: an unnamed "24GB" device promises no more than that.
         return f"{match[1]}GB", int(match[1]) * 10**9, None
-    by_lower = {known.lower(): known for known in DEVICES}
-    known = by_lower.get(name.lower())
-    if known is None:
-        same_family = [d for d in DEVICES if d.lower().startswith(name.lower() + "-")]
-        if len(same_family) == 1:
-            known = same_family[0]
-    if known is None:
+    plain = name.lower()
+    same_family = [d for d in DEVICES if d.lower().startswith(f"{plain}-")]
+    found = [d for d in DEVICES if d.lower() == plain] or same_family
+    if len(found) != 1:
         import difflib
 
         near = same_family or difflib.get_close_matches(name, DEVICES, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(DEVICES)}"
         raise RecipeError(Problem("unknown-device", f"no device {name!r} in the catalogue", hint=hint))
-    return known, DEVICES[known].bytes, DEVICES[known].capability
+    device = DEVICES[found[0]]
+    return found[0], device.bytes, device.capability
 
 
 def parse_hardware(text: str) -> Hardware:
     """Read `8xA100-80GB`, `2x8xH100-80GB` (nodes x devices x device), `cpu`, `2xcpu`, `1x24GB`."""
     match = re.fullmatch(_NOTATION, text.strip())
     if match is None:
-        raise RecipeError(
-            Problem(
-                "bad-hardware",
-                f"cannot read hardware {text!r}: expected [NODESx]DEVICESxDEVICE",
-                hint="e.g. 8xA100-80GB, 2x8xH100-80GB, 1x24GB, cpu or 2xcpu",
-            )
-        )
+        message = f"cannot read hardware {text!r}: expected [NODESx]DEVICESxDEVICE"
+        hint = "e.g. 8xA100-80GB, 2x8xH100-80GB, 1x24GB, cpu or 2xcpu"
+        raise RecipeError(Problem("bad-hardware", message, hint=hint))
     first, second = match["a"], match["b"]
     nodes, devices = (int(first), int(second)) if second else (1, int(first or 1))
     if nodes < 1 or devices < 1:
-        raise RecipeError(
-            Problem("bad-hardware", f"hardware {text!r} needs at least one node and one device")
-        )
+        message = f"hardware {text!r} needs at least one node and one device"
+        raise RecipeError(Problem("bad-hardware", message))
     name, size, capability = device_facts(match["device"])
     return Hardware(nodes, devices, name, size, capability)
 
@@ -196,18 +186,15 @@ def figures_of(
 
     `processor`: this machine's, where the plan is for it; `cores`: shared by its processes.
     """
-    if hardware.is_cpu:
-        return (A_CPU, False) if processor is None else (_share(processor, hardware, cores), True)
-    found = DEVICES.get(hardware.device)
-    return (UNNAMED, False) if found is None else (found.figures, True)
-
-
-def _share(processor: Processor, hardware: Hardware, cores: int) -> Figures:
-    """The peaks of one process's cores; other processes are reached through memory."""
-    own = cores / hardware.devices_per_node
+    if not hardware.is_cpu:
+        found = DEVICES.get(hardware.device)
+        return (UNNAMED, False) if found is None else (found.figures, True)
+    if processor is None:
+        return A_CPU, False
+    own = cores / hardware.devices_per_node  # other processes are reached through memory
     memory = min(own * CORE_MEMORY, SOCKET_MEMORY / hardware.devices_per_node)
     single, half = own * processor.single, own * processor.half
-    return Figures(half, single, single, memory, memory, memory, f"counted: {processor.name}")
+    return Figures(half, single, single, memory, memory, memory, f"counted: {processor.name}"), True
 
 
 HIGHEST_CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")

@@ -19,14 +19,13 @@ _IPV6 = Path("/proc/net/if_inet6")
 
 
 def own_address_towards(host: str) -> str:
-    """The address under which this machine speaks to `host` (a name or an address).
+    """This machine's address on the route to `host` (a name or an address).
 
-    OSError where the name is unknown or no route exists. Nothing is sent: connecting a datagram socket only
-    chooses the route.
+    OSError where the name is unknown or no route exists. Connecting a datagram socket sends nothing.
     """
     try:
         kind, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    except UnicodeError as error:  # no name at all, such as one with two dots in a row
+    except UnicodeError as error:  # an invalid name, such as one with two dots in a row
         raise socket.gaierror(socket.EAI_NONAME, str(error)) from None
     with socket.socket(kind, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
@@ -44,7 +43,7 @@ def is_this_machine(host: str) -> bool:
         return True
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
-    except (OSError, UnicodeError):  # what is no name at all is not even looked up
+    except (OSError, UnicodeError):  # UnicodeError: an invalid name
         return False
     return any(one.startswith("127.") for one in found) or not found.isdisjoint(addresses())
 
@@ -55,12 +54,12 @@ def addresses() -> dict[str, str]:
 
 
 def _ipv4() -> dict[str, str]:
-    room = array.array("B", bytes(_ENTRY * 512))
-    place, _ = room.buffer_info()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        answer = fcntl.ioctl(asked.fileno(), _SIOCGIFCONF, struct.pack("iL", len(room), place))
+    buffer = array.array("B", bytes(_ENTRY * 512))
+    place, _ = buffer.buffer_info()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFCONF, struct.pack("iL", len(buffer), place))
     length = struct.unpack("iL", answer)[0]
-    raw = room.tobytes()[:length]
+    raw = buffer.tobytes()[:length]
     found = {}
     for at in range(0, length, _ENTRY):
         # An alias such as eth0:1 is an address of eth0.
@@ -80,7 +79,7 @@ def _ipv6() -> dict[str, str]:
 
 LOOPBACK, UNKNOWN = "lo", "unknown"
 _VIRTUAL = ("lo", "docker")
-"""Interfaces that NCCL takes only when there is no other (its bootstrap, `findInterfaces`)."""
+"""Interfaces that NCCL uses only if there is no other (its bootstrap, `findInterfaces`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ def choose_interface(
 ) -> Meeting:
     """The interface on which `backend` (gloo | nccl) connects this machine's ranks with the others. Pure.
 
-    known: address -> interface. own: the address to which this machine's name leads, None where to none.
+    known: address -> interface. own: the address of this machine's name, None without one.
     """
     names: dict[str, str] = {}
     for address, name in sorted(known.items(), key=lambda pair: ":" in pair[0]):  # IPv4 first
@@ -116,7 +115,7 @@ def choose_interface(
         return Meeting(name, names.get(name, ""), "NCCL's own order")
     if own is None:
         return Meeting(UNKNOWN, "", "the host name has no address")
-    # 127.0.1.1, which Debian gives to a machine's own name, is an address of no interface but of loopback.
+    # Debian gives the machine's own name 127.0.1.1, which belongs to loopback but to no interface's address.
     elsewhere = LOOPBACK if own.startswith("127.") else UNKNOWN
     return Meeting(known.get(own, elsewhere), own, "the address of the host name")
 

@@ -29,17 +29,7 @@ DEFAULT_TARGETS: dict[str, list[str]] = {
     "bert": ["query", "value"],
     **{
         family: ["q_proj", "v_proj"]
-        for family in (
-            "gemma",
-            "gemma2",
-            "gemma3_text",
-            "llama",
-            "mistral",
-            "mixtral",
-            "opt",
-            "qwen2",
-            "qwen3",
-        )
+        for family in "gemma gemma2 gemma3_text llama mistral mixtral opt qwen2 qwen3".split()  # noqa: SIM905
     },
 }
 """peft's default target modules; other families have none."""
@@ -110,9 +100,7 @@ def adapted_by(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted:
     found = asked or count_adapter(spec, adapter)
     if found is not None:
         return found
-    message = (
-        f"the trained parameters of this adapter on model_type {spec.model_type} can only be counted by peft"
-    )
+    message = f"only peft can count what this adapter trains on model_type {spec.model_type}"
     hint = "run `plan RECIPE` where the training packages are installed"
     raise RecipeError(Problem("not-in-closed-form", message, path="adapter", hint=hint))
 
@@ -125,19 +113,22 @@ def count_adapter(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted | None
         targets = DEFAULT_TARGETS.get(spec.model_type, ())
     every = is_all_linear(targets)
     beside = set(fields) - {"r", "target_modules"}
-    if every and not beside:
-        return _all_linear(spec, fields["r"])
+    if every and not beside:  # a classification head is trained in full along with every adapter
+        head = spec.head.own_params if spec.head.saved else 0
+        return Adapted(fields["r"] * lora_width(spec, None) + head, None, fields["r"])
     # peft rewrites patterns and names of experts to fused parameters.
     experts = spec.layout.num_experts and (isinstance(targets, str) or beside or not fields["target_modules"])
     if spec.foreign or beside - set(_COUNTED) or experts:
         return None
     _check_patterns(fields, targets)
     modules = list(_modules(spec))
-    if not (names := _problems(spec, modules, fields, targets)):
-        return _count(spec, modules, _with_head(spec, fields), None if every else targets)
-    if any(problem is None for problem in names):
+    if not (problems := _problems(spec, modules, fields, targets)):
+        own_head = [spec.head.name] if spec.head.saved else []  # in modules_to_save, as in the worker
+        fields["modules_to_save"] = [*fields.get("modules_to_save", ()), *own_head]
+        return _count(spec, modules, fields, None if every else targets)
+    if None in problems:
         return None
-    raise RecipeError([problem for problem in names if problem is not None])
+    raise RecipeError([problem for problem in problems if problem is not None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +150,6 @@ class _Module:
             yield self.path
         else:
             yield from (self.path.replace("{}", str(i), 1) for i in range(self.count))
-
-
-def _all_linear(spec: ModelSpec, r: int) -> Adapted:
-    width = lora_width(spec, None)
-    return Adapted(r * width + _classifier(spec), None, r)
-
-
-def _classifier(spec: ModelSpec) -> int:
-    """A classification head is trained in full along with every adapter."""
-    return spec.head.own_params if spec.head.saved else 0
-
-
-def _with_head(spec: ModelSpec, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields with a classification head among modules_to_save, as in the worker."""
-    head = [spec.head.name] if spec.head.saved else []
-    return {**fields, "modules_to_save": [*fields.get("modules_to_save", ()), *head]}
 
 
 def lora_width(spec: ModelSpec, paths: Sequence[str] | None) -> int:
@@ -222,8 +197,7 @@ def _modules(spec: ModelSpec) -> Iterator[_Module]:
 @functools.cache
 def module_names() -> dict[str, dict[str, str]]:
     """Family -> path -> class, of convolutions and of modules without a matrix."""
-    names: dict[str, dict[str, str]] = json.loads(facts_file("module_names.json").read_text("utf-8"))["names"]
-    return names
+    return dict(json.loads(facts_file("module_names.json").read_text("utf-8"))["names"])
 
 
 def _problems(
@@ -276,14 +250,11 @@ def _check_patterns(fields: Mapping[str, Any], targets: str | Sequence[str]) -> 
 
 
 def _absent(spec: ModelSpec, field: str, wanted: str, *, alone: bool) -> Problem:
-    names = ", ".join(sorted({linear.name for linear in spec.linears}))
-    return Problem(
-        "no-target-modules" if field == "target_modules" and alone else "target-modules-missing",
-        f"{field} {wanted!r} matches no module of {spec.model_type}",
-        path=f"adapter.{field}",
-        hint=f"its linear layers are {names}"
-        + ("; all-linear matches all of them" if field[0] == "t" else ""),
-    )
+    hint = f"its linear layers are {', '.join(sorted({linear.name for linear in spec.linears}))}"
+    hint += "; all-linear matches all of them" if field == "target_modules" else ""
+    code = "no-target-modules" if field == "target_modules" and alone else "target-modules-missing"
+    message = f"{field} {wanted!r} matches no module of {spec.model_type}"
+    return Problem(code, message, path=f"adapter.{field}", hint=hint)
 
 
 def _count(
@@ -307,7 +278,7 @@ def _count(
             dora = module.outputs if fields.get("use_dora") else 0
             if module.kind == "Conv2d" or module.shared or (dora and module.kind == "Embedding"):
                 return None
-            key = _pattern_of(name, fields)
+            key = next((key for key in fields.get("rank_pattern", ()) if named_by(key, name)), None)
             for field, ever in used.items():
                 ever |= {one for one in fields.get(field, ()) if named_by(one, name)}
             rank = fields["rank_pattern"][key] if key else fields["r"]
@@ -315,9 +286,7 @@ def _count(
             width += module.inputs + module.outputs
             params += rank * (module.inputs + module.outputs) + dora
     if not ranks:
-        message = (
-            "matches only modules that are excluded, in modules_to_save, or in layers that are not selected"
-        )
+        message = "matches only modules that are excluded, in modules_to_save or in other layers"
         raise RecipeError(Problem("no-target-modules", message, path="adapter.target_modules"))
     if idle := [(f, key) for f, ever in used.items() for key in fields.get(f, ()) if key not in ever]:
         raise RecipeError([idle_pattern(field, key) for field, key in idle])
@@ -341,11 +310,6 @@ def chosen(name: str, fields: Mapping[str, Any], targets: str | Sequence[str] | 
     if targets is None or isinstance(targets, str) or name in targets:
         return targets is None or matches(targets, name)
     return matches(targets, name) and in_layers(name, fields)
-
-
-def _pattern_of(name: str, fields: Mapping[str, Any]) -> str | None:
-    patterns = fields.get("rank_pattern", ())
-    return next((key for key in patterns if named_by(key, name)), None)
 
 
 def _whole(

@@ -17,14 +17,14 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from launcher.facts.hub_client import HUB_SECONDS, ask_config, hub_endpoint, hub_home, hub_token, is_offline
-from launcher.facts.probe import GpuFacts, host_memory_bytes, own_cores, read_gpus
+from launcher.facts.probe import GpuFacts, host_memory_bytes, is_free, own_cores, read_gpus
 from launcher.facts.redaction import is_secret_name
 from launcher.facts.safe_files import is_file, parse_json
 from launcher.facts.software import SoftwareFacts, read_software
@@ -135,15 +135,16 @@ def read_build(environ: Mapping[str, str]) -> BuildFacts:
     compiler = environ.get("CXX") or "c++"
     home = _cuda_home(environ)
     root = extensions_root(environ)
-    include = Path(sysconfig.get_path("include"))
+    include, ninja = Path(sysconfig.get_path("include")), Path(sys.executable).parent / "ninja"
+    nvcc = [f"{home}/bin/nvcc", "--version"]
     return BuildFacts(
         compiler=_said([compiler, "-dumpfullversion", "-dumpversion"], r"[0-9]+(\.[0-9]+)*", environ),
         compiler_command=compiler,
         cuda_home=home,
-        nvcc=_said([f"{home}/bin/nvcc", "--version"], r"(?<=release )[0-9]+\.[0-9]+", environ)
-        if home
-        else None,
-        ninja=_ninja(environ),
+        nvcc=_said(nvcc, r"(?<=release )[0-9]+\.[0-9]+", environ) if home else None,
+        ninja=_said(
+            [str(ninja) if ninja.is_file() else "ninja", "--version"], r"[0-9]+(\.[0-9]+)+\S*", environ
+        ),
         python_headers=(include / "Python.h").is_file(),
         libaio=_has_libaio(environ),
         extensions=str(root),
@@ -176,12 +177,6 @@ def _cuda_home(environ: Mapping[str, str]) -> str | None:
     if nvcc:
         return str(Path(nvcc).parent.parent)
     return "/usr/local/cuda" if Path("/usr/local/cuda").exists() else None
-
-
-def _ninja(environ: Mapping[str, str]) -> str | None:
-    beside = Path(sys.executable).parent / "ninja"
-    command = str(beside) if beside.is_file() else "ninja"
-    return _said([command, "--version"], r"[0-9]+(\.[0-9]+)+\S*", environ)
 
 
 def _has_libaio(environ: Mapping[str, str]) -> bool:
@@ -259,14 +254,11 @@ def _limit(kind: int) -> int | None:
 
 def available_memory() -> int | None:
     """Available memory: the kernel's figure, or what the cgroup's limit leaves, if less."""
-    found = []
     try:
         text = Path("/proc/meminfo").read_text()
     except OSError:
         return None
-    match = re.search(r"MemAvailable:\s*(\d+) kB", text)
-    if match:
-        found.append(int(match[1]) * 1024)
+    found = [int(size) * 1024 for size in re.findall(r"MemAvailable:\s*(\d+) kB", text)]
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
@@ -305,13 +297,12 @@ def read_hub_model(
     """Look into the cache; if `ask`, ask the hub for access."""
     snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
     cached = any(any(snapshots.glob(f"*/{pattern}")) for pattern in WEIGHTS)
-    return ModelFacts(name, cached, _access(name, revision, environ) if ask else "unknown")
-
-
-def _access(name: str, revision: str, environ: Mapping[str, str]) -> str:
+    if not ask:
+        return ModelFacts(name, cached, "unknown")
     answer = ask_config(name, revision, environ, method="HEAD")
     by_status = {401: "refused", 403: "refused", 404: "absent"}
-    return "open" if answer.state == "found" else by_status.get(answer.status or 0, "unknown")
+    access = "open" if answer.state == "found" else by_status.get(answer.status or 0, "unknown")
+    return ModelFacts(name, cached, access)
 
 
 DEFAULT_PORT = 29500
@@ -343,14 +334,17 @@ def read_network(environ: Mapping[str, str], hostfile: Path = HOSTFILE) -> Netwo
     """Gather facts of the network; connects to the hub (timeout HUB_SECONDS) unless offline mode is set."""
     offline, url = is_offline(environ), hub_endpoint(environ)
     answers = not offline and _succeeds(lambda: _connect(url, environ))
+    lines = None
+    with contextlib.suppress(OSError):
+        lines = tuple(hostfile.read_text("utf-8", errors="replace").splitlines())
     return NetworkFacts(
         interfaces=_interfaces(),
-        default_port_free=_is_free(DEFAULT_PORT),
-        host_resolves=_resolves(),
+        default_port_free=is_free(DEFAULT_PORT),
+        host_resolves=_succeeds(lambda: socket.getaddrinfo(os.uname().nodename, None)),
         offline=offline,
         hub="offline" if offline else "reachable" if answers else "unreachable",
         endpoint=_host(url),
-        hostfile=_lines(hostfile),
+        hostfile=lines,
     )
 
 
@@ -374,12 +368,11 @@ def _connect(url: str, environ: Mapping[str, str]) -> None:
 
 def _succeeds(attempt: Callable[[], object]) -> bool:
     """Whether `attempt` succeeds in time; in a thread, since name resolution has no timeout."""
-    done: list[bool] = []
+    done = []
 
     def run() -> None:
         with contextlib.suppress(OSError, ValueError):  # ValueError: invalid name or port
-            attempt()
-            done.append(True)
+            done.append(attempt())
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -398,27 +391,6 @@ def _interfaces() -> tuple[str, ...]:
     return tuple(names)
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def _resolves() -> bool:
-    return _succeeds(lambda: socket.getaddrinfo(os.uname().nodename, None))
-
-
-def _lines(path: Path) -> tuple[str, ...] | None:
-    try:
-        return tuple(path.read_text("utf-8", errors="replace").splitlines())
-    except OSError:
-        return None
-
-
 CHILD = "launcher.train.machine"
 TIMEOUT_S = 120
 SECTIONS = ("torch", "bitsandbytes", "deepspeed")
@@ -433,22 +405,17 @@ def ask_stack(python: str, environ: Mapping[str, str], timeout_s: float = TIMEOU
     The child prints one JSON object per section, so that a crashing library loses only its own. Missing or
     broken libraries and a hanging child are facts, too. python: an interpreter with the training packages.
     """
-    import subprocess
-
+    command = [python, "-m", CHILD]
     try:
         done = subprocess.run(
-            [python, "-m", CHILD],
-            capture_output=True,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            timeout=timeout_s,
-            check=False,
+            command, capture_output=True, env=environ, stdin=subprocess.DEVNULL, timeout=timeout_s
         )
     except subprocess.TimeoutExpired as late:
         return read_sections(_text(late.stdout), f"no answer within {timeout_s:g} s")
     except OSError as error:
         return read_sections("", f"{python} cannot be started: {error.strerror}")
-    why = f"the process exited with status {done.returncode}: {_last_line(_text(done.stderr))}"
+    errors = [line.strip()[:300] for line in _text(done.stderr).splitlines() if line.strip()]
+    why = f"the process exited with status {done.returncode}: {errors[-1] if errors else 'no output'}"
     return read_sections(_text(done.stdout), why)
 
 
@@ -469,8 +436,3 @@ def _text(output: bytes | str | None) -> str:
     if isinstance(output, bytes):
         return output.decode("utf-8", errors="replace")
     return output or ""
-
-
-def _last_line(text: str) -> str:
-    lines: Sequence[str] = text.splitlines()
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "no output")

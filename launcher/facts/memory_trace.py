@@ -6,7 +6,7 @@ The child (launcher/train/trace/run.py) imports torch, so that planning does not
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,38 +90,27 @@ def ask_child(request: Mapping[str, Any], python: str) -> dict[str, Any]:
     """
     import subprocess  # not needed for plans without a trace
 
+    command = [python, "-m", CHILD]
     try:
         done = subprocess.run(
-            [python, "-m", CHILD],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
+            command, input=json.dumps(request), capture_output=True, text=True, timeout=TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
         raise Untraceable(f"it took longer than {TIMEOUT_S} s") from None
     if done.returncode != 0:
-        last = _last_line(done.stderr.splitlines())
-        raise MachineError(
-            Problem(
-                "trace-failed",
-                f"the tracing process exited with status {done.returncode}: {last}",
-                hint="check torch and transformers, or reinstall: pip install 'effilaunch[train]'",
-            )
-        )
+        message = f"the tracing process exited with status {done.returncode}: {_last_line(done.stderr)}"
+        hint = "check torch and transformers, or reinstall: pip install 'effilaunch[train]'"
+        raise MachineError(Problem("trace-failed", message, hint=hint))
     try:
         # The answer is the last line: libraries may have printed others before it.
         answer: dict[str, Any] = parse_json(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        said = _last_line(done.stdout.splitlines())
-        raise MachineError(
-            Problem("trace-failed", f"the tracing process printed no valid answer: {said[:200]}")
-        ) from None
+        message = f"the tracing process printed no valid answer: {_last_line(done.stdout)[:200]}"
+        raise MachineError(Problem("trace-failed", message)) from None
     if "error" in answer:
         raise Untraceable(answer["error"])
     return answer
 
 
-def _last_line(lines: Sequence[str]) -> str:
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")

@@ -41,25 +41,19 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
     "num_local_experts": ("num_local_experts", "num_experts"),
 }
 _LARGEST = {
-    "hidden_size": 10**6,
-    "intermediate_size": 10**7,
-    "num_hidden_layers": 10**4,
-    "num_decoder_layers": 10**4,
-    "num_attention_heads": 10**5,
-    "num_key_value_heads": 10**5,
-    "head_dim": 10**5,
-    "vocab_size": 10**8,
+    **dict.fromkeys(("num_hidden_layers", "num_decoder_layers", "num_channels"), 10**4),
+    **dict.fromkeys(
+        ("num_attention_heads", "num_key_value_heads", "head_dim", "num_local_experts", "num_experts",
+         "num_experts_per_tok"),
+        10**5,
+    ),
+    **dict.fromkeys(
+        ("hidden_size", "word_embed_proj_dim", "relative_attention_num_buckets", "type_vocab_size"), 10**6
+    ),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size"), 10**7),
+    **dict.fromkeys(("vocab_size", "num_labels"), 10**8),
     "max_position_embeddings": 10**9,
-    "num_local_experts": 10**5,
-    "num_experts": 10**5,
-    "num_experts_per_tok": 10**5,
-    "moe_intermediate_size": 10**7,
-    "word_embed_proj_dim": 10**6,
-    "relative_attention_num_buckets": 10**6,
-    "type_vocab_size": 10**6,
-    "num_channels": 10**4,
-    "num_labels": 10**8,
-}
+}  # fmt: skip
 """Upper limits of integers from 1 on, some hundred times above any published model."""
 _SHARES = (
     "attn_pdrop", "attention_probs_dropout_prob", "dropout", "dropout_rate", "hidden_dropout",
@@ -198,28 +192,9 @@ def read_model_spec(
         head = task_head(task, model_type, sizes, layout, labels)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise RecipeError(config_problem(name, repr(error))) from error
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    return ModelSpec(
-        name=name,
-        origin=origin,
-        model_type=model_type,
-        task=task,
-        architectures=architectures_of(config),
-        hidden_size=sizes.hidden,
-        intermediate_size=sizes.inner,
-        num_layers=sizes.layers,
-        num_heads=sizes.heads,
-        num_kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        vocab_size=sizes.vocab,
-        max_position_embeddings=sizes.positions,
-        params=_count(sizes, layout, head),
-        pretrained_dtype=str(dtype).removeprefix("torch.") if dtype else None,
-        linears=tuple(linear for stack in layout.stacks for linear in stack.linears),
-        config=dict(config),
-        layout=layout,
-        head=head,
-    )
+    linears = tuple(linear for stack in layout.stacks for linear in stack.linears)
+    params = _count(sizes, layout, head)
+    return _spec(name, config, origin, task, sizes, layout, head, linears, params)
 
 
 def foreign_spec(
@@ -230,11 +205,37 @@ def foreign_spec(
     Counts are exact; what a layer saves for the backward pass is only approximate: the plan traces it.
     `answer`: of the tracing process to {"ask": "model"}.
     """
-    sizes, embedding, head = answer["sizes"], answer["embedding"], answer["head"]
+    given = answer["head"]
     linears = tuple(
         Linear(x["path"].rpartition(".")[2], x["in"], x["out"], x["count"], x["path"], x["bias"])
         for x in answer["linears"]
     )
+    head = Head(
+        given["name"],
+        given["in"],
+        given["out"],
+        bias=given["bias"],
+        per_token=task_named(task).head != "classifier",
+        tied=given["tied"],
+        saved=task_named(task).adds_head,
+    )
+    sizes = Sizes(**{**answer["sizes"], "vocab": answer["embedding"]["rows"]}, config=config)
+    layout = _sketch(answer, linears, task)
+    spec = _spec(name, config, origin, task, sizes, layout, head, linears, answer["params"])
+    return replace(spec, foreign=True, has_sdpa=answer["has_sdpa"])
+
+
+def _spec(
+    name: str,
+    config: Mapping[str, Any],
+    origin: str,
+    task: str,
+    sizes: Sizes,
+    layout: Layout,
+    head: Head,
+    linears: tuple[Linear, ...],
+    params: int,
+) -> ModelSpec:
     dtype = config.get("dtype") or config.get("torch_dtype")
     return ModelSpec(
         name=name,
@@ -242,30 +243,20 @@ def foreign_spec(
         model_type=str(config.get("model_type")),
         task=task,
         architectures=architectures_of(config),
-        hidden_size=sizes["hidden"],
-        intermediate_size=sizes["inner"],
-        num_layers=sizes["layers"],
-        num_heads=sizes["heads"],
-        num_kv_heads=sizes["kv_heads"],
-        head_dim=sizes["head_dim"],
-        vocab_size=embedding["rows"],
-        max_position_embeddings=sizes["positions"],
-        params=answer["params"],
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.inner,
+        num_layers=sizes.layers,
+        num_heads=sizes.heads,
+        num_kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        vocab_size=sizes.vocab,
+        max_position_embeddings=sizes.positions,
+        params=params,
         pretrained_dtype=str(dtype).removeprefix("torch.") if dtype else None,
         linears=linears,
         config=dict(config),
-        layout=_sketch(answer, linears, task),
-        head=Head(
-            head["name"],
-            head["in"],
-            head["out"],
-            bias=head["bias"],
-            per_token=task_named(task).head != "classifier",
-            tied=head["tied"],
-            saved=task_named(task).adds_head,
-        ),
-        foreign=True,
-        has_sdpa=answer["has_sdpa"],
+        layout=layout,
+        head=head,
     )
 
 
@@ -316,9 +307,7 @@ def labels_of(config: Mapping[str, Any], task: str) -> int:
 
 @functools.cache
 def _defaults() -> dict[str, dict[str, Any]]:
-    text = facts_file("config_defaults.json").read_text(encoding="utf-8")
-    defaults: dict[str, dict[str, Any]] = json.loads(text)["defaults"]
-    return defaults
+    return dict(json.loads(facts_file("config_defaults.json").read_text("utf-8"))["defaults"])
 
 
 def _fill(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -378,8 +367,7 @@ def check_task(name: str, model_type: Any, task: str) -> None:
 @functools.cache
 def _image_text_types() -> frozenset[str]:
     """Model types of transformers 5.23 that read images and text."""
-    table = json.loads(facts_file("module_names.json").read_text("utf-8"))
-    return frozenset(table["image_text_to_text"])
+    return frozenset(json.loads(facts_file("module_names.json").read_text("utf-8"))["image_text_to_text"])
 
 
 def check_text_only(name: str, config: Mapping[str, Any]) -> None:
@@ -436,12 +424,9 @@ def check_config(name: str, config: Mapping[str, Any]) -> None:
 
 
 def config_problem(name: str, message: str) -> Problem:
-    return Problem(
-        "bad-model-config",
-        f"the configuration of {name!r} is incomplete or wrong: {message}",
-        path="model.config",
-        hint="compare it with the published config.json",
-    )
+    message = f"the configuration of {name!r} is incomplete or wrong: {message}"
+    hint = "compare it with the published config.json"
+    return Problem("bad-model-config", message, path="model.config", hint=hint)
 
 
 def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
@@ -455,7 +440,6 @@ def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is {value!r}, expected an integer"
         elif not 1 <= value <= largest:
             yield f"{key} is {value}, expected 1 to {largest}"
-    yield from _wrong_shares(config)
     for key in _IMAGE_SIZES:
         value = config.get(key)
         parts = value if isinstance(value, list | tuple) else [value]
@@ -464,19 +448,17 @@ def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
         ):
             yield f"{key} is {value!r}, expected one or two integers (pixels)"
     for key, value in config.items():
-        if isinstance(value, float) and not math.isfinite(value) and key not in _SHARES:
+        if key in _SHARES and value is not None:
+            yield from _wrong_share(key, value)
+        elif isinstance(value, float) and not math.isfinite(value):
             yield f"{key} is {value}, expected a finite number"
 
 
-def _wrong_shares(config: Mapping[str, Any]) -> Iterator[str]:
-    for key in _SHARES:
-        value = config.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            yield f"{key} is {value!r}, expected a number"
-        elif not 0 <= value <= 1:  # also for NaN
-            yield f"{key} is {value}, expected 0 to 1"
+def _wrong_share(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        yield f"{key} is {value!r}, expected a number"
+    elif not 0 <= value <= 1:  # also for NaN
+        yield f"{key} is {value}, expected 0 to 1"
 
 
 def _wrong_relations(config: Mapping[str, Any]) -> Iterator[str]:
@@ -502,11 +484,7 @@ def _wrong_relations(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"num_experts_per_tok {chosen} is more than the {count} experts"
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         yield "a mix of layers with and without experts is not supported"
-    picture, patch = (_smallest(config.get(key)) for key in _IMAGE_SIZES)
-    if picture and patch and patch > picture:
-        yield f"patch_size {patch} is larger than image_size {picture}"
-
-
-def _smallest(value: Any) -> int:
-    """The smaller side; 0 for None."""
-    return int(min(value)) if isinstance(value, list | tuple) else int(value or 0)
+    sides = (config.get(key) or 0 for key in _IMAGE_SIZES)
+    image, patch = (int(min(side) if isinstance(side, list | tuple) else side) for side in sides)
+    if image and patch > image:
+        yield f"patch_size {patch} is larger than image_size {image}"

@@ -31,6 +31,7 @@ from launcher.facts.safe_files import (
     read_text,
 )
 
+_NAME = "model.name_or_path"
 _HUB_ID = re.compile(r"(?!\.)[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 
 
@@ -94,71 +95,50 @@ CONFIG_HINT = "give a folder with config.json, download the model, or set model.
 
 
 def _missing(name: str, why: str, hint: str = CONFIG_HINT) -> RecipeError:
-    return RecipeError(
-        Problem(
-            "model-config-missing",
-            f"no configuration found for model {name!r}: {why}",
-            path="model.name_or_path",
-            hint=hint,
-        )
-    )
+    message = f"no configuration found for model {name!r}: {why}"
+    return RecipeError(Problem("model-config-missing", message, path=_NAME, hint=hint))
 
 
 def _offline(name: str) -> Problem:
     why = f"not a folder, not in {hub_cache(os.environ)}, and HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"
-    return Problem(
-        "hub-offline",
-        f"no configuration found for model {name!r}: {why}",
-        path="model.name_or_path",
-        hint="unset it to download the model once, or name a folder with config.json" + _alike(name),
-    )
+    hint = f"unset it to download the model once, or name a folder with config.json{_alike(name)}"
+    message = f"no configuration found for model {name!r}: {why}"
+    return Problem("hub-offline", message, path=_NAME, hint=hint)
 
 
-_NAME = "model.name_or_path"
+def _refusal(code: str, message: str, hint: str, path: str = _NAME) -> Problem:
+    return Problem(code, message, path=path, hint=hint)
+
+
 REFUSALS = {
-    "gated": Problem(
-        "hub-gated",
-        "the repository is gated or private",
-        path=_NAME,
-        hint="accept its terms on {page}, then `hf auth login` or set HF_TOKEN",
+    "gated": _refusal(
+        "hub-gated", "the repository is gated or private",
+        "accept its terms on {page}, then `hf auth login` or set HF_TOKEN",
     ),
-    "token-refused": Problem(
-        "hub-token-refused",
-        "the hub rejects the token",
-        path=_NAME,
-        hint="log in again with `hf auth login`, or correct HF_TOKEN",
+    "token-refused": _refusal(
+        "hub-token-refused", "the hub rejects the token",
+        "log in again with `hf auth login`, or correct HF_TOKEN",
     ),
-    "absent": Problem(
-        "hub-model-absent",
-        "the repository does not exist, or this login has no access",
-        path=_NAME,
-        hint="check the name; a private repository needs `hf auth login` or HF_TOKEN",
+    "absent": _refusal(
+        "hub-model-absent", "the repository does not exist, or this login has no access",
+        "check the name; a private repository needs `hf auth login` or HF_TOKEN",
     ),
-    "no-revision": Problem(
-        "hub-revision-absent",
-        "the revision does not exist",
-        path="model.revision",
-        hint="correct model.revision",
+    "no-revision": _refusal(
+        "hub-revision-absent", "the revision does not exist", "correct model.revision", "model.revision"
     ),
-    "no-file": Problem(
-        "hub-config-absent",
-        "the repository has no config.json",
-        path=_NAME,
-        hint="name a repository that transformers can load; GGUF files are read from a folder",
+    "no-file": _refusal(
+        "hub-config-absent", "the repository has no config.json",
+        "name a repository that transformers can load; GGUF files are read from a folder",
     ),
-    "unreachable": Problem(
-        "hub-unreachable",
-        "the hub is not reachable",
-        path=_NAME,
-        hint="try again, download the model where there is a network, or name a folder with config.json",
+    "unreachable": _refusal(
+        "hub-unreachable", "the hub is not reachable",
+        "try again, download the model where there is a network, or name a folder with config.json",
     ),
-    "error": Problem(
-        "hub-error",
-        "the hub did not return a valid configuration",
-        path=_NAME,
-        hint="try again later, or name a folder with config.json",
+    "error": _refusal(
+        "hub-error", "the hub did not return a valid configuration",
+        "try again later, or name a folder with config.json",
     ),
-}
+}  # fmt: skip
 """State of the hub's answer -> problem."""
 NOT_HERE = frozenset(
     {"model-config-missing", "hub-offline", *(problem.code for problem in REFUSALS.values())}

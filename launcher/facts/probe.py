@@ -38,10 +38,9 @@ def resolve_path(ref: str) -> Path:
     if not ref.startswith(_PACKAGE_REF):
         return expanded(ref)
     name, _, inner = ref.removeprefix(_PACKAGE_REF).partition("/")
-    try:
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
-    except (ImportError, ValueError):
-        spec = None
     folders = list(spec.submodule_search_locations or ()) if spec else []
     if not folders:
         message = f"no Python package {name!r} is installed, so {ref!r} names nothing"
@@ -123,14 +122,9 @@ def host_memory_bytes() -> int | None:
     limits = []
     with contextlib.suppress(ValueError, OSError):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for limit_file in (
-        Path("/sys/fs/cgroup/memory.max"),
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-    ):
-        try:
-            limits.append(int(limit_file.read_text()))
-        except (OSError, ValueError):  # absent, or "max"
-            continue
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(ValueError, OSError):  # absent, or "max"
+            limits.append(int((Path("/sys/fs/cgroup") / name).read_text()))
     return min(limits, default=None)
 
 
@@ -330,15 +324,14 @@ def _group(root: Path) -> int | None:
     mounted = root / "sys" / "fs" / "cgroup"
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        inner = path.lstrip("/")
         if "memory" in controllers.split(","):
-            folders, name = (mounted / "memory" / inner, mounted / "memory"), "memory.oom_control"
+            base, name = mounted / "memory", "memory.oom_control"
         elif controllers == "":
-            folders, name = (mounted / inner, mounted), "memory.events"
+            base, name = mounted, "memory.events"
         else:
             continue
         # In a container, the mount may already be its own cgroup.
-        for folder in folders:
+        for folder in (base / path.lstrip("/"), base):
             if (found := _counter(folder / name)) is not None:
                 return found
     return None
@@ -358,9 +351,8 @@ def _counter(path: Path) -> int | None:
 
 
 @functools.cache
-def _shipped_models() -> dict[str, dict[str, Any]]:
-    models: dict[str, dict[str, Any]] = json.loads(facts_file("models.json").read_text())["models"]
-    return models
+def _shipped_models() -> dict[str, Any]:
+    return dict(json.loads(facts_file("models.json").read_text())["models"])
 
 
 def shipped_model_names() -> tuple[str, ...]:

@@ -75,6 +75,7 @@ _LONGEST = 4096
 _SPACE = re.compile(r"\s|$")
 _WANDB_KEY = re.compile("[0-9a-f]{40}")
 _SETS = re.compile(r"""(?:setdefault|putenv|setenv)\(\s?\\*["']$""")
+"""Before a name that is the first argument of a function that sets a variable."""
 _SURE = re.compile(
     r"(?i)(?:(?:api|access|auth|private|secret|hf|hub|refresh|bearer|session|security|account|signing|bot|user|login|"
     r"client|personal|wandb|github|gitlab)[_-]?(?:key|token)|secret|passw(?:or)?d|passphrase|credentials?|cookie|"
@@ -148,7 +149,8 @@ def secret_values(environ: Mapping[str, str]) -> list[str]:
         if "://" in value and "@" in value:
             values.update(re.findall(r"""://[^\s/:@"'<>]*:([^\s/"'<>]+)@""", value))
     lines = {line.strip() for value in values if not _is_path(value) for line in value.splitlines()}
-    return sorted((line for line in lines if _is_long(line)), key=lambda line: (-len(line), line))
+    found = (line for line in lines if len(line) >= _SHORTEST and not line.replace(".", "").isdigit())
+    return sorted(found, key=lambda line: (-len(line), line))
 
 
 def hider(values: Iterable[str] = ()) -> Callable[[str], str]:
@@ -235,14 +237,15 @@ def hide_in(value: Any, hide: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, Mapping):
-        return {hide(str(key)): _hidden_member(str(key), item, hide) for key, item in value.items()}
+        return {
+            hide(str(key)): SECRET
+            if isinstance(item, str) and _is_assigned(str(key), item)
+            else hide_in(item, hide)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [hide_in(item, hide) for item in value]
     return value
-
-
-def _hidden_member(name: str, item: Any, hide: Callable[[str], str]) -> Any:
-    return SECRET if isinstance(item, str) and _is_assigned(name, item) else hide_in(item, hide)
 
 
 def _may_hold_token(text: str) -> bool:
@@ -276,7 +279,8 @@ def _secret_end(text: str, found: re.Match[str]) -> int | None:
         return None
     if quote and (end := _closing_quote(text, start, quote)) is not None:
         value = text[start:end]
-        if found["listed"] and not (any(map(str.isdigit, value)) or _is_set(text, found.start())):
+        before = text[max(0, found.start() - 40) : found.start()]
+        if found["listed"] and not (any(map(str.isdigit, value)) or _SETS.search(before)):
             return None  # a list of names
         return end if _is_assigned(name, value) or _is_login_key(found, value) else None
     bare = _BARE.match(text, start, start + _LONGEST)
@@ -311,11 +315,6 @@ def _closing_quote(text: str, start: int, quote: str) -> int | None:
         if found[2] == sign and len(found[1]) % (2 * (level + 1)) == level:
             return found.end() - 1 - level
     return None
-
-
-def _is_set(text: str, start: int) -> bool:
-    """Whether the name at `start` is the first argument of a function that sets a variable."""
-    return _SETS.search(text[max(0, start - 40) : start]) is not None
 
 
 def _is_login_key(found: re.Match[str], value: str) -> bool:
@@ -359,10 +358,6 @@ def _forms(value: str) -> set[str]:
     escaped = {repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
     return {value, *escaped, json.dumps(json.dumps(value))[3:-3], quote(value), quote(value, safe=""),
             quote_plus(value), html.escape(value)}  # fmt: skip
-
-
-def _is_long(value: str) -> bool:
-    return len(value) >= _SHORTEST and not value.replace(".", "").isdigit()
 
 
 def _is_path(value: str) -> bool:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _AT_LEAST = re.compile(r"\s*([A-Za-z0-9_-]+)\s*>=\s*(\d+(?:\.\d+)*)\s*")
 """The form that nearly all requirements have."""
 _RELEASE = re.compile(r"(\d+(?:\.\d+)*)(?:\+[a-z0-9.]+)?")
-"""A version without the parts that only packaging orders well; what is behind `+` makes it no smaller."""
+"""A release; other versions are compared by packaging."""
 
 
 def requirements(versions: str) -> Iterator[Requirement]:
@@ -26,8 +26,8 @@ def requirements(versions: str) -> Iterator[Requirement]:
 def holds(versions: str, installed: Mapping[str, str]) -> bool:
     """Whether the installed versions meet every requirement.
 
-    installed: package -> version. A package that is not installed here will be where the run is: it counts
-    as one that meets its requirement, and so does a version that is no version by PEP 440.
+    installed: package -> version. A package that is not installed here, and a version that PEP 440 does not
+    allow, count as meeting their requirement.
     """
     if versions == "*":
         return True
@@ -36,20 +36,18 @@ def holds(versions: str, installed: Mapping[str, str]) -> bool:
 
 
 def _at_least(versions: str, installed: Mapping[str, str]) -> bool | None:
-    """The same for `package>=1.2` and a plain release, without importing packaging (a tenth of the time of
-    `validate`); None for everything else."""
+    """The same for `package>=1.2` and a release, without importing packaging, which takes long; None for
+    everything else."""
     asked = _AT_LEAST.fullmatch(versions)
-    if asked is None:
-        return None
-    version = installed.get(asked[1])
-    if version is None:
-        return True
+    version = None if asked is None else installed.get(asked[1])
+    if asked is None or version is None:
+        return None if asked is None else True
     found = _RELEASE.fullmatch(version)
     return None if found is None else _numbers(found[1]) >= _numbers(asked[2])
 
 
 def _numbers(release: str) -> list[int]:
-    """`2.10.0` -> [2, 10]: zeros at the end say nothing."""
+    """`2.10.0` -> [2, 10], without zeros at the end."""
     numbers = [int(part) for part in release.split(".")]
     while numbers and not numbers[-1]:
         numbers.pop()

@@ -16,20 +16,9 @@ from launcher.errors import MachineError, Problem
 from launcher.tasks import TASKS
 
 PACKAGES = (
-    "transformers",
-    "torch",
-    "accelerate",
-    "deepspeed",
-    "peft",
-    "bitsandbytes",
-    "datasets",
-    "trl",
-    "flash_attn",
-    "liger-kernel",
-    "wandb",
-    "tensorboard",
-    "trackio",
-)
+    "transformers", "torch", "accelerate", "deepspeed", "peft", "bitsandbytes", "datasets", "trl",
+    "flash_attn", "liger-kernel", "wandb", "tensorboard", "trackio",
+)  # fmt: skip
 
 OF_NO_EXTRA = {
     "flash_attn": "pip install flash-attn --no-build-isolation",  # built against the installed torch
@@ -114,50 +103,33 @@ def install_hint(absent: Collection[str]) -> str:
     return "; ".join(hints)
 
 
-TESTED: Mapping[str, str] = {
-    "argcomplete": "3.7.2",
-    "packaging": "26.3",
-    "pydantic": "2.14.3",
-    "pyyaml": "6.0.3",
-    "torch": "2.13.0",
-    "transformers": "5.23.0",
-    "datasets": "5.2.0",
-    "accelerate": "1.15.0",
-    "deepspeed": "0.19.8",
-    "peft": "0.21.2",
-    "bitsandbytes": "0.50.2",
-    "wandb": "0.31.0",
-    "tensorboard": "2.21.0",
-    "trackio": "0.43.0",
-    "gguf": "0.19.0",
-    "pillow": "12.3.0",
-    "trl": "1.16.0",
-    "huggingface_hub": "2.4.0",
-    "tokenizers": "0.23.3",
-    "safetensors": "0.8.0",
-    "numpy": "2.4.6",
+_VERSIONS = {
+    "argcomplete": ("3.7.2", ">=3.6"),
+    "packaging": ("26.3", ">=23"),
+    "pydantic": ("2.14.3", ">=2.7"),
+    "pyyaml": ("6.0.3", ">=6"),
+    "torch": ("2.13.0", ">=2.8"),
+    "transformers": ("5.23.0", ">=5.20,<6"),
+    "datasets": ("5.2.0", ">=4.7"),
+    "accelerate": ("1.15.0", ">=1.10"),
+    "deepspeed": ("0.19.8", ">=0.18"),
+    "peft": ("0.21.2", ">=0.18"),
+    "bitsandbytes": ("0.50.2", ">=0.48"),
+    "wandb": ("0.31.0", ">=0.20"),
+    "tensorboard": ("2.21.0", ">=2.19"),
+    "trackio": ("0.43.0", ">=0.40"),
+    "gguf": ("0.19.0", ">=0.17"),
+    "pillow": ("12.3.0", ">=10"),
+    "trl": ("1.16.0", ">=1.10"),
+    "huggingface_hub": ("2.4.0", ""),
+    "tokenizers": ("0.23.3", ""),
+    "safetensors": ("0.8.0", ""),
+    "numpy": ("2.4.6", ""),
 }
-"""The versions of constraints.txt, which is not part of an installed package (a test compares them)."""
-RANGES: Mapping[str, str] = {
-    "argcomplete": ">=3.6",
-    "packaging": ">=23",
-    "pydantic": ">=2.7",
-    "pyyaml": ">=6",
-    "torch": ">=2.8",
-    "transformers": ">=5.20,<6",
-    "datasets": ">=4.7",
-    "accelerate": ">=1.10",
-    "deepspeed": ">=0.18",
-    "peft": ">=0.18",
-    "bitsandbytes": ">=0.48",
-    "wandb": ">=0.20",
-    "tensorboard": ">=2.19",
-    "trackio": ">=0.40",
-    "gguf": ">=0.17",
-    "pillow": ">=10",
-    "trl": ">=1.10",
-}
-"""The ranges of pyproject.toml (likewise)."""
+"""Package -> the version in constraints.txt, and the range in pyproject.toml, "" where another package
+sets it. Neither file is part of an installed package; a test compares them."""
+TESTED: Mapping[str, str] = {name: tested for name, (tested, _) in _VERSIONS.items()}
+RANGES: Mapping[str, str] = {name: limits for name, (_, limits) in _VERSIONS.items() if limits}
 PROGRAMS = ("pdsh", "ssh")
 """Programs that start processes on other hosts."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.facts.hub_client import hub_cache, hub_home
+from launcher.facts.interfaces import UNKNOWN, filesystem_of
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import exists, expanded
 
@@ -146,23 +147,11 @@ def _open_files() -> set[Path]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process exited, or belongs to another user
             for link in (process / "fd").iterdir():
-                found |= _locks_behind(link)
+                with contextlib.suppress(OSError):  # just closed
+                    found |= {target for target in [link.readlink()] if target.name == "lock"}
     return found
-
-
-def _locks_behind(link: Path) -> set[Path]:
-    with contextlib.suppress(OSError):  # just closed
-        target = link.readlink()
-        return {target} if target.name == "lock" else set()
-    return set()
 
 
 def on_network(path: Path) -> bool:
     """Whether `path` is on a network filesystem; True where unknown."""
-    best, kind = "", "fuse"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/mounts").read_text("utf-8").splitlines():
-            _, mount, filesystem, *_ = line.split(" ")
-            if str(path.resolve()).startswith(mount) and len(mount) >= len(best):
-                best, kind = mount, filesystem
-    return kind.startswith(NETWORK_FILESYSTEMS)
+    return filesystem_of(path).startswith((*NETWORK_FILESYSTEMS, UNKNOWN))

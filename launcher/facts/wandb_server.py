@@ -40,26 +40,22 @@ def wandb_obstacle(environ: Mapping[str, str]) -> str | None:
     key, address = wandb_key(environ), _address(environ)
     if key is None:
         return "no wandb login on this machine"
-    said: list[str | None] = []
-    thread = threading.Thread(target=lambda: said.append(_asked(address, key)), daemon=True)
+    found: list[str | None] = []
+    thread = threading.Thread(target=lambda: found.append(_ask(address, key)), daemon=True)
     thread.start()
     thread.join(ANSWERS_S + 0.5)  # name resolution has no timeout
-    return said[0] if said else _silent(address)
+    return found[0] if found else f"{_server(address)} does not answer"
 
 
 def _address(environ: Mapping[str, str]) -> str:
     return (environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").rstrip("/")
 
 
-def _silent(address: str) -> str:
-    return f"wandb's server {_shown(address)} does not answer"
+def _server(address: str) -> str:
+    return "wandb's server " + re.sub(r"(?<=//)[^/@\s]*@", "", address)
 
 
-def _shown(address: str) -> str:
-    return re.sub(r"(?<=//)[^/@\s]*@", "", address)
-
-
-def _asked(address: str, key: str) -> str | None:
+def _ask(address: str, key: str) -> str | None:
     import ssl
     from http.client import HTTPException
     from urllib import error, request
@@ -77,11 +73,9 @@ def _asked(address: str, key: str) -> str | None:
         with request.build_opener(Stays).open(asked, timeout=ANSWERS_S):
             return None
     except error.HTTPError as answer:
-        refused = answer.code == 401
-        return f"wandb's server {_shown(address)} rejects this machine's key" if refused else None
-    except error.URLError as failed:
-        return None if isinstance(failed.reason, ssl.SSLError) else _silent(address)
-    except (OSError, HTTPException):
-        return _silent(address)
+        return f"{_server(address)} rejects this machine's key" if answer.code == 401 else None
+    except (OSError, HTTPException) as failed:  # URLError is an OSError
+        is_ssl = isinstance(getattr(failed, "reason", None), ssl.SSLError)
+        return None if is_ssl else f"{_server(address)} does not answer"
     except ValueError:  # invalid URL: wandb reports it
         return None

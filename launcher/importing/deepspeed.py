@@ -1,18 +1,19 @@
-"""A DeepSpeed config: what a recipe's keys say goes there, the rest is kept as a base profile."""
+"""A DeepSpeed config: keys with a recipe key are taken, the others are kept as a base profile."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.engines.deepspeed_config import flatten
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import parse_json
-from launcher.importing.arguments import as_number
-from launcher.importing.reading import Effect, Reading, shown
+from launcher.importing.conversions import To, as_number, offload, on, stage, whole
+from launcher.importing.reading import Effect, Given, Reading
 from launcher.knowledge.lint.check import apply_fixes, lint_text
-from launcher.knowledge.lint.document import read_json
+from launcher.knowledge.lint.document import Finding, read_json
 
 TOOL = "DeepSpeed config"
 Lines = Callable[[str], int | None]
@@ -22,7 +23,7 @@ _TELLING = (
     _ZERO, "train_batch_size", "train_micro_batch_size_per_gpu", "fp16", "bf16", "optimizer", "scheduler",
     "gradient_clipping", "zero_allow_untested_optimizer",
 )  # fmt: skip
-# Not the Trainer's, whatever they say.
+# Not read by the Trainer.
 _IDLE_BLOCKS = {
     "activation_checkpointing": "read by deepspeed.checkpointing alone; trainer.activation_checkpointing "
     "decides it for the Trainer",
@@ -33,7 +34,7 @@ _OTHER_TRAINING = (
     "curriculum_learning", "progressive_layer_drop", "eigenvalue", "hybrid_engine", "amp",
     "quantize_training", "sparse_gradients", "sparse_attention",
 )  # fmt: skip
-# Told by the plan, or the same without a word: value that needs none.
+# Set by the plan, or DeepSpeed's default: a value that needs no report.
 _DEFAULTS: dict[str, Any] = {
     f"{_ZERO}.contiguous_gradients": True,
     f"{_ZERO}.reduce_scatter": True,
@@ -64,8 +65,8 @@ _OLD_OFFLOAD = {"cpu_offload": "offload_optimizer", "cpu_offload_params": "offlo
                 "cpu_offload_param": "offload_param"}  # fmt: skip
 
 
-def tells(data: Any) -> bool:
-    """Whether a mapping that was read is a DeepSpeed config."""
+def is_config(data: Any) -> bool:
+    """Whether a mapping is a DeepSpeed config."""
     if not isinstance(data, dict) or "distributed_type" in data:
         return False
     found = [key for key in _TELLING if key in data]
@@ -77,7 +78,7 @@ def tells(data: Any) -> bool:
 
 
 def read(text: str, file: str) -> Reading:
-    """Read a config. RecipeError when it is no JSON object, or has a key twice, which DeepSpeed refuses."""
+    """Read a config. Raises RecipeError if it is no JSON object."""
     document = read_json(text, file)
     if document.root is None or document.root.members is None:
         found = document.findings[0] if document.findings else None
@@ -91,202 +92,204 @@ def read(text: str, file: str) -> Reading:
 
     for finding in document.findings:
         if finding.code == "ds-duplicate-keys":
-            reading.refuse(finding.path, finding.line, finding.message, finding.hint)
+            reading.refuse(Given(finding.path, None, finding.line), finding.message, finding.hint)
     take_config(reading, document.root.plain(), line)
     return reading
 
 
-def take_config(reading: Reading, config: Mapping[str, Any], line: Lines) -> None:
+@dataclass(slots=True)
+class _Config:
+    """A config while it is read."""
+
+    reading: Reading
+    values: Mapping[str, Any]
+    rest: dict[str, Any]
+    """Dotted key -> value, of those that are not dealt with yet."""
+    line: Lines
+
+    def pop(self, key: str) -> Given:
+        """A key that is then dealt with; the value is None where it is absent."""
+        return Given(key, self.rest.pop(key, None), self.line(key))
+
+    def ignore(self, *prefixes: str) -> None:
+        """Keys that need no report."""
+        for key in [key for key in self.rest if key.startswith(prefixes)]:
+            self.reading.know(key)
+            del self.rest[key]
+
+
+def take_config(reading: Reading, values: Mapping[str, Any], line: Lines) -> None:
     """Take a config into the recipe's keys and `reading.profile`. line: dotted key -> its line."""
-    rest = {key: value for key, value in flatten(config).items() if value not in (None, "auto")}
-    reading.know(*flatten(config).keys() - rest.keys())
-    reading.take("sharding.engine", "deepspeed", line(_ZERO), _ZERO)
-    _take_batch(reading, rest, line)
-    _take_precision(reading, config, rest, line)
-    _take_zero(reading, config, rest, line)
-    _take_parallel(reading, rest, line)
-    _drop_blocks(reading, rest, line)
-    take_optimizer(reading, config.get("optimizer"), line)
-    take_scheduler(reading, config.get("scheduler"), line)
-    for key in [key for key in rest if key.partition(".")[0] in ("optimizer", "scheduler")]:
-        del rest[key]
-    for key in list(rest):
-        if rest[key] == _DEFAULTS.get(key, rest) or key.endswith(_GATHER):
-            reading.know(key)
-            del rest[key]
-    _keep(reading, rest, line)
+    flat = flatten(values)
+    config = _Config(reading, values, {k: v for k, v in flat.items() if v not in (None, "auto")}, line)
+    reading.know(*flat.keys() - config.rest.keys())
+    reading.take("sharding.engine", "deepspeed", Given(_ZERO, None, line(_ZERO)), said=_ZERO)
+    _take_batch(config)
+    _take_precision(config)
+    _take_zero(config)
+    _take_parallel(config)
+    _drop_blocks(config)
+    _take_optimizer(config)
+    _take_scheduler(config)
+    for key in [key for key in config.rest if key.partition(".")[0] in ("optimizer", "scheduler")]:
+        del config.rest[key]
+    for key in list(config.rest):
+        if config.rest[key] == _DEFAULTS.get(key, config) or key.endswith(_GATHER):
+            reading.know(config.pop(key).name)
+    _keep(config)
 
 
-def _take_batch(reading: Reading, rest: dict[str, Any], line: Lines) -> None:
-    micro = _number(reading, rest, "train_micro_batch_size_per_gpu", line)
-    steps = _number(reading, rest, "gradient_accumulation_steps", line)
-    whole = _number(reading, rest, "train_batch_size", line)
+def _take_batch(config: _Config) -> None:
+    names = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+    micro, steps, total = (_whole(config, name) for name in names)
+    reading = config.reading
     if micro is not None:
-        key = "train_micro_batch_size_per_gpu"
-        reading.take("trainer.per_device_train_batch_size", micro, line(key), key)
-    if steps is not None and not (whole is not None and micro is None):
-        key = "gradient_accumulation_steps"
-        reading.take(f"trainer.{key}", steps, line(key), key)
-    if whole is not None and not (micro and steps):
-        reading.take("global_batch_size", whole, line("train_batch_size"), "train_batch_size")
-        if steps is not None and micro is None:
-            reading.drop("gradient_accumulation_steps", steps, line("gradient_accumulation_steps"),
-                         Effect.NONE, "train_batch_size decides it with the number of devices")  # fmt: skip
-    elif whole is not None and micro and steps:
-        ranks = f"for {whole / (micro * steps):g} processes"
-        reading.drop("train_batch_size", whole, line("train_batch_size"), Effect.NONE,
-                     f"{ranks}: the micro-batch and the accumulation say it for any number")  # fmt: skip
-    clip = rest.pop("gradient_clipping", None)
-    number = as_number(clip)
-    if number is not None:
-        reading.take("trainer.max_grad_norm", float(number), line("gradient_clipping"), "gradient_clipping")
-    elif clip is not None:
-        reading.drop("gradient_clipping", clip, line("gradient_clipping"), Effect.TRAINING, "is no number")
+        reading.take("trainer.per_device_train_batch_size", micro.value, micro)
+    if steps is not None and (micro is not None or total is None):
+        reading.take("trainer.gradient_accumulation_steps", steps.value, steps)
+    if total is not None and micro is not None and steps is not None:
+        processes = f"{total.value / (micro.value * steps.value):g} processes"
+        reason = f"for {processes}: the micro-batch and the accumulation set it for any number"
+        reading.drop(total, Effect.NONE, reason)
+    elif total is not None:
+        reading.take("global_batch_size", total.value, total)
+        if steps is not None:
+            reading.drop(steps, Effect.NONE, "train_batch_size decides it with the number of devices")
+    clip = config.pop("gradient_clipping")
+    if clip.value is not None:
+        To("trainer.max_grad_norm", _float, effect=Effect.TRAINING)(reading, clip)
 
 
-def _number(reading: Reading, rest: dict[str, Any], key: str, line: Lines) -> int | None:
-    value = rest.pop(key, None)
+def _float(value: Any) -> float:
     number = as_number(value)
-    if number is not None and number >= 1 and number == int(number):
-        return int(number)
-    if value is not None:
-        reading.drop(key, value, line(key), Effect.NEEDED, "expected a whole number from 1")
-    return None
+    if number is None:
+        raise ValueError("a number")
+    return float(number)
 
 
-def _take_precision(reading: Reading, config: Mapping[str, Any], rest: dict[str, Any], line: Lines) -> None:
-    said = {}
-    for block, name in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
-        key = f"{block}.enabled"
-        value = rest.pop(key, None)
-        if value is True:
-            before = reading.taken.get("precision")
-            if before is not None and not before.is_default and before.value != name:
-                reading.refuse(key, line(key), f"is true, and so is {before.said}: DeepSpeed refuses both")
-            reading.take("precision", name, line(key), f"{key}: true")
-        elif value is not None:
-            reading.know(key)
-            said[name] = value
-    both = all(_off(config.get(name)) for name in ("bf16", "fp16")) and said
-    if both and "precision" not in reading.taken:
-        reading.take("precision", "fp32", line("fp16") or line("bf16"), "bf16, fp16: false", default=True)
+def _whole(config: _Config, key: str) -> Given | None:
+    """A key with its whole number; None where there is none."""
+    given = config.pop(key)
+    try:
+        return None if given.value is None else Given(key, whole(given.value), given.line)
+    except ValueError as error:
+        config.reading.drop(given, Effect.NEEDED, f"expected {error}")
+        return None
+
+
+def _take_precision(config: _Config) -> None:
+    reading, off = config.reading, False
+    for block in ("bf16", "bfloat16", "fp16"):
+        given = config.pop(f"{block}.enabled")
+        name = block.replace("bfloat", "bf")
+        before = reading.taken.get("precision")
+        if given.value is not True:
+            reading.know(*([given.name] if given.value is not None else []))
+            off = off or given.value is not None
+            continue
+        if before is not None and not before.is_default and before.value != name:
+            reading.refuse(given, f"is true, and so is {before.said}: DeepSpeed refuses both")
+        reading.take("precision", name, given)
+    if off and all(_is_off(config.values.get(name)) for name in ("bf16", "fp16")):
+        line = config.line("fp16") or config.line("bf16")
+        reading.default("precision", "fp32", "bf16, fp16: false", line=line)
     if reading.value("precision") != "fp16":  # loss scaling of a type that is not used
-        for key in [key for key in rest if key.startswith("fp16.")]:
-            reading.know(key)
-            del rest[key]
+        config.ignore("fp16.")
 
 
-def _off(block: Any) -> bool:
+def _is_off(block: Any) -> bool:
     return not isinstance(block, Mapping) or block.get("enabled") in (False, None)
 
 
-def _take_zero(reading: Reading, config: Mapping[str, Any], rest: dict[str, Any], line: Lines) -> None:
-    zero = config.get(_ZERO)
+def _take_zero(config: _Config) -> None:
+    reading, zero = config.reading, config.values.get(_ZERO)
     if isinstance(zero, bool):  # an old form: true is stage 1
-        rest.pop(_ZERO, None)
-        reading.take("sharding.zero_stage", int(zero), line(_ZERO), f"{_ZERO}: {shown(zero)}")
-    key = f"{_ZERO}.stage"
-    stage = rest.pop(key, None)
-    number = as_number(stage)
-    if number in (0, 1, 2, 3):
-        reading.take("sharding.zero_stage", int(number), line(key), key)
-    elif stage is not None:
-        reading.drop(key, stage, line(key), Effect.NEEDED, "expected a stage from 0 to 3")
+        reading.take("sharding.zero_stage", int(zero), config.pop(_ZERO))
+    given = config.pop(f"{_ZERO}.stage")
+    if given.value is not None:
+        To("sharding.zero_stage", stage)(reading, given)
     elif not (isinstance(zero, Mapping) and zero.get("stage") == "auto"):
-        reading.take("sharding.zero_stage", 0, None, f"{key}: 0", default=True)
+        reading.default("sharding.zero_stage", 0, given.name)
     for old, block in _OLD_OFFLOAD.items():
-        value = rest.pop(f"{_ZERO}.{old}", None)
-        if value is True:
-            reading.take(f"sharding.{block}", "cpu", line(f"{_ZERO}.{old}"), f"{_ZERO}.{old}: true")
-        elif value is not None:
-            reading.know(f"{_ZERO}.{old}")
-    if f"{_ZERO}.cpu_offload_use_pin_memory" in rest:
-        reading.know(f"{_ZERO}.cpu_offload_use_pin_memory")
-        del rest[f"{_ZERO}.cpu_offload_use_pin_memory"]
+        given = config.pop(f"{_ZERO}.{old}")
+        if given.value is not None:
+            To(f"sharding.{block}", on("cpu"))(reading, given)
+    config.ignore(f"{_ZERO}.cpu_offload_use_pin_memory")
     for block in ("offload_optimizer", "offload_param"):
-        _take_offload(reading, block, rest, line)
+        _take_offload(config, f"{_ZERO}.{block}", f"sharding.{block}")
 
 
-def _take_offload(reading: Reading, block: str, rest: dict[str, Any], line: Lines) -> None:
-    key, path = f"{_ZERO}.{block}.device", f"{_ZERO}.{block}.nvme_path"
-    device = rest.pop(key, None)
-    if device in ("cpu", "nvme"):
-        reading.take(f"sharding.{block}", device, line(key), key)
-    elif device is not None and device != "none":
-        reading.drop(key, device, line(key), Effect.NEEDED, "expected none, cpu or nvme")
+def _take_offload(config: _Config, block: str, to: str) -> None:
+    reading, device, folder = config.reading, config.pop(f"{block}.device"), config.pop(f"{block}.nvme_path")
+    To(to, offload)(reading, device)
+    if device.value != "nvme" or folder.value is None:
+        reading.know(folder.name)
+    elif reading.value("sharding.nvme_path") in (None, folder.value):
+        reading.take("sharding.nvme_path", folder.value, folder)
     else:
-        reading.know(key)
-    folder = rest.pop(path, None)
-    if device != "nvme" or folder is None:
-        reading.know(path)
-    elif reading.value("sharding.nvme_path") in (None, folder):
-        reading.take("sharding.nvme_path", folder, line(path), path)
-    else:
-        reading.drop(path, folder, line(path), Effect.NONE, "one folder holds all that is offloaded to nvme")
-    if device not in ("cpu", "nvme"):  # what would be said of an offload that is not
-        for other in [other for other in rest if other.startswith(f"{_ZERO}.{block}.")]:
-            reading.know(other)
-            del rest[other]
+        reading.drop(folder, Effect.NONE, "one folder holds all that is offloaded to nvme")
+    if device.value not in ("cpu", "nvme"):  # options of an offload that is not used
+        config.ignore(f"{block}.")
 
 
-def _take_parallel(reading: Reading, rest: dict[str, Any], line: Lines) -> None:
-    for key, ours in (("tensor_parallel.autotp_size", "tp_size"), ("sequence_parallel_size", "sp_size")):
-        number = as_number(rest.pop(key, None))
-        reading.know(key)
+def _take_parallel(config: _Config) -> None:
+    for key, to in (("tensor_parallel.autotp_size", "tp_size"), ("sequence_parallel_size", "sp_size")):
+        given = config.pop(key)
+        number = as_number(given.value)
+        config.reading.know(key)
         if isinstance(number, int) and number > 1:
-            reading.take(f"sharding.{ours}", number, line(key), key)
-    for key in [key for key in rest if key.startswith("tensor_parallel.")]:
-        reading.drop(key, rest.pop(key), line(key), Effect.NONE, "sharding.tp_size decides it")
+            config.reading.take(f"sharding.{to}", number, given)
+    for key in [key for key in config.rest if key.startswith("tensor_parallel.")]:
+        config.reading.drop(config.pop(key), Effect.NONE, "sharding.tp_size decides it")
 
 
-def _drop_blocks(reading: Reading, rest: dict[str, Any], line: Lines) -> None:
-    """Blocks that no recipe has: idle ones, and those with which another training would be done."""
+def _drop_blocks(config: _Config) -> None:
+    """Blocks that no recipe has: idle ones, and those that change the training."""
     blocks: dict[str, dict[str, Any]] = {}
-    for key in list(rest):
+    for key in list(config.rest):
         top = key.partition(".")[0]
         if top in _IDLE_BLOCKS or top in _OTHER_TRAINING:
-            blocks.setdefault(top, {})[key] = rest.pop(key)
+            blocks.setdefault(top, {})[key] = config.rest.pop(key)
     for top, keys in blocks.items():
-        reading.know(*keys)
+        given = Given(top, "{…}", config.line(top))
+        config.reading.know(*keys, top)
         on = keys.get(f"{top}.enabled", keys.get(top, False)) is True
         if top in _IDLE_BLOCKS:
-            reading.drop(top, "{…}", line(top), Effect.NONE, _IDLE_BLOCKS[top])
+            config.reading.drop(given, Effect.NONE, _IDLE_BLOCKS[top])
         elif on or (top in ("expert_parallel", "moe") and any(keys.values())):
-            reading.refuse(top, line(top), "is on: it trains in another way, which no recipe says")
-        else:
-            reading.know(top)
+            config.reading.refuse(given, "is on: it trains in another way, which no recipe has")
 
 
-def _keep(reading: Reading, rest: dict[str, Any], line: Lines) -> None:
-    """Keep what is left as a base profile, as far as DeepSpeed knows it; the others are dropped."""
+def _keep(config: _Config) -> None:
+    """Keep the rest as a base profile, as far as DeepSpeed knows it; the others are dropped."""
+    rest, reading = config.rest, config.reading
     if not rest:
         return
-    lines = {key: line(key) for key in rest}
+    lines = {key: config.line(key) for key in rest}
     reading.know(*rest)
-    _drop_unknown(reading, rest, line)
+    _drop_unknown(config)
     given = json.dumps(_nested(rest))
     text, left = apply_fixes(given, reading.file)
-    for finding in left:
-        if finding.severity == "error" and finding.code not in _OPEN and finding.path in rest:
-            reading.drop(finding.path, rest[finding.path], lines[finding.path], Effect.NONE, finding.message,
-                         finding.hint or "")  # fmt: skip
+    errors = [finding for finding in left if finding.severity == "error" and finding.code not in _OPEN]
     profile = parse_json(text)
+    fixed = [finding for finding in lint_text(given, reading.file) if finding.edits]
     kept = flatten(profile)
-    for finding in lint_text(given, reading.file):  # what was mended away
-        if finding.edits and finding.path in rest and finding.path not in kept:
-            reading.drop(finding.path, rest[finding.path], lines[finding.path], Effect.NONE, finding.message,
-                         finding.hint or "")  # fmt: skip
-    for finding in left:
-        if finding.severity == "error" and finding.code not in _OPEN:
-            where = next((key for key in (finding.path, finding.path.partition(".")[0]) if key), None)
-            if where is not None and finding.path not in rest:
-                reading.drop(finding.path, "{…}", line(finding.path), Effect.NONE, finding.message,
-                             finding.hint or "")  # fmt: skip
-            _remove(profile, finding.path)
+    for finding in [*errors, *(finding for finding in fixed if finding.path not in kept)]:
+        if finding.path in rest:
+            _drop_found(reading, finding, Effect.NONE, rest[finding.path], lines[finding.path])
+    for finding in errors:
+        if finding.path and finding.path not in rest:
+            _drop_found(reading, finding, Effect.NONE, "{…}", config.line(finding.path))
+        _remove(profile, finding.path)
     if profile:
         reading.profile = profile
         first = min((n for n in lines.values() if n is not None), default=None)
-        reading.take("sharding.config", "profile", first, ", ".join(sorted(flatten(profile))))
+        said = ", ".join(sorted(flatten(profile)))
+        reading.take("sharding.config", "profile", Given(said, None, first), said=said)
+
+
+def _drop_found(reading: Reading, finding: Finding, effect: Effect, value: Any, line: int | None) -> None:
+    reading.drop(Given(finding.path, value, line), effect, finding.message, finding.hint or "")
 
 
 def _nested(rest: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,16 +300,17 @@ def _nested(rest: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _drop_unknown(reading: Reading, rest: dict[str, Any], line: Lines) -> None:
-    """Drop names that DeepSpeed does not read, and those that it reads no longer; no name is guessed."""
-    for finding in lint_text(json.dumps(_nested(rest)), reading.file):
+def _drop_unknown(config: _Config) -> None:
+    """Drop names that DeepSpeed does not read, or no longer; no name is guessed."""
+    for finding in lint_text(json.dumps(_nested(config.rest)), config.reading.file):
         if not finding.code.startswith(("ds-typo", "ds-removed-key")):
             continue
-        gone = {key: rest.pop(key) for key in list(rest) if f"{key}.".startswith(f"{finding.path}.")}
+        below = [key for key in config.rest if f"{key}.".startswith(f"{finding.path}.")]
+        gone = {key: config.rest.pop(key) for key in below}
         if gone:
-            value = gone.get(finding.path, "{…}")
             effect = Effect.TRAINING if finding.path.endswith(_LEARNT) else Effect.NONE
-            reading.drop(finding.path, value, line(finding.path), effect, finding.message, finding.hint or "")
+            value = gone.get(finding.path, "{…}")
+            _drop_found(config.reading, finding, effect, value, config.line(finding.path))
 
 
 _LEARNT = ("zeropp_loco_param",)
@@ -340,85 +344,90 @@ SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "War
 _HERE = {"lion": "lion_32bit", "adagrad": "adagrad", "sgd": "sgd"}
 
 
-def take_optimizer(reading: Reading, block: Any, line: Lines) -> None:
+def _block(config: _Config, name: str) -> tuple[Given, dict[str, Given]] | None:
+    """The type and the params of `optimizer` or `scheduler`."""
+    block = config.values.get(name)
+    if not isinstance(block, Mapping):
+        return None
+    params = block.get("params")
+    params = params if isinstance(params, Mapping) else {}
+    keys = {key: f"{name}.params.{key}" for key in params}
+    config.reading.know(name, *keys.values())
+    kind = Given(f"{name}.type", str(block.get("type", "")), config.line(f"{name}.type"))
+    return kind, {key: Given(path, params[key], config.line(path)) for key, path in keys.items()}
+
+
+def _take_optimizer(config: _Config) -> None:
     """Adam and AdamW, which both are AdamW in DeepSpeed, with their numbers; others are listed."""
-    if not isinstance(block, Mapping):
+    found, reading = _block(config, "optimizer"), config.reading
+    if found is None:
         return
-    kind, params = str(block.get("type", "")), block.get("params")
-    params = params if isinstance(params, Mapping) else {}
-    reading.know("optimizer", *(f"optimizer.params.{name}" for name in params))
-    said = f"optimizer.type: {kind}"
-    if kind.lower() not in ("adam", "adamw"):
-        near = _HERE.get(kind.lower())
+    kind, params = found
+    name = kind.value.lower()
+    if name not in ("adam", "adamw"):
+        near = _HERE.get(name)
         hint = f"`trainer.optim: {near}` is another implementation" if near else "write trainer.optim"
-        reading.drop("optimizer.type", kind, line("optimizer.type"), Effect.TRAINING,
-                     "an optimizer of DeepSpeed's own", hint)  # fmt: skip
-    elif params.get("adam_w_mode") is False:
-        where = "optimizer.params.adam_w_mode"
-        reading.refuse(where, line(where), "is false: Adam with L2 in its gradients, which no recipe has")
+        reading.drop(kind, Effect.TRAINING, "an optimizer of DeepSpeed's own", hint)
+    elif "adam_w_mode" in params and params["adam_w_mode"].value is False:
+        reason = "is false: Adam with L2 in its gradients, which no recipe has"
+        reading.refuse(params["adam_w_mode"], reason)
     else:
-        reading.take("trainer.optim", "adamw_torch", line("optimizer.type"), said)
+        reading.take("trainer.optim", "adamw_torch", kind)
     for name, field in _PARAMS.items():
-        _take_number(reading, f"optimizer.params.{name}", params.get(name), f"trainer.{field}", line)
+        _take_number(reading, params.get(name), f"trainer.{field}")
     if "lr" not in params:
-        reading.take("trainer.learning_rate", 1e-3, None, "optimizer.params.lr: 0.001", default=True)
+        reading.default("trainer.learning_rate", 1e-3, "optimizer.params.lr: 0.001")
     betas = params.get("betas")
-    if isinstance(betas, list) and len(betas) == 2 and all(as_number(beta) is not None for beta in betas):
-        where = "optimizer.params.betas"
-        for beta, field in zip(betas, ("adam_beta1", "adam_beta2"), strict=True):
-            reading.take(f"trainer.{field}", as_number(beta), line(where), f"{where}: {shown(betas)}")
-    for name in params:
-        where = f"optimizer.params.{name}"
-        plain = name in (*_PARAMS, "betas") or (name in _SWITCHES and name != "amsgrad")
-        if not plain and params[name] not in (None, False, "auto"):
-            reading.drop(where, params[name], line(where), Effect.TRAINING, "no field of TrainingArguments")
+    if betas is not None and isinstance(betas.value, list) and len(betas.value) == 2 and all(
+        as_number(beta) is not None for beta in betas.value
+    ):  # fmt: skip
+        for beta, field in zip(betas.value, ("adam_beta1", "adam_beta2"), strict=True):
+            reading.take(f"trainer.{field}", as_number(beta), betas)
+    plain = {*_PARAMS, "betas", *_SWITCHES} - {"amsgrad"}
+    for name, given in params.items():
+        if name not in plain and given.value not in (None, False, "auto"):
+            reading.drop(given, Effect.TRAINING, "no field of TrainingArguments")
 
 
-def take_scheduler(reading: Reading, block: Any, line: Lines) -> None:
+def _take_scheduler(config: _Config) -> None:
     """The warm-up schedules that transformers has as well; the others are listed."""
-    if not isinstance(block, Mapping):
+    found, reading = _block(config, "scheduler"), config.reading
+    if found is None:
         return
-    kind, params = str(block.get("type", "")), block.get("params")
-    params = params if isinstance(params, Mapping) else {}
-    reading.know("scheduler", *(f"scheduler.params.{name}" for name in params))
-    if kind not in SCHEDULES:
-        reading.drop("scheduler.type", kind, line("scheduler.type"), Effect.TRAINING,
-                     "a schedule of DeepSpeed's own", "write trainer.lr_scheduler_type")  # fmt: skip
+    kind, params = found
+    if kind.value not in SCHEDULES:
+        reading.drop(
+            kind, Effect.TRAINING, "a schedule of DeepSpeed's own", "write trainer.lr_scheduler_type"
+        )
         return
-    reading.take("trainer.lr_scheduler_type", SCHEDULES[kind], line("scheduler.type"),
-                 f"scheduler.type: {kind}")  # fmt: skip
+    reading.take("trainer.lr_scheduler_type", SCHEDULES[kind.value], kind)
+    steps = params.get("warmup_num_steps")
     where = "scheduler.params.warmup_num_steps"
-    steps = params.get("warmup_num_steps", 1000)
-    if steps != "auto":
-        _take_number(reading, where, steps, "trainer.warmup_steps", line, "warmup_num_steps" not in params)
-    _take_number(reading, "scheduler.params.warmup_max_lr", params.get("warmup_max_lr"),
-                 "trainer.learning_rate", line)  # fmt: skip
-    if (total := as_number(params.get("total_num_steps"))) is not None:
-        where = "scheduler.params.total_num_steps"
-        reading.take("trainer.max_steps", int(total), line(where), where)
-    if str(params.get("warmup_type", "log")) != "linear":
-        said = "scheduler.params.warmup_type" if "warmup_type" in params else "scheduler.params"
-        reading.drop(said, params.get("warmup_type", "log"), line(said), Effect.TRAINING,
-                     "a logarithmic warm-up, DeepSpeed's default; here it is linear")  # fmt: skip
+    _take_number(reading, steps or Given(where, 1000, config.line(where)), "trainer.warmup_steps", not steps)
+    _take_number(reading, params.get("warmup_max_lr"), "trainer.learning_rate")
+    total = params.get("total_num_steps")
+    if total is not None and (number := as_number(total.value)) is not None:
+        reading.take("trainer.max_steps", int(number), total)
+    kind = params.get("warmup_type") or Given("scheduler.params", "log", config.line("scheduler.params"))
+    if str(kind.value) != "linear":
+        reason = "a logarithmic warm-up, DeepSpeed's default; here it is linear"
+        reading.drop(kind, Effect.TRAINING, reason)
     for name, plain in (("warmup_min_lr", 0), ("warmup_min_ratio", 0), ("cos_min_ratio", None)):
-        value = params.get(name)
-        if value not in (None, "auto", plain):
-            where = f"scheduler.params.{name}"
-            reading.drop(where, value, line(where), Effect.TRAINING, "the schedule here begins and ends at 0")
+        given = params.get(name)
+        if given is not None and given.value not in (None, "auto", plain):
+            reading.drop(given, Effect.TRAINING, "the schedule here begins and ends at 0")
 
 
-def _take_number(
-    reading: Reading, said: str, value: Any, to: str, line: Lines, default: bool = False
-) -> None:
-    if value in (None, "auto"):
+def _take_number(reading: Reading, given: Given | None, to: str, default: bool = False) -> None:
+    if given is None or given.value in (None, "auto"):
         return
-    number = as_number(value)
-    if number is None:
-        reading.drop(said, value, line(said), Effect.NEEDED, "expected a number")
-        return
+    number = as_number(given.value)
     before = reading.taken.get(to)
-    if before is not None and not before.is_default and before.value != number:
-        reading.refuse(said, line(said), f"is {number}, but {before.said} says {before.value}")
-        return
-    name = said.rpartition(".")[2]
-    reading.take(to, number, line(said), f"{name}: {number}" if default else said, default=default)
+    if number is None:
+        reading.drop(given, Effect.NEEDED, "expected a number")
+    elif before is not None and not before.is_default and before.value != number:
+        reading.refuse(given, f"is {number}, but {before.said} is {before.value}")
+    elif default:
+        reading.default(to, number, given.name.rpartition(".")[2], line=given.line)
+    else:
+        reading.take(to, number, given)

@@ -1,113 +1,102 @@
-"""Which tool a file is of: by what it says, not by its name."""
+"""Find the tool that a file belongs to, by its content, and read it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.errors import Problem, RecipeError
 from launcher.importing import accelerate, axolotl, deepspeed, launch_line, llamafactory, peft, trl
-from launcher.importing.llamafactory import tells_info
-from launcher.importing.reading import Call, Place, Reading, without_tokens
+from launcher.importing.llamafactory import Info
+from launcher.importing.reading import Call, Reading, without_tokens
 from launcher.importing.unsupported import MANUALLY, OURS, SCRIPT, config_tool_of, page_of
 from launcher.knowledge.lint.document import read_json
 from launcher.recipe.yaml_reader import parse_yaml
 
-LLAMAFACTORY = "LLaMA-Factory recipe"
 _PYTHON = re.compile(r"(?m)^(?:from [\w.]+ import\b|import [\w.]+\s*(?:$|as\b|,|#|;))")
-"""What stands in a Python file, also in one without the ending .py, and in no shell file."""
+"""Of a Python file, also of one without the ending .py, and of no shell file."""
 LARGEST = 1_000_000
-"""Bytes; nobody writes as much by hand."""
+"""Bytes of a file."""
 KINDS = (
     "a DeepSpeed config, an accelerate config, a recipe of axolotl, LLaMA-Factory or TRL, peft's "
     "adapter_config.json, a shell line that starts trl, axolotl, LLaMA-Factory or an example of transformers"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """One kind of file. tells: of a mapping that was read."""
+class Reader(NamedTuple):
+    """One kind of YAML or JSON file."""
 
     name: str
-    tells: Callable[[Any], bool]
+    matches: Callable[[Any], bool]
+    """Of the mapping in the file."""
     read: Callable[..., Reading]
 
 
 MAPPINGS = (
-    Reader("DeepSpeed config", deepspeed.tells, deepspeed.read),
-    Reader("accelerate config", accelerate.tells, accelerate.read),
-    Reader("adapter_config.json", peft.tells, peft.read),
-    Reader("axolotl recipe", axolotl.tells, axolotl.read),
-    Reader(LLAMAFACTORY, llamafactory.tells, llamafactory.read),
-    Reader("TRL recipe", trl.tells, trl.read),
+    Reader("DeepSpeed config", deepspeed.is_config, deepspeed.read),
+    Reader("accelerate config", accelerate.is_config, accelerate.read),
+    Reader("adapter_config.json", peft.is_config, peft.read),
+    Reader("axolotl recipe", axolotl.is_recipe, axolotl.read),
+    Reader("LLaMA-Factory recipe", llamafactory.is_recipe, llamafactory.read),
+    Reader("TRL recipe", trl.is_recipe, trl.read),
 )
-"""YAML and JSON, by keys; the first that tells is meant, of which the earlier are narrower."""
-
-
-Info = tuple[dict[str, Any], str]
-"""A dataset_info.json of LLaMA-Factory, and its name."""
+"""The first that matches reads the file; the earlier are narrower."""
 
 
 def info_of(text: str, file: str) -> Info | None:
-    """LLaMA-Factory's list of data sets, None where the text is something else."""
+    """LLaMA-Factory's list of data sets and its name, None where the text is something else."""
     data = _mapping(text, file)
-    return (data, file) if data is not None and tells_info(data) else None
+    return (data, file) if data is not None and llamafactory.is_dataset_info(data) else None
 
 
 def read_file(file: str) -> Reading:
-    """Read one file. RecipeError when it cannot be read, or is of no kind that is known."""
+    """Read one file. Raises RecipeError if it cannot be read, or is of no known kind."""
     return read_text(text_of(file), file)
 
 
 def read_text(text: str, file: str, info: Info | None = None) -> Reading:
     """Read the text of a file; info: for a recipe of LLaMA-Factory.
 
-    RecipeError when it is of no kind that is known.
+    Raises RecipeError if it is of no known kind.
     """
+    hint = f"{MANUALLY}; of a program that import knows, give the launch line as a FILE"
+    script = Problem(SCRIPT, "a Python script; import does not read scripts", file, hint=hint)
     if Path(file).suffix.lower() == ".py":
-        raise RecipeError(_script(file))
+        raise RecipeError(script)
     data = _mapping(text, file)
     if data is not None:
-        if (tool := config_tool_of(data)) is not None:
-            raise _unknown(file, data, tool)
-        for reader in MAPPINGS:
-            if reader.tells(data) and (reader.read is not deepspeed.read or text.lstrip().startswith("{")):
-                more = {"info": info} if reader.name == LLAMAFACTORY else {}
-                return reader.read(text, file, **more)
-        raise _unknown(file, data)
+        tool = config_tool_of(data)
+        for reader in MAPPINGS if tool is None else ():
+            if reader.matches(data) and (reader.read is not deepspeed.read or _is_json(text)):
+                return _read(reader, text, file, None, info)
+        raise _unknown(file, data, tool)
     if Path(file).suffix in (".yaml", ".yml", ".json"):
         if problems := _wrong(text, file):
             raise RecipeError(problems)
     elif _PYTHON.search(text):
-        raise RecipeError(_script(file))
-    elif launch_line.tells(text):
+        raise RecipeError(script)
+    elif launch_line.may_train(text):
         return launch_line.read(text, file)
     raise _unknown(file, None)
 
 
-def _script(file: str) -> Problem:
-    """A Python script: what it does depends on all of it, so nothing is taken."""
-    message = "a Python script; import does not read scripts"
-    hint = f"{MANUALLY}; of a program that import knows, give the launch line as a FILE"
-    return Problem(SCRIPT, message, file, hint=hint)
-
-
-def read_call(call: Call, place: Place, file: Path | None, info: Info | None = None) -> Reading:
-    """The recipe of another tool that a launch line starts, with what the line says over it."""
+def read_call(call: Call, file: Path | None, info: Info | None = None) -> Reading:
+    """The recipe of another tool that a launch line starts, with the options of the line."""
     reader = next(reader for reader in MAPPINGS if reader.name == call.tool)
     text = "{}" if file is None else text_of(str(file))
-    overrides = dict(call.overrides)
-    more: dict[str, Any] = {"info": info} if reader.name == LLAMAFACTORY else {}
-    if call.word:
-        more["word"] = call.word
-    return reader.read(text, place.file if file is None else str(file), overrides, place, **more)
+    return _read(reader, text, str(file or call.place.file), call, info)
+
+
+def _read(reader: Reader, text: str, file: str, call: Call | None, info: Info | None) -> Reading:
+    if reader.read is llamafactory.read:
+        return llamafactory.read(text, file, call, info)
+    return reader.read(text, file) if call is None else reader.read(text, file, call)
 
 
 def text_of(file: str) -> str:
-    """What a file holds. RecipeError for what is no text, or has no end."""
+    """The content of a file. Raises RecipeError if it is no text, or longer than LARGEST."""
     try:
         with Path(file).open("rb") as stream:
             raw = stream.read(LARGEST + 1)
@@ -127,7 +116,7 @@ def text_of(file: str) -> str:
 
 
 def _is_utf_16(raw: bytes) -> bool:
-    """As some editors and PowerShell write text."""
+    """UTF-16, as some editors and PowerShell write it."""
     if raw[:2] not in (b"\xff\xfe", b"\xfe\xff"):
         return False
     try:
@@ -136,9 +125,13 @@ def _is_utf_16(raw: bytes) -> bool:
         return False
 
 
+def _is_json(text: str) -> bool:
+    return text.lstrip().startswith("{")
+
+
 def _mapping(text: str, file: str) -> dict[str, Any] | None:
     """The text as a YAML or JSON mapping, None where it is neither."""
-    if text.lstrip().startswith("{"):
+    if _is_json(text):
         root = read_json(text, file).root
         if root is not None:
             plain = root.plain()
@@ -148,7 +141,7 @@ def _mapping(text: str, file: str) -> dict[str, Any] | None:
 
 
 def _wrong(text: str, file: str) -> list[Problem]:
-    if text.lstrip().startswith("{"):
+    if _is_json(text):
         found = read_json(text, file).findings
         return [
             Problem("import-unreadable", one.message, file, one.line, None, one.hint) for one in found[:1]
@@ -157,12 +150,11 @@ def _wrong(text: str, file: str) -> list[Problem]:
 
 
 def _unknown(file: str, data: dict[str, Any] | None, tool: str | None = None) -> RecipeError:
-    hint = f"what is read: {KINDS}" + ("" if data else f"; {MANUALLY}")
-    looks = "is of no kind that is known here"
+    message, hint = "is of no known kind", f"known kinds: {KINDS}" + ("" if data else f"; {MANUALLY}")
     if tool == OURS:
-        looks, hint = "is a recipe of effilaunch itself", "`effilaunch plan` reads it"
+        message, hint = "is a recipe of effilaunch itself", "`effilaunch plan` reads it"
     elif tool is not None:
-        looks, hint = f"is a config of {tool}, which import does not read", f"{page_of(tool)}; {hint}"
+        message, hint = f"is a config of {tool}, which import does not read", f"{page_of(tool)}; {hint}"
     keys = without_tokens(", ".join(map(str, list(data or ())[:6])))
-    said = f" (its keys: {keys})" if keys else ""
-    return RecipeError(Problem("import-unknown", f"{looks}{said}", file, hint=hint))
+    keys = f" (its keys: {keys})" if keys else ""
+    return RecipeError(Problem("import-unknown", f"{message}{keys}", file, hint=hint))

@@ -3,80 +3,104 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import RecipeError
+import yaml
+
 from launcher.facts.safe_files import parse_json
-from launcher.importing.arguments import as_bool, as_number, take_adapter, take_field
-from launcher.importing.reading import Effect, Place, Reading, shown
+from launcher.importing.arguments import Field, take_adapter, take_argument, take_field
+from launcher.importing.conversions import To, as_bool, is_off, texts
+from launcher.importing.reading import Call, Effect, Given, Reading, read_yaml, shown
+from launcher.recipe.field_tables import trainer_fields
 from launcher.recipe.suggestions import close_key
-from launcher.recipe.yaml_reader import parse_yaml
+from launcher.tasks import TASKS
 
-Convert = Callable[[Any], Any]
-"""A value of the other tool -> the recipe's; ValueError says what was expected, None: as if absent."""
-Row = tuple[str, str, str]
-"""(key there, key of the recipe or empty, note), for a page about coming from that tool."""
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key whose value stands under one key of a recipe."""
-
-    name: str
-    to: str
-    convert: Convert | None = None
-    """None: as the field of `trainer` or `adapter` that it becomes."""
-    note: str = ""
+Keys = Mapping[str, To | Field]
+"""Key there -> what takes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Keys that no recipe key says, for one reason; they need no word where they are off."""
+    """Keys without a recipe key, for one reason; they are not reported where they are off."""
 
     effect: Effect | None
     """None: no recipe can be made of it."""
     reason: str
-    names: str
-    """Parted by spaces."""
-    hint: str = ""
+    names: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """Which keys a tool has."""
+    """The keys of a tool."""
 
     name: str
     version: str
     keys: Mapping[str, Any]
     """Key -> its default there; None where that is nothing, or not a plain value."""
     of_unknown: str
-    """What the tool does with a key that it does not know: `ignores it`."""
-    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What the tool does with an unknown key: `ignores it`."""
+    lists: Mapping[str, tuple[str, ...]]
     """Keys of the mappings inside: a data set's."""
+    left: Mapping[str, tuple[Left, ...]]
+    """Section of tables/NAME_dropped.yaml -> its keys."""
+
+    def sections(self, prefix: str) -> dict[str, tuple[Left, ...]]:
+        """Sections of `left` by the rest of their name: of `plugin NAME` by NAME."""
+        return {
+            name.removeprefix(prefix): left for name, left in self.left.items() if name.startswith(prefix)
+        }
+
+
+KERNELS = {name: name for name in ("eager", "sdpa", "flash_attention_2", "flex_attention")}
 
 
 @dataclass(slots=True)
 class Peer:
-    """One recipe of another tool, while it is read."""
+    """A recipe of another tool, or a mapping inside it, while it is read."""
 
     tool: Tool
     reading: Reading
     values: dict[str, Any]
-    """What the file says; a key with null is as one that is absent, everywhere."""
+    """A key with null is as one that is absent, everywhere."""
     lines: Mapping[str, int]
     """Dotted path -> line."""
+    at: str = ""
+    """Dotted path of the mapping, with a dot at its end: `datasets[0].`."""
 
     def line(self, key: str) -> int | None:
-        return self.lines.get(key)
+        """The line of a key; of the mapping where the key is absent."""
+        return self.lines.get(self.at + key) or self.lines.get(self.at.removesuffix("."))
+
+    def given(self, key: str) -> Given:
+        """A key with its value (None where it is absent) and line."""
+        return Given(self.at + key, self.values.get(key), self.line(key))
 
     def get(self, key: str) -> Any:
         """The value of a key, which is then dealt with; None where it is absent."""
-        self.reading.know(key)
+        self.reading.know(self.at + key)
         return self.values.get(key)
+
+    def inside(self, at: str, values: Mapping[str, Any]) -> Peer:
+        """A mapping of this recipe; at: its dotted path."""
+        known = {name: value for name, value in values.items() if value is not None}
+        return Peer(self.tool, self.reading, known, self.lines, f"{self.at}{at}.")
+
+    def entries(self, key: str, expected: str) -> list[Peer]:
+        """The mappings of a list, or the one mapping; other items are dropped as not `expected`."""
+        given, found = self.get(key), []
+        several = isinstance(given, list)
+        for index, entry in enumerate(given if several else [] if given is None else [given]):
+            at = f"{key}[{index}]" if several else key
+            if isinstance(entry, dict):
+                found.append(self.inside(at, entry))
+            else:
+                where = Given(self.at + at, entry, self.line(at))
+                self.reading.drop(where, Effect.NEEDED, f"expected a mapping with {expected}")
+        return found
 
     def listed(self, key: str) -> list[str]:
         """A list of texts, or one text with commas; what is none is dropped."""
@@ -92,233 +116,156 @@ class Peer:
         return as_bool(self.get(key)) is True
 
     def take(self, to: str, value: Any, key: str, *others: str, note: str = "") -> None:
-        """A value for a recipe key that the named keys of the file say."""
-        given = [name for name in (key, *others) if name in self.values]
-        said = ", ".join(f"{name}: {shown(self.values[name])}" for name in given)
-        plain = len(given) == 1 and type(value) is type(self.values[key]) and value == self.values[key]
-        self.reading.take(to, value, self.line(key), key if plain else said or key, note=note)
-        self.reading.know(key, *others)
+        """A value for a recipe key, from the named keys of the file."""
+        several = [name for name in (key, *others) if name in self.values]
+        said = ", ".join(f"{name}: {shown(self.values[name])}" for name in several)
+        said = said if len(several) > 1 else "" if several else key
+        self.reading.take(to, value, self.given(key), said=said, note=note)
+        self.reading.know(*(self.at + name for name in (key, *others)))
 
     def default(self, to: str, value: Any, said: str, note: str = "") -> None:
-        """What the tool uses where the file is silent. said: its key, and the value if that is another."""
-        said = said if ":" in said else f"{said}: {shown(value)}"
-        self.reading.take(to, value, None, said, default=True, note=note)
+        """A default of the tool, where the file sets nothing."""
+        self.reading.default(to, value, said, note)
+
+    def take_template(self, given: Given) -> None:
+        """A chat template as text: a file next to the recipe."""
+        self.reading.texts["_template.jinja"] = str(given.value)
+        self.reading.take("model.chat_template", "_template.jinja", given, said=given.name)
+
+    def argument(self, *keys: str, to: str = "") -> None:
+        """Keys that are fields of TrainingArguments, or one that is called `to` there."""
+        for key in keys:
+            if self.get(key) is not None and to:
+                take_field(self.reading, self.given(key), to)
+            elif key in self.values:
+                take_argument(self.reading, self.given(key))
+
+    def adapter(self, key: str, to: str) -> None:
+        """A key that is a field of LoraConfig."""
+        take_adapter(self.reading, to, self.given(key))
 
     def drop(self, key: str, effect: Effect, reason: str, hint: str = "") -> None:
-        """A key that no recipe key says."""
-        self.reading.drop(key, self.values.get(key), self.line(key), effect, reason, hint)
+        """A key without a recipe key."""
+        self.reading.drop(self.given(key), effect, reason, hint)
 
     def refuse(self, key: str, message: str, hint: str | None = None) -> None:
-        """No recipe may be made of this file, for what this key says."""
-        self.reading.refuse(key, self.line(key), message, hint)
+        """No recipe can be made of this file, for this key."""
+        self.reading.refuse(self.given(key), message, hint)
+
+    def needs(self, to: str, key: str, reason: str, hint: str = "") -> None:
+        """A recipe key without a value in the file; key: where it would be."""
+        self.reading.needs(to, self.line(key), reason, hint)
+
+    def take_kernel(self, key: str, names: Mapping[str, str] = KERNELS) -> None:
+        """An attention kernel; names: there -> here."""
+        value = self.get(key)
+        if str(value) in names:
+            self.take("model.attn_implementation", names[str(value)], key)
+        elif value is not None:
+            self.drop(key, Effect.NONE, "a kernel that is not here; the planner chooses one")
+
+    def take_keys(self, keys: Keys) -> None:
+        """Take every key of the table that the file has."""
+        for name, taker in keys.items():
+            if name in self.values and self.at + name not in self.reading.seen:
+                taker(self.reading, self.given(name))
+
+    def take_arguments(self, task: str, others: Iterable[str] = ()) -> None:
+        """Take what is left of TrainingArguments; fields that only other tasks have are not among them."""
+        own = {*trainer_fields(task), *others}
+        foreign = {name for other in TASKS for name in trainer_fields(other.name)} - own
+        for name in list(self.values):
+            if name not in self.reading.seen and name not in foreign:
+                take_argument(self.reading, self.given(name))
+
+    def leave(self, table: Iterable[Left]) -> None:
+        """Drop every key of the table that the file has, with its reason, unless it is off."""
+        for entry in table:
+            for name in entry.names:
+                if name not in self.values or name in self.reading.seen:
+                    continue
+                if self._sets_nothing(name):
+                    self.reading.know(name)
+                elif entry.effect is None:
+                    self.refuse(name, f"is {shown(self.values[name])}: {entry.reason}")
+                else:
+                    self.drop(name, entry.effect, entry.reason)
+
+    def leave_rest(self, known_elsewhere: Iterable[str] = ()) -> None:
+        """Drop what no table has: keys of the tool, and unknown keys."""
+        names = {*self.tool.keys, *known_elsewhere}
+        for name in [name for name in self.values if name not in self.reading.seen]:
+            if name not in self.tool.keys:
+                near = close_key(name, names)
+                reason = f"no key of {self.tool.name} {self.tool.version}, which {self.tool.of_unknown}"
+                # A key that the tool refuses may have had an effect in the version that the file is for.
+                effect = Effect.NONE if self.tool.of_unknown == "ignores it" else Effect.TRAINING
+                self.drop(name, effect, reason, f"did you mean {near}?" if near else "")
+            elif self._sets_nothing(name):
+                self.reading.know(name)
+            else:
+                self.drop(name, Effect.TRAINING, f"{self.tool.name}'s own; it has no recipe key")
+
+    def _sets_nothing(self, name: str) -> bool:
+        """Whether a key has its default, or is off where nothing else is the default."""
+        default, value = self.tool.keys.get(name), self.values[name]
+        if is_off(value):
+            return default is None or is_off(default)
+        return default is not None and type(default) is type(value) and default == value
+
+    def close(self, call: Call | None) -> Reading:
+        """The reading; overridden keys get the place of the launch line."""
+        reading = self.reading
+        if reading.task.ranks_answers:
+            self._leave_out_of_pairs()
+        if call is None or not call.overrides:
+            return reading
+        for key, taken in reading.taken.items():
+            if taken.said.partition(":")[0] in call.overrides and not taken.is_default:
+                reading.taken[key] = replace(taken, place=call.place)
+        alone = reading.file == call.place.file  # no recipe next to the line
+        for index, entry in enumerate(reading.dropped):
+            overridden = re.split(r"[:.\[]", entry.key)[0] in call.overrides
+            if overridden or (alone and entry.place.line is None):
+                reading.dropped[index] = replace(entry, place=call.place)
+        for name, where in reading.names.items():
+            if where.line is None:
+                reading.names[name] = call.place
+        return reading
+
+    def _leave_out_of_pairs(self) -> None:
+        """Drop keys of `data` that preference rows do not have."""
+        for name in ("packing", "padding_free", "streaming", "loss_on", "pad_to_multiple_of", "metrics"):
+            taken = self.reading.taken.pop(f"data.{name}", None)
+            if taken is not None and not taken.is_default:
+                reason = "preference rows are read before the training, and padded"
+                self.reading.dropped.append(taken.dropped(Effect.NONE, reason))
 
 
 @cache
 def load_tool(table: str, name: str, of_unknown: str) -> Tool:
-    """A tool by its shipped list of keys."""
-    file = Path(__file__).parent / "tables" / f"{table}.json"
-    content = parse_json(file.read_text(encoding="utf-8"))
+    """A tool by its shipped tables: the generated one of its keys, and that of the dropped ones."""
+    folder = Path(__file__).parent / "tables"
+    content = parse_json((folder / f"{table}.json").read_text(encoding="utf-8"))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    dropped = yaml.load((folder / f"{table}_dropped.yaml").read_text(encoding="utf-8"), loader)
     lists = {key: tuple(value) for key, value in content.items() if key not in ("version", "keys")}
-    return Tool(name, content["version"], content["keys"], of_unknown, lists)
+    left = {section: tuple(_left(effects)) for section, effects in dropped.items()}
+    return Tool(name, content["version"], content["keys"], of_unknown, lists, left)
 
 
-def open_peer(text: str, file: str, tool: Tool, overrides: Mapping[str, Any] | None = None) -> Peer:
-    """Read the YAML or JSON. overrides: what a launch line says over the file.
+def _left(effects: Mapping[str, Mapping[str, str]]) -> Iterator[Left]:
+    for effect, reasons in effects.items():
+        for reason, names in reasons.items():
+            yield Left(None if effect == "refused" else Effect(effect), reason, names.split())
 
-    RecipeError when it is no YAML, or no mapping.
-    """
-    document = parse_yaml(text, file, last_wins=True)
-    wrong = [problem for problem in document.problems if problem.code != "duplicate-key"]
-    if wrong:
-        raise RecipeError(wrong)
+
+def open_peer(text: str, file: str, tool: Tool, call: Call | None) -> Peer:
+    """Read the YAML or JSON, and the options of a launch line. Raises RecipeError if it is no YAML."""
+    overrides = call.overrides if call else {}
+    reading, document = read_yaml(text, file, f"{tool.name} recipe")
     values = document.data if isinstance(document.data, dict) else {}
-    reading = Reading(f"{tool.name} recipe", file)
-    for problem in document.problems:
-        key = problem.path or ""
-        reading.drop(key, "", problem.line, Effect.NONE, f"{problem.message}: the last one counts there")
-        reading.seen.discard(key)  # that last one is still to be read
-    given = {**values, **(overrides or {})}
-    reading.know(*(key for key, value in given.items() if value is None))
-    lines = {path: line for path, line in document.lines.items() if path not in (overrides or {})}
-    return Peer(tool, reading, {k: v for k, v in given.items() if v is not None}, lines)
-
-
-def close_peer(peer: Peer, overrides: Iterable[str] = (), place: Place | None = None) -> Reading:
-    """The reading, whose overridden keys stand where the launch line does."""
-    reading, names = peer.reading, set(overrides)
-    if reading.task.ranks_answers:
-        _leave_out_of_pairs(reading)
-    if names and place is not None:
-        for key, taken in reading.taken.items():
-            if taken.said.partition(":")[0] in names and not taken.is_default:
-                reading.taken[key] = replace(taken, place=place)
-        alone = reading.file == place.file  # no recipe beside the line
-        reading.dropped[:] = [
-            replace(entry, place=place)
-            if re.split(r"[:.\[]", entry.key)[0] in names or (alone and entry.place.line is None)
-            else entry
-            for entry in reading.dropped
-        ]
-        for name, where in reading.names.items():
-            if where.line is None:
-                reading.names[name] = place
-    return reading
-
-
-def _leave_out_of_pairs(reading: Reading) -> None:
-    """What a recipe says of rows of text, and not of preference rows."""
-    for name in ("packing", "padding_free", "streaming", "loss_on", "pad_to_multiple_of", "metrics"):
-        taken = reading.taken.pop(f"data.{name}", None)
-        if taken is not None and not taken.is_default:
-            reason = "preference rows are read before the training, and padded"
-            key, _, value = taken.said.partition(": ")
-            reading.drop(key, value or taken.value, taken.place.line, Effect.NONE, reason)
-
-
-def take_keys(peer: Peer, keys: Iterable[Key]) -> None:
-    """Take every key of the table that the file has."""
-    for key in keys:
-        if key.name not in peer.values or key.name in peer.reading.seen:
-            continue
-        value = peer.values[key.name]
-        if key.convert is None:
-            _take_checked(peer, key, value)
-            continue
-        try:
-            converted = key.convert(value)
-        except ValueError as error:
-            peer.drop(key.name, Effect.NEEDED, f"expected {error}", f"write `{key.to}`")
-            continue
-        peer.reading.know(key.name)
-        if converted is not None:
-            peer.take(key.to, converted, key.name)
-
-
-def _take_checked(peer: Peer, key: Key, value: Any) -> None:
-    """A value that the field of the trainer or the adapter checks."""
-    section, _, name = key.to.partition(".")
-    if section == "adapter":
-        take_adapter(peer.reading, name, value, peer.line(key.name), key.name)
-    else:
-        take_field(peer.reading, key.name, value, peer.line(key.name), name)
-
-
-def leave_keys(peer: Peer, table: Iterable[Left]) -> None:
-    """Drop every key of the table that the file has, with its reason; what is off needs no word."""
-    for entry in table:
-        for name in entry.names.split():
-            if name not in peer.values or name in peer.reading.seen:
-                continue
-            if _says_nothing(peer, name):
-                peer.reading.know(name)
-            elif entry.effect is None:
-                peer.refuse(name, f"is {shown(peer.values[name])}: {entry.reason}", entry.hint or None)
-            else:
-                peer.drop(name, entry.effect, entry.reason, entry.hint)
-
-
-def leave_rest(peer: Peer, known_elsewhere: Iterable[str] = ()) -> None:
-    """Drop what no table names: keys that the tool has, and keys that nobody knows."""
-    names = {*peer.tool.keys, *known_elsewhere}
-    for name in list(peer.values):
-        if name in peer.reading.seen:
-            continue
-        if name in peer.tool.keys:
-            if _says_nothing(peer, name):
-                peer.reading.know(name)
-            else:
-                peer.drop(name, Effect.TRAINING, f"{peer.tool.name}'s own; no recipe key says it")
-            continue
-        near = close_key(name, names)
-        reason = f"no key of {peer.tool.name} {peer.tool.version}, which {peer.tool.of_unknown}"
-        # Where the tool refuses it, the file was for another version, in which it may have said something.
-        effect = Effect.NONE if peer.tool.of_unknown == "ignores it" else Effect.TRAINING
-        peer.drop(name, effect, reason, f"did you mean {near}?" if near else "")
-
-
-def is_off(value: Any) -> bool:
-    """Whether a value says that something is not used."""
-    return value in (None, False, 0, "", [], {}) or str(value).strip().lower() in (
-        "false",
-        "no",
-        "off",
-        "none",
-    )
-
-
-def _says_nothing(peer: Peer, name: str) -> bool:
-    """Whether a key has its default, or is off where nothing else is the default."""
-    default = peer.tool.keys.get(name)
-    if is_off(peer.values[name]):
-        return default is None or is_off(default)
-    return default is not None and type(default) is type(peer.values[name]) and default == peer.values[name]
-
-
-def text(value: Any) -> str:
-    """A text, not empty."""
-    if isinstance(value, bool | dict | list) or not str(value).strip():
-        raise ValueError("a text")
-    return str(value)
-
-
-def whole(value: Any) -> int:
-    """A whole number from 1, also as text or as 8.0."""
-    number = as_number(value)
-    if number is None or number < 1 or number != int(number):
-        raise ValueError("a whole number from 1")
-    return int(number)
-
-
-def tokens(value: Any) -> int:
-    """A length in tokens."""
-    length = whole(value)
-    if not 8 <= length <= 1_000_000_000:
-        raise ValueError("a number of tokens from 8")
-    return length
-
-
-def number(value: Any) -> int | float:
-    """A number, also as text such as 2e-5."""
-    found = as_number(value)
-    if found is None:
-        raise ValueError("a number")
-    return found
-
-
-def share(value: Any) -> float:
-    """A number from 0 to 1, as a dropout is."""
-    found = as_number(value)
-    if found is None or not 0 <= found <= 1:
-        raise ValueError("a number from 0 to 1")
-    return float(found)
-
-
-def switch(value: Any) -> bool:
-    """A switch, as YAML 1.1 spells it, too."""
-    found = as_bool(value)
-    if found is None:
-        raise ValueError("true or false")
-    return found
-
-
-def if_on(value: Any) -> bool | None:
-    """A switch that says nothing where it is off."""
-    return switch(value) or None
-
-
-def texts(value: Any) -> list[str] | None:
-    """A list of texts, or one text with commas; None where it is empty."""
-    items = value.split(",") if isinstance(value, str) else value
-    if not isinstance(items, list | tuple) or any(isinstance(item, dict | list) for item in items):
-        raise ValueError("a list of texts")
-    return [str(item).strip() for item in items if str(item).strip()] or None
-
-
-def rows_of(keys: Iterable[Key], handled: Iterable[Row], left: Iterable[Left]) -> list[Row]:
-    """The table of a page: what is taken, then what is not."""
-    rows = [(key.name, key.to, key.note) for key in keys]
-    rows += list(handled)
-    for entry in left:
-        word = "refused" if entry.effect is None else entry.effect.value
-        rows += [(name, "", f"{word}: {entry.reason}") for name in entry.names.split()]
-    return rows
+    merged = {**values, **overrides}
+    reading.know(*(key for key, value in merged.items() if value is None))
+    lines = {path: line for path, line in document.lines.items() if path not in overrides}
+    return Peer(tool, reading, {k: v for k, v in merged.items() if v is not None}, lines)

@@ -1,4 +1,4 @@
-"""A line, or a script of shell, that starts a training: who starts it, on how much, with which flags."""
+"""A line, or a script of shell, that starts a training: its launcher, devices, variables and flags."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import PurePath
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.importing.accelerate import finish_deepspeed, take_count, take_option
-from launcher.importing.arguments import as_number
+from launcher.importing.accelerate import finish_deepspeed, take_option
+from launcher.importing.conversions import Drop, Taker, To, as_number, count, ignore
+from launcher.importing.conversions import text as some_text
 from launcher.importing.environment import take_env, take_variables_of_llamafactory
-from launcher.importing.reading import Call, Effect, Reading, without_tokens
+from launcher.importing.reading import Call, Effect, Given, Place, Reading, without_tokens
 from launcher.importing.shell import Script, Word, read_script
-from launcher.importing.transformers_examples import Flag, is_idle, known_flags, read_flags, take_started
+from launcher.importing.transformers_examples import is_idle, known_flags, read_flags, take_started
 from launcher.importing.trl import option_kind
 from launcher.importing.unsupported import COMMANDS, MANUALLY, SCRIPT, tool_of
 from launcher.tasks import words_of_tool
@@ -23,10 +24,12 @@ from launcher.tasks import words_of_tool
 TOOL = "launch line"
 _STARTS = re.compile(
     r"\b(?:deepspeed|accelerate\s+launch|accelerate-launch|torchrun|python[\d.]*|trl|axolotl|llamafactory-cli|lmf|"
-    r"(?:swift|megatron)\s+(?:sft|pt|rlhf)|tune\s+run|oumi\s+(?:train|launch|tune|distributed)|xtuner\s+train|litgpt|"
-    r"nemo\s+(?:llm|run)|automodel|soup\s+train|unsloth\s+train|colossalai\s+run|fairseq-train|mlx_lm\.lora)\s"
+    + "|".join(
+        rf"{name}\s+(?:{'|'.join(words)})" if words else re.escape(name) for name, words in COMMANDS.items()
+    )
+    + r")\s"
 )
-"""What stands in every text that starts a training, and in others."""
+"""In every text that starts a training, and in others."""
 _PREFIXES = ("nohup", "sudo", "exec", "env", "srun", "numactl", "setsid", "stdbuf", "nice", "mpirun")
 _RUNNERS = {("uv", "run"), ("poetry", "run"), ("pipenv", "run"), ("conda", "run"), ("mamba", "run")}
 _VALUED = ("--with", "--extra", "--group", "--python", "--package", "--project", "--env-file", "--name")
@@ -43,24 +46,24 @@ _HANDBOOK = re.compile(r"(?:(?:^|/)scripts/run_(sft|dpo)|open_r1/(sft))\.py$")
 class Command:
     """One command that trains."""
 
-    env: list[tuple[str, Word]]
+    env: list[Given]
     program: str
     """deepspeed, accelerate, torchrun, trl, axolotl, llamafactory or python."""
     words: list[Word]
     line: int
     folder: str = ""
-    """Where a `cd` before it leads, as it is written."""
+    """Target of a `cd` before it, as it is written."""
 
 
-def tells(text: str) -> bool:
-    """Whether a text may be shell that starts a training: `read` knows it."""
+def may_train(text: str) -> bool:
+    """Whether a text may be shell that starts a training: `read` finds out."""
     return _STARTS.search(text) is not None
 
 
 def read(text: str, file: str) -> Reading:
-    """Read it. RecipeError when there is none or more than one command that trains."""
+    """Read it. Raises RecipeError unless exactly one command trains."""
     script = read_script(text, file)
-    commands = [found for words in script.commands if (found := _command(words)) is not None]
+    commands = [found for words in script.commands if (found := _trains(*_before_program(words)))]
     reading = Reading(TOOL, file)
     if not commands:
         raise RecipeError(_none(script, file))
@@ -70,12 +73,18 @@ def read(text: str, file: str) -> Reading:
         raise RecipeError(Problem("import-refused", message, file, commands[1].line,
                                   hint="give each line in a file of its own"))  # fmt: skip
     command = commands[0]
-    _refuse_cut_off(reading, script, command)
-    lines = [(line, said) for line, said in enumerate(text.splitlines(), 1) if said.startswith("#SBATCH")]
-    take_sbatch(reading, [(said.removeprefix("#SBATCH"), line) for line, said in lines])
-    variables = [*(pair for pair in script.exported if pair[1].line <= command.line), *command.env]
-    for name, word in variables:
-        _take_variable(reading, name, word)
+    cut = [words[0] for words in script.commands if words[0].text.startswith("--")]
+    for word in cut[:1]:
+        if word.line >= command.line:  # flags that a shell takes for a command
+            message = "starts a command of its own: a comment or a blank after `\\` ends the one before it"
+            reading.refuse(_given(word), message, "take the comment or the blank out")
+    for line, said in enumerate(text.splitlines(), 1):
+        if said.startswith("#SBATCH"):
+            _take_sbatch(reading, said.removeprefix("#SBATCH"), line)
+    exported = [Given(name, word.text, word.line, word.open) for name, word in script.exported]
+    variables = [*(given for given in exported if (given.line or 0) <= command.line), *command.env]
+    for variable in variables:
+        take_env(reading, variable)
     folders = [words[1].text for words in script.commands if words[0].text == "cd" and len(words) > 1
                and words[1].line <= command.line]  # fmt: skip
     command.folder = folders[-1] if folders else ""
@@ -85,22 +94,15 @@ def read(text: str, file: str) -> Reading:
     return reading
 
 
-def _refuse_cut_off(reading: Reading, script: Script, command: Command) -> None:
-    """Flags that a shell takes for a command: a comment, or a blank after `\\`, ends the line before them."""
-    cut = [words[0] for words in script.commands if words[0].text.startswith("--")]
-    for word in cut[:1]:
-        if word.line >= command.line:
-            message = "starts a command of its own: a comment or a blank after `\\` ends the one before it"
-            reading.refuse(word.text, word.line, message, "take the comment or the blank out")
+def _given(word: Word) -> Given:
+    return Given(word.text, None, word.line)
 
 
 def _none(script: Script, file: str) -> Problem:
     """Why no command was found: it is made when the script runs, or there is none."""
-    programs = [
-        words[at] for words in script.commands for _, at in [_before_program(words)] if at < len(words)
-    ]
-    line = next((word.line for word in programs
-                 if word.text in ("eval", "bash", "sh", "zsh") or word.open), None)  # fmt: skip
+    programs = [words[0] for _, words in map(_before_program, script.commands) if words]
+    shells = ("eval", "bash", "sh", "zsh")
+    line = next((word.line for word in programs if word.text in shells or word.open), None)
     if line is not None:
         return Problem("import-refused", "the command is only known when the script runs", file, line,
                        hint=f"give the line as it is run: put an echo before it; {MANUALLY}")  # fmt: skip
@@ -109,36 +111,22 @@ def _none(script: Script, file: str) -> Problem:
                    f"{MANUALLY}")  # fmt: skip
 
 
-def _take_variable(reading: Reading, name: str, word: Word) -> None:
-    if word.open:
-        reading.drop(name, word.text, word.line, Effect.NONE, "known only when the script runs")
-    else:
-        take_env(reading, name, word.text, word.line)
-
-
-def _count_visible(reading: Reading, env: Sequence[tuple[str, Word]]) -> None:
+def _count_visible(reading: Reading, variables: Sequence[Given]) -> None:
     """CUDA_VISIBLE_DEVICES names the devices, where nothing else counts them."""
-    for name, word in env:
-        if name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\w[\w/-]*(,\w[\w/-]*)*", word.text):
-            count = len(word.text.split(","))
-            reading.take("hardware.devices_per_node", count, word.line, f"{name}: {word.text}")
+    for given in variables:
+        if given.name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\w[\w/-]*(,\w[\w/-]*)*", given.value):
+            reading.take("hardware.devices_per_node", len(given.value.split(",")), given)
 
 
-def _command(words: list[Word]) -> Command | None:
-    """The command if it trains."""
-    env, at = _before_program(words)
-    return _trains(words[at:], env) if at < len(words) else None
-
-
-def _before_program(words: list[Word]) -> tuple[list[tuple[str, Word]], int]:
-    """The variables of a command, and where its program stands: after `srun -n 2`, `uv run` and the like."""
-    env: list[tuple[str, Word]] = []
+def _before_program(words: list[Word]) -> tuple[list[Given], list[Word]]:
+    """The variables of a command, and its words from the program on: after `srun -n 2`, `uv run` …"""
+    env: list[Given] = []
     at = 0
     while at < len(words):
         text = PurePath(words[at].text).name if "=" not in words[at].text else words[at].text
         assigned = _ASSIGNED.fullmatch(words[at].text)
         if assigned is not None:
-            env.append((assigned[1], Word(assigned[2], words[at].line, words[at].open)))
+            env.append(Given(assigned[1], assigned[2], words[at].line, words[at].open))
             at += 1
         elif text in _PREFIXES:
             at = _after_options(words, at + 1)
@@ -148,11 +136,11 @@ def _before_program(words: list[Word]) -> tuple[list[tuple[str, Word]], int]:
             at = next((end + 1 for end in range(at, len(words)) if words[end].text == "--"), len(words))
         else:
             break
-    return env, at
+    return env, words[at:]
 
 
 def _after_options(words: Sequence[Word], at: int) -> int:
-    """Behind a prefix's own options, some of which have a value."""
+    """The position after a prefix's own options, some of which have a value."""
     while at < len(words) and words[at].text.startswith("-"):
         with_value = "=" not in words[at].text and at + 1 < len(words)
         if with_value and words[at].text not in _VALUED:
@@ -166,8 +154,10 @@ def _is_program(text: str) -> bool:
     return name in (*_PROGRAMS, *_PREFIXES) or name.startswith("python") or _ASSIGNED.match(text) is not None
 
 
-def _trains(words: list[Word], env: list[tuple[str, Word]]) -> Command | None:
-    """The command with the launcher that its first words name."""
+def _trains(env: list[Given], words: list[Word]) -> Command | None:
+    """The command with the launcher that its first words name; None if it does not train."""
+    if not words:
+        return None
     name, line, rest = PurePath(words[0].text).name, words[0].line, words[1:]
     second = rest[0].text if rest else ""
     if name in ("deepspeed", "torchrun") and rest:
@@ -189,7 +179,7 @@ def _trains(words: list[Word], env: list[tuple[str, Word]]) -> Command | None:
     return None
 
 
-def _python(words: list[Word], env: list[tuple[str, Word]], line: int) -> Command | None:
+def _python(words: list[Word], env: list[Given], line: int) -> Command | None:
     """`python -m torch.distributed.run …`, `python train.py --flags`."""
     at = 0
     while at < len(words) and words[at].text.startswith("-") and words[at].text != "-m":
@@ -225,103 +215,88 @@ def _looks_trained(words: Sequence[Word]) -> bool:
 
 
 def _launched(reading: Reading, command: Command) -> None:
-    options, rest = split_options(command.program, command.words)
-    take_launcher(reading, command.program, options)
+    options, rest = _split_options(command.program, command.words)
+    _take_launcher(reading, command.program, options)
     if not rest:
         reading.needs("data.train", command.line, "the launch line names no script")
         return
-    if options.get("module") and command.program == "deepspeed":
-        rest = [Word("-m", rest[0].line), *rest]
-    elif "module" in options:
-        rest = [Word("-m", rest[0].line), *([options["module"][1]] if options["module"][1] else []), *rest]
-    _script(reading, command, [word for word in rest if word is not None])
+    module = options.get("module")
+    if module is not None:
+        named = [Word(module.value, rest[0].line, module.open)] if module.value is not True else []
+        rest = [Word("-m", rest[0].line), *named, *rest]
+    _script(reading, replace(command, words=rest))
 
 
-def _plain(reading: Reading, command: Command) -> None:
-    _script(reading, command, command.words)
-
-
-def _script(reading: Reading, command: Command, words: Sequence[Word]) -> None:
-    """The script or module behind the launcher, with its flags."""
+def _script(reading: Reading, command: Command) -> None:
+    """The script or module after the launcher, with its flags."""
+    words = command.words
     at = 1 if words[0].text == "-m" and len(words) > 1 else 0
     name, rest = words[at], words[at + 1 :]
     if name.text.startswith("axolotl.cli.train"):
         _call(reading, "axolotl recipe", rest, command.line)
     elif (known := _TRL_MODULES.search(name.text)) and (known[1] in _TRAINED or "trl" in name.text):
-        _trl(reading, Command(command.env, "trl", [Word(known[1], name.line), *rest], command.line))
+        _trl(reading, replace(command, words=[Word(known[1], name.line), *rest]))
     elif name.text.startswith("llamafactory") or name.text.endswith("llamafactory/launcher.py"):
         take_variables_of_llamafactory(reading)
         word = rest[0] if rest and name.text.endswith("cli") else Word("train", name.line)
         if word.text != "train":
-            reading.refuse(f"{name.text} {word.text}", word.line, "does not train")
+            reading.refuse(Given(f"{name.text} {word.text}", None, word.line), "does not train")
         _call(reading, "LLaMA-Factory recipe", rest[word in rest :], command.line)
-    else:
-        _own_script(reading, command, name, rest, is_module=bool(at))
+    elif not _handbook(reading, command, name, rest):
+        take_started(reading, name, rest, command.program, is_module=bool(at), folder=command.folder)
 
 
-def _own_script(
-    reading: Reading, command: Command, name: Word, rest: Sequence[Word], *, is_module: bool
-) -> None:
-    """A script that is no tool's own: trl's with another parser, an example of transformers, or refused."""
+def _handbook(reading: Reading, command: Command, name: Word, rest: Sequence[Word]) -> bool:
+    """Read a script of alignment-handbook or open-r1 if it is one: a YAML, and flags over it."""
     kind = _HANDBOOK.search(name.text)
-    if kind is not None:  # TrlParser's and alignment-handbook's: a YAML, and flags over it
-        flags, loose = known_flags(reading, rest, option_kind)
-        config = _config_of(flags, loose)
-        if config is not None:
-            for word in loose[config not in flags :]:
-                reading.refuse(word.text, word.line, f"is no argument that {name.text} takes")
-            kept = [flag for flag in flags if flag is not config and flag.name != "config"]
-            _trl_call(reading, str(config.value), kept, command.line, kind[1] or kind[2])
-            return
-    take_started(reading, name, rest, command.program, is_module=is_module, folder=command.folder)
-
-
-def _config_of(flags: Sequence[Flag], loose: Sequence[Word]) -> Flag | None:
-    """`--config X.yaml`, or a YAML as the first argument."""
-    for flag in flags:
-        if flag.name == "config" and str(flag.value).endswith((".yaml", ".yml")):
-            return flag
-    word = loose[0] if loose else None
-    if word is not None and word.text.endswith((".yaml", ".yml")):
-        return Flag("config", word.text, word.line, word.open)
-    return None
+    if kind is None:
+        return False
+    flags, loose = known_flags(reading, rest, option_kind)
+    config = next((str(flag.value) for flag in flags if flag.name == "config"
+                   and str(flag.value).endswith((".yaml", ".yml"))), None)  # fmt: skip
+    if config is None and loose and loose[0].text.endswith((".yaml", ".yml")):
+        config = loose.pop(0).text
+    if config is None:
+        return False
+    for word in loose:
+        reading.refuse(_given(word), f"is no argument that {name.text} takes")
+    kept = [flag for flag in flags if flag.name != "config"]
+    _trl_call(reading, config, kept, command.line, kind[1] or kind[2])
+    return True
 
 
 def _trl(reading: Reading, command: Command) -> None:
     """`trl sft --config X.yaml --flag v`."""
     word, rest = command.words[0], command.words[1:]
     if word.text not in _TRAINED:
-        known = " and ".join(_TRAINED)
         message = "is a kind of training that import does not read"
-        reading.refuse(f"trl {word.text}", word.line, message, f"it reads {known}")
+        reading.refuse(
+            Given(f"trl {word.text}", None, word.line), message, f"it reads {' and '.join(_TRAINED)}"
+        )
         return
     flags, loose = known_flags(reading, rest, option_kind)
     for left in loose:
-        reading.refuse(left.text, left.line, f"is no argument of trl {word.text}")
+        reading.refuse(_given(left), f"is no argument of trl {word.text}")
     config = next((flag for flag in flags if flag.name == "config"), None)
     others = [flag for flag in flags if flag is not config]
     _trl_call(reading, None if config is None else str(config.value), others, command.line, word.text)
 
 
-def _trl_call(reading: Reading, file: str | None, flags: Sequence[Flag], line: int, word: str) -> None:
+def _trl_call(reading: Reading, file: str | None, flags: Sequence[Given], line: int, word: str) -> None:
     overrides: dict[str, Any] = {}
     for flag in flags:
-        off = option_kind(flag.name) == "bare"
-        _override(reading, overrides,
-                  Flag(flag.name.removeprefix("no_"), False, flag.line) if off else flag)  # fmt: skip
-    reading.calls.append(Call("TRL recipe", file, overrides, line, word))
+        if option_kind(flag.name) == "bare":
+            flag = replace(flag, name=flag.name.removeprefix("no_"), value=False, open=False)
+        _override(reading, overrides, flag)
+    reading.calls.append(Call("TRL recipe", file, overrides, Place(reading.file, line), word))
 
 
 def _other(reading: Reading, command: Command) -> None:
     """A command of a tool that is not read."""
     word = command.words[0]
-    said = " ".join(part.text for part in command.words[:2])
-    reading.refuse(said, word.line, f"is of {tool_of(PurePath(word.text).name)}, which import does not read",
-                   MANUALLY, SCRIPT)  # fmt: skip
-
-
-def _axolotl(reading: Reading, command: Command) -> None:
-    _call(reading, "axolotl recipe", command.words[1:], command.line)
+    said = Given(" ".join(part.text for part in command.words[:2]), None, word.line)
+    tool = tool_of(PurePath(word.text).name)
+    reading.refuse(said, f"is of {tool}, which import does not read", MANUALLY, SCRIPT)
 
 
 def _llamafactory(reading: Reading, command: Command) -> None:
@@ -341,52 +316,52 @@ def _call(reading: Reading, tool: str, words: Sequence[Word], line: int) -> None
     for word in loose:
         assigned = _ASSIGNED.fullmatch(word.text)
         if assigned is not None:
-            _override(reading, overrides, Flag(assigned[1], assigned[2], word.line, word.open))
+            _override(reading, overrides, Given(assigned[1], assigned[2], word.line, word.open))
         elif file is None:
             file = word.text
         else:
-            reading.refuse(word.text, word.line, "is a second file, or no argument")
+            reading.refuse(_given(word), "is a second file, or no argument")
+    launcher = "accelerate"
     for flag in flags:
-        if flag.name != "launcher":
+        if flag.name == "launcher":
+            launcher = str(flag.value)
+        else:
             _override(reading, overrides, flag)
-    launcher = next((str(flag.value) for flag in flags if flag.name == "launcher"), "accelerate")
     if words[end + 1 :] and launcher in ("accelerate", "torchrun"):
-        options, _ = split_options(launcher, words[end + 1 :])
-        take_launcher(reading, launcher, options)
-    reading.calls.append(Call(tool, file, overrides, line, ""))
+        options, _ = _split_options(launcher, words[end + 1 :])
+        _take_launcher(reading, launcher, options)
+    reading.calls.append(Call(tool, file, overrides, Place(reading.file, line)))
 
 
-def _file_after_switch(flags: Sequence[Flag]) -> tuple[list[Flag], str | None]:
-    """`--debug recipe.yml`: a switch, which takes no word, and the recipe."""
+def _file_after_switch(flags: Sequence[Given]) -> tuple[list[Given], str | None]:
+    """`--debug recipe.yml`: a switch without a value, and the recipe."""
     for at, flag in enumerate(flags):
         if flag.name not in ("deepspeed", "launcher") and str(flag.value).endswith((".yaml", ".yml")):
             return [*flags[:at], replace(flag, value=True), *flags[at + 1 :]], str(flag.value)
     return list(flags), None
 
 
-def _override(reading: Reading, overrides: dict[str, Any], flag: Flag) -> None:
+def _override(reading: Reading, overrides: dict[str, Any], flag: Given) -> None:
     if flag.open:
         effect = Effect.NONE if is_idle(flag.name) else Effect.NEEDED
-        reading.drop(flag.name, without_tokens(str(flag.value)), flag.line, effect,
-                     "known only when the line is run")  # fmt: skip
+        value = without_tokens(str(flag.value))
+        reading.drop(replace(flag, value=value), effect, "known only when the line is run")
     else:
         overrides[flag.name] = flag.value
 
 
-_READERS: Mapping[str, Any] = {
+_READERS: Mapping[str, Callable[[Reading, Command], None]] = {
     "deepspeed": _launched,
     "accelerate": _launched,
     "torchrun": _launched,
-    "python": _plain,
+    "python": _script,
     "trl": _trl,
-    "axolotl": _axolotl,
+    "axolotl": lambda reading, command: _call(reading, "axolotl recipe", command.words[1:], command.line),
     "llamafactory": _llamafactory,
     "other": _other,
 }
 
 
-Options = dict[str, tuple[Word, Word | None]]
-"""Name, `-` as `_` -> its word, and its value's."""
 _SHORT = {"-H": "hostfile", "-i": "include", "-e": "exclude", "-m": "module", "-q": "quiet", "-t": "tee",
           "-r": "redirects", "-h": "help"}  # fmt: skip
 SWITCHES = {
@@ -401,13 +376,13 @@ SWITCHES = {
     "torchrun": ("standalone", "module", "no_python", "run_path", "virtual_local_rank", "use_env"),
 }  # fmt: skip
 """Options without a value (deepspeed 0.19, accelerate 1.15, torchrun and torch.distributed.launch)."""
-_NODES_OPEN = "the number of machines is known only when the line is run"
+_NODES_OPEN = "the number of nodes is known only when the line is run"
 _COUNT_OPEN = "the number of devices is known only when the line is run"
 
 
-def split_options(tool: str, words: Sequence[Word]) -> tuple[Options, list[Word]]:
-    """The launcher's options, and the words from the script on."""
-    options: Options = {}
+def _split_options(tool: str, words: Sequence[Word]) -> tuple[dict[str, Given], list[Word]]:
+    """The launcher's options (True without a value), and the words from the script on."""
+    options: dict[str, Given] = {}
     at = 0
     while at < len(words) and words[at].text.startswith("-") and words[at].text != "--":
         word = words[at]
@@ -415,124 +390,119 @@ def split_options(tool: str, words: Sequence[Word]) -> tuple[Options, list[Word]
         name, equals, text = word.text.partition("=")
         plain = _SHORT.get(name, name.lstrip("-").replace("-", "_"))
         if equals:
-            options[plain] = (word, Word(text, word.line, word.open))
+            options[plain] = Given(plain, text, word.line, word.open)
         elif plain in SWITCHES[tool] or at >= len(words):
-            options[plain] = (word, None)
+            options[plain] = Given(plain, True, word.line)
         else:
-            options[plain] = (word, words[at])
+            options[plain] = Given(plain, words[at].text, word.line, words[at].open)
             at += 1
         if plain == "module" and tool != "deepspeed":
             break
     return options, list(words[at:])
 
 
-def take_launcher(reading: Reading, tool: str, options: Options) -> None:
+def _take_launcher(reading: Reading, tool: str, options: Mapping[str, Given]) -> None:
     """Take a launcher's options."""
-    _TAKERS[tool](reading, options)
-
-
-def _deepspeed(reading: Reading, options: Options) -> None:
-    for name, (word, value) in options.items():
-        text = "" if value is None else value.text
-        if value is not None and value.open:
-            reading.drop(f"--{name}", text, word.line, Effect.NONE, _COUNT_OPEN)
-        elif name == "hostfile":
-            reading.take("launch.hostfile", text, word.line, "hostfile")
-        elif name == "num_nodes":
-            take_count("hardware.num_nodes")(reading, name, text, word.line)
-        elif name in ("num_gpus", "num_accelerators"):
-            take_count("hardware.devices_per_node")(reading, name, text, word.line)
-        elif name == "include":
-            _include(reading, text, word.line)
-        elif name == "exclude":
-            reading.drop("exclude", text, word.line, Effect.NONE, "which devices of a machine are used",
-                         "set CUDA_VISIBLE_DEVICES in the shell that starts the run")  # fmt: skip
-        elif name == "autotuning" and text:
-            reading.refuse("autotuning", word.line, "measures, and does not train")
+    for option in options.values():
+        if tool == "accelerate":
+            _take_accelerate(reading, option)
+        elif tool == "deepspeed" and option.open:
+            reading.drop(_dashed(option), Effect.NONE, _COUNT_OPEN)
         else:
-            reading.know(name)
+            _TAKERS[tool].get(option.name, ignore)(reading, option)
+    line = next((option.line for option in options.values()), None)
+    if tool == "torchrun" and "nproc_per_node" not in options:
+        reading.default("hardware.devices_per_node", 1, "nproc_per_node")
+    if tool != "accelerate":
+        return
+    if reading.value("sharding.engine") == "deepspeed" and not options.keys() & _FILES:
+        finish_deepspeed(reading, line)
+    if not options.keys() & {"config_file", "num_processes", "cpu"}:
+        reason = ("accelerate's own default config may have applied "
+                  "(~/.cache/huggingface/accelerate/default_config.yaml)")  # fmt: skip
+        reading.drop(Given("accelerate launch", "", line), Effect.NONE, reason, "give it as a FILE too")
 
 
-def _include(reading: Reading, text: str, line: int) -> None:
+def _dashed(option: Given) -> Given:
+    return replace(option, name=f"--{option.name}")
+
+
+def _include(reading: Reading, given: Given) -> None:
     """`localhost:0,1`, or `host1:0,1@host2:0,1`."""
-    hosts = [part.partition(":")[2] for part in text.split("@") if part]
+    hosts = [part.partition(":")[2] for part in str(given.value).split("@") if part]
     counts = {len(slots.split(",")) for slots in hosts if slots}
     reading.know("include")
     if len(counts) == 1 and all(hosts):
-        reading.take("hardware.devices_per_node", counts.pop(), line, f"include: {text}")
+        reading.take("hardware.devices_per_node", counts.pop(), given)
         if len(hosts) > 1:
-            reading.take("hardware.num_nodes", len(hosts), line, f"include: {text}")
+            reading.take("hardware.num_nodes", len(hosts), given)
     else:
-        reading.drop("include", text, line, Effect.NONE, "machines with different numbers of devices")
+        reading.drop(given, Effect.NONE, "nodes with different numbers of devices")
 
 
-def _accelerate(reading: Reading, options: Options) -> None:
-    for name, (word, value) in options.items():
-        if name == "config_file" and value is not None:
-            reading.know(name)
-            if value.open:
-                reading.drop(f"--{name}", value.text, word.line, Effect.NEEDED, "known only when it is run",
-                             "give the file as a FILE too")  # fmt: skip
-            else:
-                reading.name_file(value.text, word.line)
-        elif name.startswith("aws_"):
+def _autotuning(reading: Reading, given: Given) -> None:
+    if given.value is True:
+        reading.know(given.name)
+    else:
+        reading.refuse(given, "measures, and does not train")
+
+
+def _take_accelerate(reading: Reading, option: Given) -> None:
+    name = option.name
+    if name == "config_file" and option.value is not True:
+        reading.know(name)
+        if option.open:
             reading.drop(
-                name, "" if value is None else value.text, word.line, Effect.NONE, "not for jobs here"
+                _dashed(option), Effect.NEEDED, "known only when it is run", "give the file as a FILE too"
             )
-        elif name in ("module", "help", "mpirun_hostfile", "mpirun_ccl") or name == "env":
-            reading.know(name)
-        elif name.startswith(("fp8_", "megatron_lm_")):
-            reading.refuse(name, word.line, "asks for what nothing here trains with")
-        elif value is not None and value.open:
-            reading.drop(f"--{name}", value.text, word.line, Effect.NONE, "known only when the line is run")
         else:
-            take_option(reading, name, True if value is None else value.text, word.line)
-    line = next((word.line for word, _ in options.values()), None)
-    named = "config_file" in options or "deepspeed_config_file" in options
-    if reading.value("sharding.engine") == "deepspeed" and not named:
-        finish_deepspeed(reading, line)
-    if "config_file" not in options and "num_processes" not in options and "cpu" not in options:
-        reading.drop("accelerate launch", "", line, Effect.NONE, "accelerate's own default config may have "
-                     "applied (~/.cache/huggingface/accelerate/default_config.yaml)",
-                     "give it as a FILE too")  # fmt: skip
+            reading.name_file(option.value, option.line)
+    elif name.startswith("aws_"):
+        reading.drop(option, Effect.NONE, "not for jobs here")
+    elif name in ("module", "help", "mpirun_hostfile", "mpirun_ccl", "env"):
+        reading.know(name)
+    elif name.startswith(("fp8_", "megatron_lm_")):
+        reading.refuse(option, "is not supported here")
+    elif option.open:
+        reading.drop(_dashed(option), Effect.NONE, "known only when the line is run")
+    else:
+        take_option(reading, option)
 
 
-def _torchrun(reading: Reading, options: Options) -> None:
-    for name, (word, value) in options.items():
-        text = "" if value is None else value.text
-        is_open = value is not None and value.open
-        if name == "nnodes":
-            _nodes(reading, text, word.line, is_open=is_open)
-        elif name == "nproc_per_node":
-            if isinstance(as_number(text), int) and not is_open:
-                take_count("hardware.devices_per_node")(reading, name, text, word.line)
-            else:
-                reading.drop(f"--{name}", text, word.line, Effect.NONE, _COUNT_OPEN, "name them with --on")
-        elif name == "max_restarts":
-            take_option(reading, name, text, word.line)
-        else:
-            reading.know(name)
-    if "nproc_per_node" not in options:
-        reading.take("hardware.devices_per_node", 1, None, "nproc_per_node: 1", default=True)
+def _processes(reading: Reading, given: Given) -> None:
+    if isinstance(as_number(given.value), int) and not given.open:
+        To("hardware.devices_per_node", count)(reading, given)
+    else:
+        reading.drop(_dashed(given), Effect.NONE, _COUNT_OPEN, "name them with --on")
 
 
-def _nodes(reading: Reading, text: str, line: int, *, is_open: bool) -> None:
-    low, _, high = text.partition(":")
+def _nodes(reading: Reading, given: Given) -> None:
+    low, _, high = str(given.value).partition(":")
     number = as_number(high or low)
-    reading.know("nnodes")
-    if is_open or not isinstance(number, int):
-        reading.drop("--nnodes", text, line, Effect.NONE, _NODES_OPEN, "name them with --on")
+    reading.know(given.name)
+    if given.open or not isinstance(number, int):
+        reading.drop(_dashed(given), Effect.NONE, _NODES_OPEN, "name them with --on")
         return
-    reading.take("hardware.num_nodes", number, line, "nnodes")
+    reading.take("hardware.num_nodes", number, given)
     if high and high != low:
-        reading.drop("nnodes", text, line, Effect.NONE, "a run keeps its number of machines")
+        reading.drop(given, Effect.NONE, "a run keeps its number of nodes")
 
 
-_TAKERS: dict[str, Callable[[Reading, Options], None]] = {
-    "deepspeed": _deepspeed,
-    "accelerate": _accelerate,
-    "torchrun": _torchrun,
-}
+_TAKERS: dict[str, dict[str, Taker]] = {
+    "deepspeed": {
+        "hostfile": To("launch.hostfile", some_text),
+        "num_nodes": To("hardware.num_nodes", count),
+        "num_gpus": To("hardware.devices_per_node", count),
+        "num_accelerators": To("hardware.devices_per_node", count),
+        "include": _include,
+        "exclude": Drop(Effect.NONE, "which devices of a node are used",
+                        "set CUDA_VISIBLE_DEVICES in the shell that starts the run"),
+        "autotuning": _autotuning,
+    },
+    "torchrun": {"nnodes": _nodes, "nproc_per_node": _processes, "max_restarts": take_option},
+}  # fmt: skip
+"""Options of a launcher; all others need no report."""
+_FILES = {"config_file", "deepspeed_config_file"}
 
 
 _KEYS = ("partition", "account", "qos", "reservation", "time", "constraint", "mem", "nodelist", "exclude")
@@ -544,36 +514,35 @@ _OURS = ("job-name", "output", "error", "ntasks", "ntasks-per-node", "chdir", "e
 _COUNT = re.compile(r"(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)")
 
 
-def take_sbatch(reading: Reading, lines: Sequence[tuple[str, int]]) -> None:
-    """Take the options of a job script."""
-    for text, line in lines:
-        try:
-            words = shlex.split(text, comments=True)
-        except ValueError:
-            words = text.split()
-        at = 0
-        while at < len(words):
-            name, equals, value = words[at].partition("=")
+def _take_sbatch(reading: Reading, text: str, line: int) -> None:
+    """Take the options of one line of a job script."""
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError:
+        words = text.split()
+    at = 0
+    while at < len(words):
+        name, equals, value = words[at].partition("=")
+        at += 1
+        if not equals and at < len(words) and not words[at].startswith("-"):
+            value = words[at]
             at += 1
-            if not equals and at < len(words) and not words[at].startswith("-"):
-                value = words[at]
-                at += 1
-            _take(reading, _SBATCH_SHORT.get(name, name.lstrip("-")), value, line)
+        _take_slurm(reading, _SBATCH_SHORT.get(name, name.lstrip("-")), value, line)
 
 
-def _take(reading: Reading, name: str, value: str, line: int) -> None:
-    said = f"#SBATCH --{name}"
+def _take_slurm(reading: Reading, name: str, value: str, line: int) -> None:
+    given = Given(f"#SBATCH --{name}", value, line)
     if name in _KEYS and value:
-        reading.take(f"launch.slurm.{name}", value, line, said)
+        reading.take(f"launch.slurm.{name}", value, given)
     elif name == "cpus-per-task" and value.isdecimal():
-        reading.take("launch.slurm.cpus_per_task", int(value), line, said)
+        reading.take("launch.slurm.cpus_per_task", int(value), given)
     elif name == "nodes" and value.isdecimal():
-        reading.take("hardware.num_nodes", int(value), line, said)
-    elif name in ("gres", "gpus-per-node", "gpus-per-task") and (count := _COUNT.fullmatch(value)):
-        reading.take("hardware.devices_per_node", int(count[1]), line, said)
+        reading.take("hardware.num_nodes", int(value), given)
+    elif name in ("gres", "gpus-per-node", "gpus-per-task") and (found := _COUNT.fullmatch(value)):
+        reading.take("hardware.devices_per_node", int(found[1]), given)
         if name == "gres" and value.count(":") > 1:
-            reading.take("launch.slurm.gres", value, line, f"{said}: {value}")
+            reading.take("launch.slurm.gres", value, given)
     elif name in _OURS:
-        reading.drop(said, value, line, Effect.NONE, "`submit` writes the job script, and says it itself")
+        reading.drop(given, Effect.NONE, "`submit` writes the job script, and sets it itself")
     else:
-        reading.drop(said, value, line, Effect.NONE, "write it under launch.slurm.options if it is needed")
+        reading.drop(given, Effect.NONE, "write it under launch.slurm.options if it is needed")

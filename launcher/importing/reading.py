@@ -1,4 +1,4 @@
-"""What a reader found in one file: values under recipe keys, and what it could not take, with the places."""
+"""The result of reading one file: values for recipe keys, and dropped keys, with their places."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from launcher.errors import Problem
+from launcher.errors import Problem, RecipeError
 from launcher.facts.redaction import hide_tokens, is_written_secret, looks_secret, names_secret
+from launcher.recipe.yaml_reader import Document, parse_yaml
 from launcher.tasks import DEFAULT_TASK, task_named
 from launcher.tasks.task import Task
 
@@ -46,40 +47,26 @@ def shown(value: object) -> str:
 
 
 class Effect(Enum):
-    """What it means that something was not taken; the value is the word that is printed."""
+    """The consequence of a dropped key; the value is printed."""
 
     NONE = "no effect"
-    """What is learnt stays the same: paths, caches, kernels that only save memory."""
+    """The training stays the same: paths, caches, kernels that only save memory."""
     TRAINING = "changes the training"
-    """The other tool would have learnt something else, and no recipe key says it."""
+    """The other tool would have trained differently, and there is no recipe key for it."""
     NEEDED = "must be set in the recipe"
-    """A recipe needs it, and the file does not say it."""
+    """A recipe needs it, and the file does not set it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something stands."""
+    """A position in a file."""
 
     file: str
     line: int | None = None
-    """From 1; None where the file as a whole is meant."""
+    """From 1; None for the complete file."""
 
     def __str__(self) -> str:
         return self.file if self.line is None else f"{self.file}:{self.line}"
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A value for a recipe key."""
-
-    value: Any
-    place: Place
-    said: str
-    """The key as the other tool spells it, with the value where that is not the same."""
-    is_default: bool = False
-    """Whether the file does not say it and it is what the other tool would have used."""
-    note: str = ""
-    """For a comment in the recipe; empty where there is nothing to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,90 +82,136 @@ class Dropped:
     reason: str
     hint: str = ""
 
+    def __str__(self) -> str:
+        key = f"{self.key}: {self.value}" if self.value else self.key
+        return f"{key} - {self.reason}" + (f" ({self.hint})" if self.hint else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A value for a recipe key."""
+
+    value: Any
+    place: Place
+    said: str
+    """The key as the other tool spells it, with the value where that is not the same."""
+    is_default: bool = False
+    """Whether it is the other tool's default, which the file does not set."""
+    note: str = ""
+    """For a comment in the recipe."""
+
+    def dropped(self, effect: Effect, reason: str, hint: str = "") -> Dropped:
+        """The report of this value, where it is not used after all."""
+        name, _, text = self.said.partition(": ")
+        return Dropped(self.place, name, text or shown(self.value), effect, reason, hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One key or flag of a file."""
+
+    name: str
+    """As the other tool spells it; the dotted path of a key inside a mapping."""
+    value: Any
+    """Of a flag: a text, several as a list, True without one."""
+    line: int | None = None
+    open: bool = False
+    """Whether the value is known only when the launch line is run."""
+
+    def inner(self, name: str, value: Any) -> Given:
+        """A key of the mapping that this one holds."""
+        return Given(f"{self.name}.{name}", value, self.line)
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A launch line's recipe of another tool, and what the line says over it."""
+    """The recipe of another tool that a launch line starts, and the options that override it."""
 
     tool: str
     """"axolotl recipe" …, as in `Reading.tool`."""
     file: str | None
     """None where everything is on the line."""
     overrides: dict[str, Any]
-    line: int
-    word: str
-    """What trl is to do: sft, dpo; empty for others."""
+    place: Place
+    word: str = ""
+    """Subcommand of trl (sft, dpo); empty for other tools."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """One file, read."""
+    """What was found in one file."""
 
     tool: str
-    """"axolotl", "DeepSpeed config" …: for messages."""
+    """"axolotl recipe", "DeepSpeed config" …: for messages."""
     file: str
     taken: dict[str, Taken] = field(default_factory=dict)
-    """Dotted recipe key -> its value. Lists of data sources stand whole under data.train and data.eval."""
+    """Dotted recipe key -> its value. data.train and data.eval hold complete lists."""
     dropped: list[Dropped] = field(default_factory=list)
     names: dict[str, Place] = field(default_factory=dict)
     """Other files that this one names and that belong to the import (a DeepSpeed config) -> where."""
     refusals: list[Problem] = field(default_factory=list)
-    """Why no recipe may be made of it at all: another kind of training, or what contradicts itself."""
+    """Why no recipe can be made of the file: another kind of training, or a contradiction."""
     seen: set[str] = field(default_factory=set)
     """Every key that was taken, dropped or known, in the other tool's spelling."""
     calls: list[Call] = field(default_factory=list)
     """Recipes that a launch line starts."""
     inline: list[tuple[dict[str, Any], int | None]] = field(default_factory=list)
-    """DeepSpeed configs that stand within the file, with their lines."""
+    """DeepSpeed configs inside the file, with their lines."""
     profile: dict[str, Any] = field(default_factory=dict)
-    """What a DeepSpeed config says beyond the recipe's keys: it is kept as a base profile."""
+    """Keys of a DeepSpeed config without a recipe key: they become a base profile."""
     texts: dict[str, str] = field(default_factory=dict)
-    """Files to write beside the recipe (hooks, a chat template): suffix of the name -> text. The recipe's
-    value for such a key is the suffix; the name is put before it when the recipe is written."""
+    """Files to write next to the recipe (hooks, a chat template): suffix of the name -> text. The recipe's
+    value for such a key is the suffix; the recipe's name is put before it when it is written."""
 
-    def take(
-        self, key: str, value: Any, line: int | None, said: str, *, default: bool = False, note: str = ""
-    ) -> None:
-        """A value for a recipe key; what the file says itself goes before the tool's default.
+    def take(self, to: str, value: Any, given: Given, *, said: str = "", note: str = "") -> None:
+        """A value of the file for a recipe key. said: key and value there, where `given` is not that.
 
-        said: `key` or `key: value`, as the other tool spells it. A secret is dropped instead.
+        A secret is dropped instead.
         """
+        same = type(value) is type(given.value) and value == given.value
+        said = said or (given.name if same else f"{given.name}: {shown(given.value)}")
         name = said.partition(":")[0].strip()
-        if default and key in self.taken:
-            return
-        if looks_secret(key) or is_secret(name, value) or is_secret(key, value):
-            self.drop(name, value, line, Effect.NONE, KEEP_OUT)
-            return
-        if not default:
+        if self._put(to, Taken(value, Place(self.file, given.line), said, note=note), name):
             self.seen.add(name)
-        self.taken[key] = Taken(value, Place(self.file, line), said, default, note)
 
-    def drop(
-        self, key: str, value: object, line: int | None, effect: Effect, reason: str, hint: str = ""
-    ) -> None:
-        """Something that no recipe key says. The value of a secret is not kept."""
-        self.seen.add(key)
-        switch = str(value).lower() in ("true", "false")  # --append_concat_token False
-        hidden = is_secret(key, value) or (names_secret(key) and not switch)
-        text = "" if hidden else shown(value)
+    def default(self, to: str, value: Any, said: str, note: str = "", line: int | None = None) -> None:
+        """A default of the other tool, where the file sets nothing. said: its key, or `key: value`."""
+        said = said if ":" in said else f"{said}: {shown(value)}"
+        if to not in self.taken:
+            self._put(to, Taken(value, Place(self.file, line), said, True, note), said.partition(":")[0])
+
+    def _put(self, to: str, taken: Taken, name: str) -> bool:
+        if looks_secret(to) or is_secret(name, taken.value) or is_secret(to, taken.value):
+            self.drop(Given(name, taken.value, taken.place.line), Effect.NONE, KEEP_OUT)
+            return False
+        self.taken[to] = taken
+        return True
+
+    def drop(self, given: Given, effect: Effect, reason: str, hint: str = "") -> None:
+        """Something that has no recipe key. The value of a secret is not kept."""
+        self.seen.add(given.name)
+        switch = str(given.value).lower() in ("true", "false")  # --append_concat_token False
+        hidden = is_secret(given.name, given.value) or (names_secret(given.name) and not switch)
+        text = "" if hidden else shown(given.value)
         said = KEEP_OUT if hidden else without_tokens(reason)
-        entry = Dropped(Place(self.file, line), shown(key), text, effect, said, without_tokens(hint))
-        self.dropped.append(entry)
+        place = Place(self.file, given.line)
+        self.dropped.append(Dropped(place, shown(given.name), text, effect, said, without_tokens(hint)))
 
     def know(self, *keys: str) -> None:
-        """Keys that need no word: null, or what a run does anyway."""
+        """Keys that need no report: null, or what a run does anyway."""
         self.seen.update(keys)
 
     def refuse(
-        self, key: str, line: int | None, message: str, hint: str | None = None, code: str = "import-refused"
+        self, given: Given, message: str, hint: str | None = None, code: str = "import-refused"
     ) -> None:
-        """No recipe may be made of this file; `message` continues after the key."""
-        self.seen.add(key)
-        self.refusals.append(Problem(code, message, self.file, line, shown(key) or None, hint))
+        """No recipe can be made of this file; `message` continues after the key."""
+        self.seen.add(given.name)
+        path = shown(given.name) or None
+        self.refusals.append(Problem(code, message, self.file, given.line, path, hint))
 
     def needs(self, what: str, line: int | None, reason: str, hint: str = "") -> None:
-        """Something that a recipe needs and that the file does not say; `what`: the recipe's key."""
-        self.drop(what, "", line, Effect.NEEDED, reason, hint)
+        """Something that a recipe needs and the file does not set; `what`: the recipe's key."""
+        self.drop(Given(what, "", line), Effect.NEEDED, reason, hint)
 
     def name_file(self, file: str, line: int | None) -> None:
         """Another file that belongs to the import."""
@@ -187,9 +220,23 @@ class Reading:
 
     @property
     def task(self) -> Task:
-        """The task as far as it was taken; else the one that a recipe has by default."""
+        """The task taken so far; else a recipe's default."""
         return task_named(self.value("task") or DEFAULT_TASK)
 
     def value(self, key: str) -> Any:
         """The value taken for a recipe key, None where there is none."""
         return self.taken[key].value if key in self.taken else None
+
+
+def read_yaml(text: str, file: str, tool: str) -> tuple[Reading, Document]:
+    """A new reading of a YAML whose later keys win, as in PyYAML. Raises RecipeError if it is no YAML."""
+    document = parse_yaml(text, file, last_wins=True)
+    twice = [problem for problem in document.problems if problem.code == "duplicate-key"]
+    if len(twice) < len(document.problems):
+        raise RecipeError([problem for problem in document.problems if problem not in twice])
+    reading = Reading(tool, file)
+    for problem in twice:
+        given = Given(problem.path or "", "", problem.line)
+        reading.drop(given, Effect.NONE, f"{problem.message}: the last one counts there")
+        reading.seen.discard(given.name)  # that last one is still to be read
+    return reading, document

@@ -1,16 +1,16 @@
-"""Where rows lie, as other tools say it, and what of that a source in `data` can say."""
+"""Addresses of rows in other tools' files as sources of `data`, and hooks for rows of their own formats."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from launcher.importing.arguments import as_number
-from launcher.importing.reading import Effect, Reading, shown
+from launcher.importing.conversions import as_number
+from launcher.importing.reading import Effect, Given, Reading, shown
 from launcher.recipe.data_paths import is_glob, is_hub_id, is_package, is_url
 
 BUILDERS = ("json", "csv", "parquet", "text", "arrow")
@@ -22,31 +22,28 @@ _ROWS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 
 
 def source_at(
-    reading: Reading, key: str, line: int | None, path: Any, given: dict[str, Any] | None = None
+    reading: Reading, given: Given, *, name: Any = None, split: Any = None, revision: Any = None
 ) -> dict[str, Any] | None:
     """A source of `data` for an address; None, with the reason in the reading, where it cannot be one.
 
-    key: where the address stands in the file. given: what is said beside it, of name, split and revision.
+    name, split, revision: those of load_dataset, where the file sets them.
     """
-    asked = {name: str(value) for name, value in (given or {}).items() if value not in (None, "")}
-    if not isinstance(path, str) or not path.strip():
-        reading.drop(key, path, line, Effect.NEEDED, "expected a path or the name of a data set")
+    beside = {"name": name, "revision": revision, "split": split}
+    asked = {key: str(value) for key, value in beside.items() if value not in (None, "")}
+    if not isinstance(given.value, str) or not given.value.strip():
+        reading.drop(given, Effect.NEEDED, "expected a path or the name of a data set")
         return None
-    path = path.strip()
+    path = given.value.strip()
     hub = _HUB.match(path)
     if hub:
         path = hub[1]
-    elif is_url(path):
+    given = Given(given.name, path, given.line)
+    if is_url(path) and not hub:
         reading.drop(
-            key,
-            path,
-            line,
-            Effect.NEEDED,
-            "rows are not read from an address",
-            "download them, and name the file",
+            given, Effect.NEEDED, "rows are not read from an address", "download them, and name the file"
         )
         return None
-    asked = _whole_split(reading, key, line, asked)
+    _cut_split(reading, given, asked)
     folder = Path(reading.file).parent
     if is_package(path):
         return {"path": path}
@@ -55,25 +52,33 @@ def source_at(
             del asked["split"]
         return {"path": path, **asked}
     if not _is_here(path, folder) and _looks_like_name(path):
-        beside = "".join(f", {name}: {shown(value)}" for name, value in asked.items() if value != "train")
-        hint = f"write data.train: [{{path: organisation/{shown(path)}{beside}}}]"
-        reading.drop(key, path, line, Effect.NEEDED, "a data set of the hub needs its full id", hint)
+        more = "".join(f", {key}: {shown(value)}" for key, value in asked.items() if value != "train")
+        hint = f"write data.train: [{{path: organisation/{shown(path)}{more}}}]"
+        reading.drop(given, Effect.NEEDED, "a data set of the hub needs its full id", hint)
         return None
-    return _local(reading, key, line, path, asked)
+    return _local(reading, given, asked)
 
 
-def evaluation_share(reading: Reading, key: str, line: int | None, value: Any) -> float | None:
-    """A share of the training rows to evaluate on; None where it is 0 or cannot be said."""
-    size = as_number(value)
+def _evaluation_share(reading: Reading, given: Given) -> float | None:
+    """A share of the training rows to evaluate on; None where it is 0 or is no share."""
+    size = as_number(given.value)
     if size is None or size < 0:
-        reading.drop(key, value, line, Effect.NEEDED, "expected a share of the rows")
+        reading.drop(given, Effect.NEEDED, "expected a share of the rows")
     elif size >= 1:
-        reading.drop(key, value, line, Effect.NEEDED, "a number of rows; a recipe says a share of them",
+        reading.drop(given, Effect.NEEDED, "a number of rows; a recipe has a share of them",
                      "write data.eval: {split: 0.05}")  # fmt: skip
     elif size > 0:
         return float(size)
-    reading.know(key)
+    reading.know(given.name)
     return None
+
+
+def take_share(reading: Reading, given: Given) -> bool:
+    """Take a share of the training rows to evaluate on; whether there is one."""
+    share = _evaluation_share(reading, given)
+    if share is not None:
+        reading.take("data.eval", {"split": share}, given, note="other rows of the same number")
+    return share is not None
 
 
 def _is_here(path: str, folder: Path) -> bool:
@@ -89,34 +94,28 @@ def _looks_like_name(path: str) -> bool:
     return "/" not in path and "\\" not in path and not is_glob(path) and not Path(path).suffix
 
 
-def _whole_split(reading: Reading, key: str, line: int | None, asked: dict[str, str]) -> dict[str, str]:
-    """Without the slice of `train[:1%]`, which has no word here."""
+def _cut_split(reading: Reading, given: Given, asked: dict[str, str]) -> None:
+    """Leave one complete split of `train[:1%]` and of `a+b`."""
     split = asked.get("split", "")
     part = _SLICE.match(split)
-    if part:
-        reading.drop(
-            f"{key} split", split, line, Effect.TRAINING, f"the whole split {part[1]} is read; {NO_LIMIT}"
-        )
-        return {**asked, "split": part[1]}
-    if "+" in split:
-        first = split.split("+")[0].strip()
-        reading.drop(
-            f"{key} split", split, line, Effect.TRAINING, f"only {first} is read: write a source for each"
-        )
-        return {**asked, "split": first}
-    return asked
+    first = part[1] if part else split.split("+")[0].strip()
+    if part or "+" in split:
+        asked["split"] = first
+        reason = f"the complete split {first} is read; {NO_LIMIT}"
+        reason = reason if part else f"only {first} is read: write a source for each"
+        reading.drop(Given(f"{given.name} split", split, given.line), Effect.TRAINING, reason)
 
 
-def _local(
-    reading: Reading, key: str, line: int | None, path: str, asked: dict[str, str]
-) -> dict[str, Any] | None:
+def _local(reading: Reading, given: Given, asked: dict[str, str]) -> dict[str, Any] | None:
     split = asked.pop("split", "train")
     for name, value in asked.items():
-        reading.drop(f"{key} {name}", value, line, Effect.NONE, "only a data set of the hub has it")
-    found = _split_in(path, split, Path(reading.file).parent)
+        other = Given(f"{given.name} {name}", value, given.line)
+        reading.drop(other, Effect.NONE, "only a data set of the hub has it")
+    found = _split_in(given.value, split, Path(reading.file).parent)
     if found is None:
         reason, hint = "which files of the folder are that split", "name them: {path: FILE}"
-        reading.drop(key, f"{path}, split {split}", line, Effect.NEEDED, reason, hint)
+        other = Given(given.name, f"{given.value}, split {split}", given.line)
+        reading.drop(other, Effect.NEEDED, reason, hint)
     return None if found is None else {"path": found}
 
 
@@ -134,12 +133,12 @@ def _split_in(path: str, split: str, folder: Path) -> str | None:
 
 
 SUFFIX = "_hooks.py"
-"""What the file's name ends with; the recipe's name stands before it."""
+"""Ending of the file's name, after the recipe's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Columns that a pattern makes a prompt of; the output is what is learnt."""
+    """Columns that a pattern makes a prompt of; the output contributes to the loss."""
 
     turn: str
     """With {instruction} and {input}."""
@@ -147,7 +146,7 @@ class Prompt:
     """With {instruction}, where a row has no input."""
     system_format: str = "{system}"
     system: str = ""
-    """Stands before each prompt that has an input."""
+    """Before each prompt that has an input."""
     system_alone: str = ""
     system_column: str = ""
     """Column of the system's text, where rows have their own."""
@@ -172,7 +171,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Columns that become one exchange of messages, with what went before it."""
+    """Columns that become one exchange of messages, with the turns before it."""
 
     prompt: str
     response: str
@@ -299,8 +298,8 @@ def hooks_text(origin: str, shapes: Sequence[Shape]) -> str:
     return "\n".join([*parts, "    return row"]) + "\n"
 
 
-def clashing(shapes: Mapping[str, Shape]) -> tuple[str, str] | None:
-    """Two sources (by their path) whose rows no column tells apart, and that are shaped differently."""
+def _clashing(shapes: Mapping[str, Shape]) -> tuple[str, str] | None:
+    """Two sources (by their path) with the same columns and different shapes."""
     seen: list[tuple[str, Shape]] = []
     for path, shape in shapes.items():
         for other, before in seen:
@@ -311,31 +310,43 @@ def clashing(shapes: Mapping[str, Shape]) -> tuple[str, str] | None:
     return None
 
 
-def take_hooks(
-    reading: Reading, key: str, line: int | None, shapes: Mapping[str, Shape], plain: Sequence[str]
-) -> None:
-    """Write the file for sources (path -> shape) and name it in `python`.
+@dataclass(slots=True)
+class Sources:
+    """Sources of `data` with the shapes of their rows, while a file is read."""
 
-    key: where the sources stand in the file. plain: paths of sources without a shape.
-    """
-    if not shapes:
-        return
-    pair = clashing(shapes)
-    if pair is not None:
-        reason = (
-            f"rows of {shown(pair[0])} and of {shown(pair[1])} have the same columns and different prompts"
-        )
-        reading.needs("python", line, reason, "write a format_row that tells them apart")
-        return
-    each = list(dict.fromkeys(shapes.values()))
-    reading.texts[SUFFIX] = hooks_text(reading.tool.removesuffix(" recipe"), each)
-    note = f"makes of a row what {reading.tool.partition(' ')[0]} makes of it"
-    reading.take("python", SUFFIX, line, key, note=note)
-    if plain:
-        columns = " or ".join(" and ".join(shape.columns()) for shape in each)
-        reason = f"format_row sees all rows: it changes those here that have {columns}, too"
-        hint = "look with `effilaunch prepare RECIPE --show 3`"
-        reading.drop(key, ", ".join(plain), line, Effect.TRAINING, reason, hint)
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    """Path of a source -> what the hook makes of its rows."""
+    plain: list[str] = field(default_factory=list)
+    """Paths of sources without a hook."""
+    formats: list[str] = field(default_factory=list)
+
+    def add(self, path: str, form: str, hook: Shape | None) -> None:
+        """Note the format of a source, and its hook."""
+        self.formats.append(form)
+        if hook is not None:
+            self.shapes[path] = hook
+        else:
+            self.plain.append(path)
+
+    def take_hooks(self, reading: Reading, key: str, line: int | None) -> None:
+        """Write the file of hooks and name it in `python`; key: where the file names the sources."""
+        if not self.shapes:
+            return
+        pair = _clashing(self.shapes)
+        if pair is not None:
+            both = f"rows of {shown(pair[0])} and of {shown(pair[1])}"
+            reason = f"{both} have the same columns and different prompts"
+            reading.needs("python", line, reason, "write a format_row that distinguishes them")
+            return
+        each = list(dict.fromkeys(self.shapes.values()))
+        reading.texts[SUFFIX] = hooks_text(reading.tool.removesuffix(" recipe"), each)
+        note = f"makes of a row what {reading.tool.partition(' ')[0]} makes of it"
+        reading.take("python", SUFFIX, Given(key, None, line), said=key, note=note)
+        if self.plain:
+            columns = " or ".join(" and ".join(shape.columns()) for shape in each)
+            reason = f"format_row gets all rows: it also changes those here that have {columns}"
+            hint = "look with `effilaunch prepare RECIPE --show 3`"
+            reading.drop(Given(key, ", ".join(self.plain), line), Effect.TRAINING, reason, hint)
 
 
 def _plain(origin: str) -> str:

@@ -46,7 +46,7 @@ class Word:
     """One word of a command."""
 
     text: str
-    """What is not known stands in it as it is written: `$(…)`, `<your_path>`."""
+    """Unknown parts stay as they are written: `$(…)`, `<your_path>`."""
     line: int
     open: bool = False
     """Whether a part of it is only known when the script runs."""
@@ -54,7 +54,7 @@ class Word:
 
 @dataclass(slots=True)
 class Script:
-    """What a text of shell says."""
+    """The commands of a text of shell, and its exported variables."""
 
     commands: list[list[Word]] = field(default_factory=list)
     exported: list[tuple[str, Word]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What becomes of TRL's keys: tables for its reader, and for the page about coming from it."""
+"""A recipe of TRL: tables of its keys, and what needs more than one key."""
 
 from __future__ import annotations
 
@@ -9,39 +9,31 @@ from typing import Any
 from launcher.facts.safe_files import parse_json
 from launcher.importing.accelerate import finish_deepspeed, is_option, take_option
 from launcher.importing.arguments import (
-    as_bool,
-    as_number,
-    dtype_name,
+    Field,
     field_kind,
     fill_defaults,
-    take_argument,
     take_default_targets,
     take_quantization,
 )
-from launcher.importing.environment import take_env
-from launcher.importing.key_tables import (
-    Key,
-    Left,
-    Peer,
-    Row,
-    Tool,
-    close_peer,
+from launcher.importing.conversions import (
+    To,
+    as_bool,
+    as_number,
+    count,
+    dtype_name,
     if_on,
     is_off,
-    leave_keys,
-    leave_rest,
-    load_tool,
-    open_peer,
-    rows_of,
+    label,
+    revision,
     switch,
-    take_keys,
     text,
     texts,
     whole,
 )
-from launcher.importing.llamafactory import revision
-from launcher.importing.reading import Effect, Place, Reading, shown
-from launcher.importing.row_sources import BUILDERS, evaluation_share, source_at
+from launcher.importing.environment import take_env
+from launcher.importing.key_tables import Keys, Peer, Tool, load_tool, open_peer
+from launcher.importing.reading import Call, Effect, Given, Reading, shown
+from launcher.importing.row_sources import BUILDERS, source_at, take_share
 from launcher.recipe.field_tables import trainer_fields
 from launcher.recipe.suggestions import TRAINER_REMOVED
 from launcher.tasks import DEFAULT_TASK, TASKS, task_of_tool, words_of_tool
@@ -49,91 +41,34 @@ from launcher.tasks.task import Task
 
 
 def multiple(value: Any) -> int | None:
-    """A number to fill up to; auto says nothing."""
+    """A number to pad to; auto sets nothing."""
     return None if value == "auto" else whole(value)
 
 
-KEYS: tuple[Key, ...] = (
-    Key("model_name_or_path", "model.name_or_path", text),
-    Key("model_revision", "model.revision", revision),
-    Key("trust_remote_code", "model.trust_remote_code", if_on),
-    Key("dataset_num_proc", "data.num_proc", whole),
-    Key("pad_to_multiple_of", "data.pad_to_multiple_of", multiple),
-    Key("dataset_streaming", "data.streaming", if_on, "needs max_steps"),
-    Key("streaming", "data.streaming", if_on, "needs max_steps"),
-)
-LORA_KEYS: tuple[Key, ...] = (
-    Key("lora_r", "adapter.r", None, "16 where it is absent"),
-    Key("lora_alpha", "adapter.lora_alpha", None, "32 where it is absent"),
-    Key("lora_dropout", "adapter.lora_dropout", None, "0.05 where it is absent"),
-    Key("lora_target_modules", "adapter.target_modules", None, "peft's own for the model where it is absent"),
-    Key("lora_target_parameters", "adapter.target_parameters", texts),
-    Key("lora_modules_to_save", "adapter.modules_to_save", texts),
-    Key("use_rslora", "adapter.use_rslora", switch),
-    Key("use_dora", "adapter.use_dora", switch),
-)
+KEYS: Keys = {
+    "model_name_or_path": To("model.name_or_path", text),
+    "model_revision": To("model.revision", revision),
+    "trust_remote_code": To("model.trust_remote_code", if_on),
+    "dataset_num_proc": To("data.num_proc", whole),
+    "pad_to_multiple_of": To("data.pad_to_multiple_of", multiple),
+    "dataset_streaming": To("data.streaming", if_on, "needs max_steps"),
+    "streaming": To("data.streaming", if_on, "needs max_steps"),
+    "num_processes": To("hardware.total", count, "printed, not written", effect=Effect.NONE),
+    "num_machines": To("hardware.num_nodes", count, "printed, not written", effect=Effect.NONE),
+    "wandb_project": To("launch.env.WANDB_PROJECT", label),
+    "wandb_entity": To("launch.env.WANDB_ENTITY", label),
+}
+LORA_KEYS: Keys = {
+    "lora_r": Field("adapter.r", "16 where it is absent"),
+    "lora_alpha": Field("adapter.lora_alpha", "32 where it is absent"),
+    "lora_dropout": Field("adapter.lora_dropout", "0.05 where it is absent"),
+    "lora_target_modules": Field("adapter.target_modules", "peft's own for the model where it is absent"),
+    "lora_target_parameters": To("adapter.target_parameters", texts),
+    "lora_modules_to_save": To("adapter.modules_to_save", texts),
+    "use_rslora": To("adapter.use_rslora", switch),
+    "use_dora": To("adapter.use_dora", switch),
+}
 """With use_peft: true."""
-HANDLED: tuple[Row, ...] = (
-    ("dtype", "model.dtype", "float32 where it is absent; of a quantised model its compute_dtype"),
-    ("torch_dtype", "model.dtype", "as dtype"),
-    ("attn_implementation", "model.attn_implementation", "kernels of the hub are listed"),
-    ("model_init_kwargs", "model", "dtype, attn_implementation, revision; others are listed"),
-    ("use_peft", "adapter.type", "without it the lora_ keys are without effect"),
-    ("lora_task_type", "task", "CAUSAL_LM alone"),
-    ("load_in_4bit", "model.quantization", "no double quantisation where use_bnb_nested_quant is absent"),
-    ("load_in_8bit", "model.quantization", "int8"),
-    ("bnb_4bit_quant_type", "model.quantization", "nf4 where it is absent"),
-    ("use_bnb_nested_quant", "model.quantization", ""),
-    ("max_length", "data.max_length", "1024 where it is absent"),
-    ("max_seq_length", "data.max_length", "the older name"),
-    ("truncation_mode", "data.overlong", "keep_start: truncate"),
-    ("packing", "data.packing", ""),
-    ("packing_strategy", "data.overlong", "bfd: truncate; bfd_split: split; wrapped is listed"),
-    ("padding_free", "data.padding_free", "without packing"),
-    ("dataset_text_field", "data.train", "columns, where it is not text"),
-    ("completion_only_loss", "data.loss_on", "true: completion; false: all"),
-    ("assistant_only_loss", "data.loss_on", "true: assistant; without it chats are learnt whole: all"),
-    ("chat_template", "model.chat_template", "the text"),
-    ("chat_template_path", "model.chat_template", "a file; of a model's id the text is needed"),
-    ("accelerate_config", "sharding", "TRL's own names; a file is read, too"),
-    ("num_processes", "hardware", "told, not written"),
-    ("num_machines", "hardware", "told, not written"),
-    ("env", "launch.env", "what a run does not set itself"),
-    ("wandb_project", "launch.env.WANDB_PROJECT", ""),
-    ("wandb_entity", "launch.env.WANDB_ENTITY", ""),
-    ("beta", "trainer.beta", "the task is dpo; asked for where no other key and no name says dpo"),
-    ("bf16", "precision", "true where neither bf16 nor fp16 is there"),
-    ("dataset_name", "data.train", "the full id of a data set, or a path"),
-    ("dataset_config", "data.train", "name"),
-    ("dataset_configs", "data.train", "a source for each"),
-    ("dataset_train_split", "data.train", "split"),
-    ("dataset_test_split", "data.eval", "where eval_strategy is not no"),
-    ("datasets", "data.train", "a source for each"),
-    ("dataset_mixture", "data.train", "a source for each"),
-    ("dataset_mixer", "data.train", "a source for each, by dataset_splits"),
-    ("dataset_splits", "data.train", "train… is trained on, test… evaluated"),
-    ("test_split_size", "data.eval", "a share"),
-)
-"""(key, recipe key, note) of what the reader looks at itself. All others are TrainingArguments."""
-
-_SAME = Effect.NONE
-_OTHER = Effect.TRAINING
-LEFT: tuple[Left, ...] = (
-    Left(_SAME, "how 4 bits lie in memory; the planner decides it", "bnb_4bit_quant_storage"),
-    Left(_SAME, "evaluation rows are packed as the others", "eval_packing"),
-    Left(_SAME, "rows are shuffled anyway", "shuffle_dataset"),
-    Left(_SAME, "padding is never learnt", "pad_token"),
-    Left(_SAME, "memory only; the planner chooses", "activation_offloading ignore_bias_buffers"),
-    Left(_SAME, "the launcher finds ranks and addresses", """machine_rank main_process_ip main_process_port
-        rdzv_backend same_network main_training_function"""),
-    Left(_SAME, "not part of a run", """callbacks benchmarks hub_model_revision overwrite_hub_revision
-        push_to_hub_revision wandb_run_group"""),
-    Left(_OTHER, "unless it is the tokenizer's own", "eos_token"),
-    Left(_OTHER, "the chat template alone makes the text", "system_prompt"),
-    Left(_OTHER, "the loss of the router is the model's own", "router_aux_loss_coef"),
-)  # fmt: skip
-"""Keys that stay behind."""
-
 PROFILES: dict[str, dict[str, Any]] = {
     "single_gpu": {},
     "multi_gpu": {"sharding.engine": "ddp"},
@@ -141,7 +76,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     "fsdp2": {"sharding.engine": "fsdp"},
     **{f"zero{stage}": {"sharding.engine": "deepspeed", "sharding.zero_stage": stage} for stage in (1, 2, 3)},
 }
-"""accelerate_config by name -> what it stands for."""
+"""accelerate_config by name -> recipe keys."""
 
 
 _LONGEST = 1_000_000
@@ -150,157 +85,123 @@ _TURNS = ("messages", "conversations")
 
 
 def take_rows(peer: Peer) -> None:
-    """Take the sources, and which of their tokens are learnt."""
+    """Take the sources, and which of their tokens contribute to the loss."""
     peer.reading.know("dataset_splits")
-    sources = [*_named(peer), *_listed(peer), *_mixed(peer)]
+    sources = [*_named(peer), *_listed(peer), *_mixed(peer), *_mixer(peer)]
     pairs = peer.reading.task.ranks_answers
     column = peer.get("dataset_text_field")
     if column not in (None, "text") and not pairs:
         for source in sources:
             source |= {"format": "text", "columns": {"text": str(column)}}
     if sources:
-        key = next(
-            key
-            for key in ("dataset_name", "datasets", "dataset_mixture", "dataset_mixer")
-            if key in peer.values
-        )
-        peer.reading.take("data.train", sources, peer.line(key), key)
+        keys = ("dataset_name", "datasets", "dataset_mixture", "dataset_mixer")
+        key = next(key for key in keys if key in peer.values)
+        peer.reading.take("data.train", sources, peer.given(key), said=key)
     else:
         peer.reading.needs("data.train", None, "no data set could be taken")
-    size = peer.get("test_split_size")
-    if size is not None:
-        _share(peer, "test_split_size", size, peer.line("test_split_size"))
+    if peer.get("test_split_size") is not None:
+        take_share(peer.reading, peer.given("test_split_size"))
     if not pairs:
         _take_loss(peer, sources)
 
 
 def _named(peer: Peer) -> list[dict[str, Any]]:
     """`dataset_name` with its splits."""
-    name, line = peer.get("dataset_name"), peer.line("dataset_name")
-    config, configs = peer.get("dataset_config"), peer.get("dataset_configs")
-    split, test = peer.get("dataset_train_split") or "train", peer.get("dataset_test_split")
-    if name is None:
+    given, config, configs = (
+        peer.given("dataset_name"),
+        peer.get("dataset_config"),
+        peer.get("dataset_configs"),
+    )
+    split, test = peer.get("dataset_train_split") or "train", peer.get("dataset_test_split") or "test"
+    if peer.get("dataset_name") is None:
         return []
     several = configs if isinstance(configs, list) and configs else [config]
-    found = [
-        source_at(peer.reading, "dataset_name", line, name, {"name": one, "split": split}) for one in several
-    ]
+    found = [source_at(peer.reading, given, name=one, split=split) for one in several]
     evaluated = peer.reading.value("trainer.eval_strategy") not in (None, "no")
     if evaluated and "test_split_size" not in peer.values:
-        given = {"name": several[0], "split": test or "test"}
-        rows = source_at(peer.reading, "dataset_test_split", line, name, given)
+        rows = source_at(
+            peer.reading, Given("dataset_test_split", given.value, given.line), name=several[0], split=test
+        )
         if rows is not None:
-            said = f"dataset_test_split: {test or 'test'}"
-            peer.reading.take("data.eval", [rows], peer.line("dataset_test_split") or line, said)
-            peer.reading.know("dataset_test_split")
+            where = Given("dataset_test_split", test, peer.line("dataset_test_split") or given.line)
+            peer.reading.take("data.eval", [rows], where)
     return [source for source in found if source is not None]
 
 
 def _listed(peer: Peer) -> list[dict[str, Any]]:
     """`datasets: [{path, name, split, data_files, fraction}]`."""
-    entries = peer.get("datasets")
-    sources = []
-    for index, entry in enumerate(
-        entries if isinstance(entries, list) else [] if entries is None else [entries]
-    ):
-        at = f"datasets[{index}]"
-        if not isinstance(entry, dict):
-            peer.reading.drop(at, entry, peer.line(at), Effect.NEEDED, "expected a mapping with a path")
-            continue
-        source = _one(peer, at, {key: value for key, value in entry.items() if value is not None})
-        if source is not None:
-            sources.append(source)
-    return sources
+    sources = [_one(entry) for entry in peer.entries("datasets", "a path")]
+    return [source for source in sources if source is not None]
 
 
-def _one(peer: Peer, at: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
-    path, files = entry.get("path"), entry.get("data_files")
-    line = peer.line(f"{at}.path") or peer.line(at)
-    for key, value in entry.items():
-        place = peer.line(f"{at}.{key}")
+def _one(entry: Peer) -> dict[str, Any] | None:
+    files, given = entry.values.get("data_files"), entry.given("path")
+    for key in entry.values:
         if key == "fraction":
             reason = "a share of the mixture, of first rows; `weight` of a source is how often it is seen"
-            peer.reading.drop(f"{at}.fraction", value, place, Effect.TRAINING, reason)
+            entry.drop(key, Effect.TRAINING, reason)
         elif key == "columns":
-            _list_columns(peer, at, value)
+            _list_columns(entry)
         elif key not in ("path", "name", "split", "data_files"):
-            peer.reading.drop(f"{at}.{key}", value, place, Effect.NEEDED, "no key of a source says it")
+            entry.drop(key, Effect.NEEDED, "a source has no such key")
     if files is not None:
-        if path not in BUILDERS or not isinstance(files, str):
+        if given.value not in BUILDERS or not isinstance(files, str):
             reason, hint = "no file of a data set of the hub can be named", "download it, and name the file"
-            peer.reading.drop(f"{at}.data_files", files, line, Effect.NEEDED, reason, hint)
+            entry.drop("data_files", Effect.NEEDED, reason, hint)
             return None
-        path = files
-    return source_at(
-        peer.reading, f"{at}.path", line, path, {"name": entry.get("name"), "split": entry.get("split")}
-    )
+        given = Given(given.name, files, given.line)
+    return source_at(entry.reading, given, name=entry.values.get("name"), split=entry.values.get("split"))
 
 
-def _list_columns(peer: Peer, at: str, columns: Any) -> None:
+def _list_columns(entry: Peer) -> None:
     """Columns that are kept: only those of a chat template's variables would change a row."""
-    if columns is None:
-        return
-    varied = isinstance(columns, list) and "chat_template_kwargs" in columns
-    effect = Effect.TRAINING if varied else Effect.NONE
-    reason = (
-        "a chat template's variables are not read from rows"
-        if varied
-        else "columns that are not needed are not read"
-    )
-    peer.reading.drop(f"{at}.columns", columns, peer.line(f"{at}.columns") or peer.line(at), effect, reason)
+    columns = entry.values["columns"]
+    if isinstance(columns, list) and "chat_template_kwargs" in columns:
+        entry.drop("columns", Effect.TRAINING, "a chat template's variables are not read from rows")
+    else:
+        entry.drop("columns", Effect.NONE, "columns that are not needed are not read")
 
 
 def _mixed(peer: Peer) -> list[dict[str, Any]]:
-    """What open-r1 and the alignment handbook call a mixture, and what the handbook called a mixer."""
-    sources = []
-    mixture = peer.get("dataset_mixture")
-    inner = mixture.get("datasets") if isinstance(mixture, dict) else None
-    for index, entry in enumerate(inner if isinstance(inner, list) else []):
-        at = f"dataset_mixture.datasets[{index}]"
-        if not isinstance(entry, dict):
-            peer.reading.drop(at, entry, peer.line(at), Effect.NEEDED, "expected a mapping with an id")
-            continue
-        line = peer.line(f"{at}.id") or peer.line(at)
-        given = {"name": entry.get("config"), "split": entry.get("split")}
-        source = source_at(peer.reading, f"{at}.id", line, entry.get("id"), given)
+    """The `dataset_mixture` of open-r1 and the alignment handbook."""
+    given = peer.get("dataset_mixture")
+    if not isinstance(given, dict) or not isinstance(given.get("datasets"), list):
+        if given is not None:
+            peer.drop("dataset_mixture", Effect.NEEDED, "expected a mapping with datasets")
+        return []
+    sources, mixture = [], peer.inside("dataset_mixture", given)
+    for entry in mixture.entries("datasets", "an id"):
+        config, split = entry.values.get("config"), entry.values.get("split")
+        source = source_at(peer.reading, entry.given("id"), name=config, split=split)
         if source is not None:
-            sources.append(source | _weight(entry.get("weight")))
-        _list_columns(peer, at, entry.get("columns"))
-        for key in entry.keys() - {"id", "config", "split", "columns", "weight"}:
-            peer.reading.drop(f"{at}.{key}", entry[key], line, Effect.NEEDED, "no key of a source says it")
-    if mixture is not None and not isinstance(inner, list):
-        peer.drop("dataset_mixture", Effect.NEEDED, "expected a mapping with datasets")
-    elif isinstance(mixture, dict):
-        size = mixture.get("test_split_size")
-        if size is not None:
-            _share(
-                peer, "dataset_mixture.test_split_size", size, peer.line("dataset_mixture.test_split_size")
-            )
-        if "seed" in mixture:
-            reason = "rows are shuffled and split by the recipe's seed"
-            peer.reading.drop("dataset_mixture.seed", mixture["seed"], peer.line("dataset_mixture.seed"),
-                              Effect.NONE, reason)  # fmt: skip
-        for key in mixture.keys() - {"datasets", "test_split_size", "seed"}:
-            line = peer.line(f"dataset_mixture.{key}")
-            peer.reading.drop(
-                f"dataset_mixture.{key}", mixture[key], line, Effect.NEEDED, "no recipe key says it"
-            )
-    return [*sources, *_mixer(peer)]
+            sources.append(source | _weight(entry.values.get("weight")))
+        for key in entry.values:
+            if key == "columns":
+                _list_columns(entry)
+            elif key not in ("id", "config", "split", "weight"):
+                entry.drop(key, Effect.NEEDED, "a source has no such key")
+    for key in mixture.values:
+        if key == "test_split_size":
+            take_share(peer.reading, mixture.given(key))
+        elif key == "seed":
+            mixture.drop(key, Effect.NONE, "rows are shuffled and split by the recipe's seed")
+        elif key != "datasets":
+            mixture.drop(key, Effect.NEEDED, "it has no recipe key")
+    return sources
 
 
 def _mixer(peer: Peer) -> list[dict[str, Any]]:
+    """`dataset_mixer: {id: share}` of the alignment handbook, with dataset_splits."""
     mixer, splits = peer.get("dataset_mixer"), peer.get("dataset_splits")
-    if mixer is None:
-        return []
-    if not isinstance(mixer, dict):
+    if mixer is not None and not isinstance(mixer, dict):
         peer.drop("dataset_mixer", Effect.NEEDED, "expected a mapping of ids to shares")
         return []
     names = [str(split) for split in splits] if isinstance(splits, list) and splits else ["train"]
     sources, tests = [], []
-    for path, share in mixer.items():
+    for path, share in (mixer or {}).items():
         line = peer.line(f"dataset_mixer.{path}") or peer.line("dataset_mixer")
         for split in names:
-            source = source_at(peer.reading, f"dataset_mixer.{path}", line, path, {"split": split})
+            source = source_at(peer.reading, Given(f"dataset_mixer.{path}", path, line), split=split)
             if source is None:
                 break
             if "test" in split:
@@ -317,34 +218,22 @@ def _weight(share: Any) -> dict[str, float]:
     return {} if number is None or number <= 0 or number == 1 else {"weight": float(number)}
 
 
-def _share(peer: Peer, key: str, size: Any, line: int | None) -> None:
-    share = evaluation_share(peer.reading, key, line, size)
-    if share is not None:
-        note = "other rows of the same number"
-        peer.reading.take("data.eval", {"split": share}, line, f"{key}: {shown(size)}", note=note)
-
-
 def _take_loss(peer: Peer, sources: list[dict[str, Any]]) -> None:
-    """In rows of messages TRL learns every token, but with assistant_only_loss."""
-    assistant, completion = (
-        as_bool(peer.get("assistant_only_loss")),
-        as_bool(peer.get("completion_only_loss")),
-    )
-    if assistant:
+    """Of rows of messages every token contributes to the loss there, but with assistant_only_loss."""
+    completion = as_bool(peer.get("completion_only_loss"))
+    if peer.switch("assistant_only_loss"):
         peer.take("data.loss_on", "assistant", "assistant_only_loss")
         return
     if completion is not None:
         peer.take("data.loss_on", "completion" if completion else "all", "completion_only_loss")
         return
     kinds = {_kind(peer, source) for source in sources}
-    note = "TRL learns whole conversations without assistant_only_loss"
+    note = "in TRL all tokens of a conversation contribute to the loss without assistant_only_loss"
     if kinds == {"chat"}:
         peer.default("data.loss_on", "all", "assistant_only_loss: false", note)
     elif kinds & {"chat", ""}:
         hint = "write all for rows of messages, and nothing for others"
-        peer.reading.needs(
-            "data.loss_on", peer.line("dataset_name"), note + "; what these rows are is not known", hint
-        )
+        peer.needs("data.loss_on", "dataset_name", f"{note}; the kind of these rows is not known", hint)
 
 
 def _kind(peer: Peer, source: Mapping[str, Any]) -> str:
@@ -361,7 +250,7 @@ def _kind(peer: Peer, source: Mapping[str, Any]) -> str:
 
 
 def _kept_columns(peer: Peer) -> dict[str, set[str]]:
-    """Path of a data set -> the columns that the file says are kept of it."""
+    """Path of a data set -> its `columns`."""
     mixture = peer.values.get("dataset_mixture")
     lists = [peer.values.get("datasets"), mixture.get("datasets") if isinstance(mixture, dict) else None]
     entries = [entry for several in lists if isinstance(several, list) for entry in several]
@@ -390,7 +279,6 @@ _MARKS = (
     "dataset_name", "dataset_mixture", "dataset_mixer", "use_peft", "lora_r", "max_length", "max_seq_length",
     "packing", "dataset_text_field", "dataset_config", "assistant_only_loss", "completion_only_loss",
 )  # fmt: skip
-_KERNELS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 _OF_OTHERS = {
     "GRPO": ("num_generations", "reward_funcs", "reward_weights", "num_iterations", "use_vllm"),
     "KTO": ("desirable_weight", "undesirable_weight"),
@@ -404,164 +292,144 @@ _NAMING = ("output_dir", "hub_model_id", "run_name")
 """Keys whose value is a name that the user gave the training."""
 
 
-def tells(data: Mapping[str, Any]) -> bool:
-    """Whether a YAML's keys are TRL's; after those of the other tools were asked."""
+def is_recipe(data: Mapping[str, Any]) -> bool:
+    """Whether a YAML's keys are TRL's, if they are no other tool's."""
     if "model_name_or_path" not in data:
         return False
     listed = isinstance(data.get("datasets"), list)
     return listed or any(key in data for key in _MARKS) or bool(data.keys() & trainer_fields().keys())
 
 
-def mapping_rows() -> list[Row]:
-    """(key of TRL, key of a recipe, note), for a page."""
-    return rows_of((*KEYS, *LORA_KEYS), HANDLED, LEFT)
-
-
-def option_kind(name: str) -> str | None:
+def option_kind(option: str) -> str | None:
     """How many words an option of TRL's commands takes; None for one that they do not have."""
-    if name.removeprefix("no_") != name and option_kind(name.removeprefix("no_")) == "switch":
+    positive = option.removeprefix("no_")
+    if positive != option and option_kind(positive) == "switch":
         return "bare"
-    if name in ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save"):
+    if option in ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save"):
         return "many"
-    keys = _tool().keys
-    if name in keys:
-        return "switch" if isinstance(keys[name], bool) else "one"
-    return field_kind(name)
+    keys = tool().keys
+    if option in keys:
+        return "switch" if isinstance(keys[option], bool) else "one"
+    return field_kind(option)
 
 
-def read(
-    text: str,
-    file: str,
-    overrides: Mapping[str, Any] | None = None,
-    place: Place | None = None,
-    word: str = "",
-) -> Reading:
-    """Read a recipe of TRL; an empty text where the launch line has everything.
+def read(text: str, file: str, call: Call | None = None) -> Reading:
+    """Read a recipe of TRL, with the options of the launch line that calls it (all of them in an empty text).
 
-    overrides: what the launch line at `place` says over the file; word: `sft` or `dpo`, as it stands after
-    `trl`. RecipeError when the file is no YAML; a kind of training that is not here is among the reading's
-    refusals.
+    Raises RecipeError if the file is no YAML; a kind of training that is not here is among the refusals.
     """
-    peer = open_peer(text, file, _tool(), overrides)
-    task = _take_task(peer, word)
+    peer = open_peer(text, file, tool(), call)
+    task = _take_task(peer, call.word if call else "")
     if "model_name_or_path" not in peer.values:
         peer.reading.needs("model.name_or_path", None, "model_name_or_path is not there")
     _take_environment(peer)
-    adapted = as_bool(peer.get("use_peft")) is True
-    take_keys(peer, KEYS)
+    adapted = peer.switch("use_peft")
+    peer.take_keys(KEYS)
     _take_model(peer)
     _take_adapter(peer, adapted)
-    _take_lengths(peer, task)
+    _take_length(peer)
+    if peer.get("truncation_mode") not in (None, "keep_start"):
+        peer.drop("truncation_mode", Effect.TRAINING, "the start of a long row is kept")
+    _take_packing(peer, task)
     _take_template(peer)
-    _take_loss_type(peer, task)
-    _take_eval_strategy(peer)
+    if not task.ranks_answers and peer.get("loss_type") not in (None, "nll", "chunked_nll"):
+        peer.drop("loss_type", Effect.TRAINING, "a loss of its own, which is not here")
+    peer.argument("eval_strategy", "evaluation_strategy")  # evaluation rows are read only where there is one
     take_rows(peer)
-    leave_keys(peer, LEFT)
+    peer.leave(peer.tool.left["keys"])
     _take_launch_options(peer)
-    _take_arguments(peer, task)
+    for key, reason in task.owned_arguments.items():
+        if key in peer.values and key not in trainer_fields() and key not in peer.reading.seen:
+            peer.drop(key, Effect.NONE, reason)
+    peer.take_arguments(task.name, (*TRAINER_REMOVED, "use_liger"))
     _take_defaults(peer, task)
-    leave_rest(peer, trainer_fields())
-    return close_peer(peer, overrides or (), place)
+    peer.leave_rest(trainer_fields())
+    return peer.close(call)
 
 
-def _tool() -> Tool:
+def tool() -> Tool:
     return load_tool("trl", "TRL", "refuses it")
 
 
 def _take_task(peer: Peer, word: str) -> Task:
-    """What it trains; a file alone says so by a key that only one kind of training has.
+    """The task, by the subcommand; of a file alone by a key that only one kind of training has.
 
-    `beta` is of DPO, ORPO, KTO, CPO and GRPO: where the file has nothing else, and no name says
-    dpo, the user must.
+    `beta` is of DPO, ORPO, KTO, CPO and GRPO: where the file has no other such key, and no name contains dpo,
+    the user must decide.
     """
+    reading = peer.reading
     for kind, names in () if word else _OF_OTHERS.items():
-        for other in [name for name in names if name in peer.values][:1]:
+        for other in [key for key in names if key in peer.values][:1]:
             known = " and ".join(words_of_tool("trl"))
             peer.refuse(other, f"is a key of {kind}; import reads TRL's {known}")
     marks = [(key, task) for task in TASKS for key in task.known_by.get("trl", ()) if key in peer.values]
-    key, marked = marks[0] if marks else (None, None)
+    key, marked = marks[0] if marks else ("", None)
     task = task_of_tool("trl", word) if word else marked
     if task is not None and task.name != DEFAULT_TASK:
-        line = None if key is None else peer.line(key)
-        peer.reading.take("task", task.name, line, f"trl {word}" if word else str(key))
-        peer.reading.seen.discard(str(key))
-    names = (peer.reading.file, *(str(peer.values.get(name)) for name in _NAMING))
+        said = f"trl {word}" if word else key
+        reading.take("task", task.name, Given(said, None, peer.line(key) if key else None), said=said)
+        reading.seen.discard(key)
+    names = (reading.file, *(str(peer.values.get(naming)) for naming in _NAMING))
     unsure = marked.known_as["trl"] if marked is not None and key == "beta" and not word else ()
-    if unsure and not any(said in name.lower() for name in names for said in unsure):
+    if unsure and not any(said in file.lower() for file in names for said in unsure):
         reason = "beta is a key of DPO, and of trainings that are not here (ORPO, KTO, CPO)"
-        peer.reading.needs(
-            "kind of training", peer.line("beta"), reason, "take this line out where it is DPO"
-        )
+        peer.needs("kind of training", "beta", reason, "delete this line if it is DPO")
     kind = peer.get("lora_task_type")
     if kind not in (None, "CAUSAL_LM"):
         peer.refuse("lora_task_type", f"is {shown(kind)}: TRL trains language models", "CAUSAL_LM is")
     options = peer.get("dataset_kwargs")
-    for name, value in options.items() if isinstance(options, dict) else ():
-        if name == "skip_prepare_dataset" and as_bool(value):
+    inner = peer.inside("dataset_kwargs", options if isinstance(options, dict) else {})
+    for option, value in inner.values.items():
+        if option == "skip_prepare_dataset" and as_bool(value):
             peer.refuse("dataset_kwargs", "skips the preparation of rows, which would be tokens already")
         elif not is_off(value):
-            peer.reading.drop(f"dataset_kwargs.{name}", value, peer.line(f"dataset_kwargs.{name}"),
-                              Effect.TRAINING, "rows are prepared here in one way")  # fmt: skip
-    return task or peer.reading.task
+            inner.drop(option, Effect.TRAINING, "rows are prepared here in one way")
+    return task or reading.task
 
 
 def _take_environment(peer: Peer) -> None:
-    """Variables, the profile of accelerate by name or as a file, and numbers of devices."""
-    variables = peer.get("env")
-    for name, value in variables.items() if isinstance(variables, dict) else ():
-        take_env(peer.reading, str(name), value, peer.line(f"env.{name}"))
-    if variables is not None and not isinstance(variables, dict):
+    """Variables, and the profile of accelerate by name or as a file."""
+    variables, profile = peer.get("env"), peer.get("accelerate_config")
+    if isinstance(variables, dict):
+        for variable, value in variables.items():
+            take_env(peer.reading, Given(str(variable), value, peer.line(f"env.{variable}")))
+    elif variables is not None:
         peer.drop("env", Effect.NONE, "expected a mapping of variables")
-    for key in ("wandb_project", "wandb_entity"):
-        if peer.get(key):
-            peer.take(f"launch.env.{key.upper()}", str(peer.values[key]), key)
-    profile = peer.get("accelerate_config")
     if str(profile) in PROFILES:
         for to, value in PROFILES[str(profile)].items():
             peer.take(to, value, "accelerate_config")
     elif profile is not None:
         peer.reading.name_file(str(profile), peer.line("accelerate_config"))
-    for key, to in (("num_processes", "hardware.total"), ("num_machines", "hardware.num_nodes")):
-        count = as_number(peer.get(key))
-        if count is not None and count >= 1:
-            peer.take(to, int(count), key)
-        elif count is None and key in peer.values:
-            peer.drop(key, Effect.NONE, "expected a number")
 
 
 def _take_launch_options(peer: Peer) -> None:
-    """What TRL's parser does not know goes to accelerate launch, of the YAML and of the line."""
-    for name, value in peer.values.items():
-        if name in peer.reading.seen or name in peer.tool.keys or field_kind(name) is not None:
+    """Options that TRL's parser does not have go to accelerate launch, of the YAML and of the line."""
+    own = as_bool(peer.values.get("bf16")) is not False or as_bool(peer.values.get("fp16")) is True
+    for key in list(peer.values):
+        if key in peer.reading.seen or key in peer.tool.keys or field_kind(key) is not None:
             continue
-        own = as_bool(peer.values.get("bf16")) is not False or as_bool(peer.values.get("fp16")) is True
-        if name == "mixed_precision" and own:
-            reason = "TRL's own bf16 and fp16 go before it, and bf16 is its default"
-            peer.drop(name, Effect.NONE, reason)
-        elif name == "config_file":
-            peer.reading.know(name)
-            peer.reading.name_file(str(value), peer.line(name))
-        elif is_option(name):
-            take_option(peer.reading, name, value, peer.line(name))
+        given = peer.given(key)
+        if key == "mixed_precision" and own:
+            reason = "TRL's own bf16 and fp16 take precedence, and bf16 is its default"
+            peer.drop(key, Effect.NONE, reason)
+        elif key == "config_file":
+            peer.reading.know(key)
+            peer.reading.name_file(str(given.value), given.line)
+        elif is_option(key):
+            take_option(peer.reading, given)
     if peer.reading.value("sharding.engine") == "deepspeed" and "use_deepspeed" in peer.values:
         finish_deepspeed(peer.reading, peer.line("use_deepspeed"))
 
 
 def _take_model(peer: Peer) -> None:
-    options = peer.get("model_init_kwargs")
-    options = dict(options) if isinstance(options, dict) else {}
-    given = peer.get("dtype") or peer.get("torch_dtype")
-    peer.reading.know("dtype", "torch_dtype")
-    inner = options.pop("dtype", None) or options.pop("torch_dtype", None)
-    key = (
-        "dtype"
-        if "dtype" in peer.values
-        else "torch_dtype"
-        if "torch_dtype" in peer.values
-        else "model_init_kwargs"
-    )
-    dtype = dtype_name(inner if given is None else given)
-    if given is None and inner is None:
+    given = peer.get("model_init_kwargs")
+    options = peer.inside("model_init_kwargs", given if isinstance(given, dict) else {})
+    value = peer.get("dtype") or peer.get("torch_dtype")
+    peer.reading.know("torch_dtype")
+    inner = options.get("dtype") or options.get("torch_dtype")
+    key = next((key for key in ("dtype", "torch_dtype") if key in peer.values), "model_init_kwargs")
+    dtype = dtype_name(inner if value is None else value)
+    if value is None and inner is None:
         key, dtype = "dtype", "float32"
     elif dtype is None:
         peer.drop(key, Effect.TRAINING, "expected float32, bfloat16, float16 or auto")
@@ -570,23 +438,14 @@ def _take_model(peer: Peer) -> None:
             peer.take("model.dtype", dtype, key)
         else:
             peer.default("model.dtype", dtype, key, "TRL loads the weights so")
-    _take_kernel(peer, "attn_implementation", peer.get("attn_implementation"))
-    for name, value in options.items():
-        said = f"model_init_kwargs.{name}"
-        if name == "attn_implementation":
-            _take_kernel(peer, said, value)
-        elif name == "revision":
-            peer.reading.take("model.revision", str(value), peer.line(said), said)
-        elif name != "use_cache" and not is_off(value):
-            peer.reading.drop(said, value, peer.line(said), Effect.TRAINING, "no recipe key says it")
-
-
-def _take_kernel(peer: Peer, said: str, kernel: Any) -> None:
-    if kernel in _KERNELS:
-        peer.reading.take("model.attn_implementation", kernel, peer.line(said), said)
-    elif kernel is not None:
-        reason = "a kernel that is not here; the planner chooses one"
-        peer.reading.drop(said, kernel, peer.line(said), Effect.NONE, reason)
+    peer.take_kernel("attn_implementation")
+    for option, value in options.values.items():
+        if option == "attn_implementation":
+            options.take_kernel(option)
+        elif option == "revision":
+            options.take("model.revision", str(value), option)
+        elif option not in ("use_cache", "dtype", "torch_dtype") and not is_off(value):
+            options.drop(option, Effect.TRAINING, "it has no recipe key")
 
 
 def _take_bits(peer: Peer, dtype: str | None) -> bool:
@@ -596,45 +455,39 @@ def _take_bits(peer: Peer, dtype: str | None) -> bool:
     if four and eight:
         peer.refuse("load_in_8bit", "is true, and so is load_in_4bit: TRL refuses both")
     elif eight:
-        take_quantization(peer.reading, "int8", peer.line("load_in_8bit"), "load_in_8bit: true")
+        take_quantization(peer.reading, "int8", peer.given("load_in_8bit"))
     elif four and kind in ("nf4", "fp4"):
         compute = None if dtype in (None, "auto") else dtype
-        take_quantization(peer.reading, kind, peer.line("load_in_4bit"), "load_in_4bit: true",
-                          double_quant=nested, compute_dtype=compute,
-                          note="TRL has no double quantisation, and computes in dtype")  # fmt: skip
+        note = "TRL has no double quantisation, and computes in dtype"
+        take_quantization(peer.reading, kind, peer.given("load_in_4bit"), note, double_quant=nested,
+                          compute_dtype=compute)  # fmt: skip
     elif four:
         peer.drop("bnb_4bit_quant_type", Effect.NEEDED, "expected nf4 or fp4", "write model.quantization")
     return four or eight
 
 
 def _take_adapter(peer: Peer, adapted: bool) -> None:
+    quantized = "model.quantization" in peer.reading.taken
     if not adapted:
-        for key in LORA_KEYS:
-            if key.name in peer.values:
-                peer.drop(key.name, Effect.NONE, "use_peft is not true: all parameters are trained")
-        if "model.quantization" in peer.reading.taken:
-            peer.refuse("use_peft", "is not true, and a quantised model cannot be trained itself",
-                        "set use_peft: true")  # fmt: skip
+        for key in [key for key in LORA_KEYS if key in peer.values]:
+            peer.drop(key, Effect.NONE, "use_peft is not true: all parameters are trained")
+        if quantized:
+            message = "is not true, and a quantised model cannot be trained itself"
+            peer.refuse("use_peft", message, "set use_peft: true")
         return
     peer.take("adapter.type", "lora", "use_peft")
     if isinstance(
         peer.values.get("lora_target_modules"), str
     ):  # one word of a flag; a list there, no pattern
         peer.values["lora_target_modules"] = [peer.values["lora_target_modules"]]
-    take_keys(peer, LORA_KEYS)
-    for name, value in (("r", 16), ("lora_alpha", 32), ("lora_dropout", 0.05)):
-        peer.default(f"adapter.{name}", value, "lora_r" if name == "r" else name)
+    peer.take_keys(LORA_KEYS)
+    peer.default("adapter.r", 16, "lora_r")
+    peer.default("adapter.lora_alpha", 32, "lora_alpha")
+    peer.default("adapter.lora_dropout", 0.05, "lora_dropout")
     take_default_targets(peer.reading)
-    if "model.quantization" in peer.reading.taken and not peer.reading.value("adapter.use_dora"):
+    if quantized and not peer.reading.value("adapter.use_dora"):
         note = "TRL keeps the adapter of a quantised model in 16 bits"
         peer.default("adapter.autocast_adapter_dtype", False, "use_peft: true", note)
-
-
-def _take_lengths(peer: Peer, task: Task) -> None:
-    _take_length(peer)
-    if peer.get("truncation_mode") not in (None, "keep_start"):
-        peer.drop("truncation_mode", Effect.TRAINING, "the start of a long row is kept")
-    _take_packing(peer, task)
 
 
 def _take_length(peer: Peer) -> None:
@@ -651,8 +504,8 @@ def _take_length(peer: Peer) -> None:
             peer.drop(key, Effect.NEEDED, "expected a number of tokens", "write data.max_length")
     if nothing and "data.max_length" not in peer.reading.taken:
         reason = f"{nothing[0]} is null: there is no limit there"
-        peer.reading.needs("data.max_length", peer.line(nothing[0]), reason, "write the longest row's length")
-    elif "data.max_length" not in peer.reading.taken:
+        peer.needs("data.max_length", nothing[0], reason, "write the longest row's length")
+    else:
         peer.default("data.max_length", 1024, "max_length")
 
 
@@ -672,13 +525,10 @@ def _take_packing(peer: Peer, task: Task) -> None:
 
 
 def _take_template(peer: Peer) -> None:
-    text, path = peer.get("chat_template"), peer.get("chat_template_path")
-    if isinstance(text, str) and ("{%" in text or "{{" in text):
-        peer.reading.texts["_template.jinja"] = text
-        peer.reading.take(
-            "model.chat_template", "_template.jinja", peer.line("chat_template"), "chat_template"
-        )
-    elif text is not None:
+    template, path = peer.get("chat_template"), peer.get("chat_template_path")
+    if isinstance(template, str) and ("{%" in template or "{{" in template):
+        peer.take_template(peer.given("chat_template"))
+    elif template is not None:
         peer.drop(
             "chat_template", Effect.TRAINING, "expected the template's text", "write model.chat_template"
         )
@@ -689,39 +539,8 @@ def _take_template(peer: Peer) -> None:
         peer.drop("chat_template_path", Effect.TRAINING, reason, "save it as a file, for model.chat_template")
 
 
-def _take_loss_type(peer: Peer, task: Task) -> None:
-    if task.ranks_answers:
-        return
-    loss = peer.get("loss_type")
-    if loss not in (None, "nll", "chunked_nll"):
-        peer.drop("loss_type", Effect.TRAINING, "a loss of its own, which is not here")
-
-
-def _take_eval_strategy(peer: Peer) -> None:
-    """Before the rows: those of evaluation are read only where there is one."""
-    for key in ("eval_strategy", "evaluation_strategy"):
-        value = peer.get(key)
-        if value is not None:
-            take_argument(peer.reading, key, value, peer.line(key))
-
-
-def _take_arguments(peer: Peer, task: Task) -> None:
-    """What is left, of TrainingArguments and of DPO's; fields that only other tasks have are none of them."""
-    fields = {*trainer_fields(task.name), *TRAINER_REMOVED, "use_liger"}
-    others = {name for other in TASKS for name in trainer_fields(other.name)} - fields
-    owned = task.owned_arguments
-    for name in list(peer.values):
-        value = peer.values[name]
-        if name in peer.reading.seen or name in others:
-            continue
-        if name in owned and name not in trainer_fields():
-            peer.drop(name, Effect.NONE, owned[name])
-        else:
-            take_argument(peer.reading, name, value, peer.line(name))
-
-
 def _take_defaults(peer: Peer, task: Task) -> None:
-    """TRL's own, where the file is silent: bf16 unless fp16, and its rates."""
+    """TRL's own, where the file sets nothing: bf16 unless fp16, and its rates."""
     by_default = peer.reading.taken.get("precision")
     if by_default is None or (by_default.is_default and as_bool(peer.values.get("bf16")) is not False):
         peer.reading.taken.pop("precision", None)

@@ -1,4 +1,4 @@
-"""Tools that no reader is for, known by their commands, modules and configs: they are refused by name."""
+"""Tools without a reader, known by their commands, modules and configs: they are refused by name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-MANUALLY = "docs/migrate/script.md says how to move it manually"
+MANUALLY = "docs/migrate/script.md describes how to move it manually"
 SCRIPT = "import-script"
-"""Code of a script, or of a launch line's program, that is not known: what it does is never guessed."""
+"""Code of a script, or of a launch line's program, that is not known: what it does is not guessed."""
 _PAGES = {"torchtune": "docs/migrate/torchtune.md has its keys and ours"}
 
 _OTHERS = (
@@ -34,7 +34,7 @@ _OTHERS = (
     (r"colossalai", "ColossalAI"),
     (r"fairseq", "fairseq"),
 )
-"""Tools that no reader is for: a pattern of the command, script or module, and the name."""
+"""Tools without a reader: a pattern of the command, script or module, and the name."""
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "swift": ("sft", "pt", "rlhf"),
     "megatron": ("sft", "pt", "rlhf"),
@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "fairseq-train": (),
     "mlx_lm.lora": (),
 }
-"""Commands of theirs that train, with the words after them; none: any."""
+"""Their commands that train, with the subcommands that do; none: any."""
 
 
 def tool_of(name: str) -> str | None:
@@ -72,7 +72,7 @@ def _any(*names: str) -> Callable[[Mapping[str, Any]], bool]:
     return lambda data: any(name in data for name in names)
 
 
-def _says(*words: str) -> Callable[[Mapping[str, Any]], bool]:
+def _mentions(*words: str) -> Callable[[Mapping[str, Any]], bool]:
     """A class path or a key somewhere within."""
     return lambda data: any(word in str(data) for word in words)
 
@@ -108,10 +108,10 @@ def _ours(data: Mapping[str, Any]) -> bool:
 OURS = "effilaunch itself"
 _CONFIGS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     (OURS, _ours),
-    ("torchtune", _says("'_component_'")),
+    ("torchtune", _mentions("'_component_'")),
     ("Oumi", _oumi),
     ("Oumi", _has("judge_params")),
-    ("NeMo", lambda data: "exp_manager" in data or _says("nemo_automodel", "nemo.collections")(data)),
+    ("NeMo", lambda data: "exp_manager" in data or _mentions("nemo_automodel", "nemo.collections")(data)),
     ("NeMo RL", _has("policy", "cluster")),
     ("verl", _any("actor_rollout_ref")),
     ("verl", _has("data", "model", "optim", "trainer")),
@@ -138,4 +138,4 @@ _CONFIGS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
 
 def config_tool_of(data: Mapping[str, Any]) -> str | None:
     """The tool that a config belongs to, where it is one that is known by its keys and has no reader."""
-    return next((tool for tool, tells in _CONFIGS if tells(data)), None)
+    return next((tool for tool, matches in _CONFIGS if matches(data)), None)

@@ -1,4 +1,4 @@
-"""An imported recipe as a person would write it, with comments where a value is not the file's own."""
+"""An imported recipe as YAML, with comments where a value is not from the file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.importing.join import Imported
-from launcher.importing.reading import Dropped, Effect, Taken, without_tokens
+from launcher.importing.reading import Effect, Taken, without_tokens
 from launcher.recipe import yaml_writer
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 
@@ -30,7 +30,7 @@ _LOCAL = ("model.name_or_path", "model.tokenizer", "adapter.path", "launch.hostf
 def recipe_text(made: Imported, name: str, folder: Path) -> str:
     """The recipe as YAML.
 
-    name: what the files beside it begin with; folder: where it will lie, which its paths are relative to.
+    name: prefix of the files next to it; folder: of the recipe, which its paths are relative to.
     """
     taken = _placed(made, name, folder)
     head = [f"From {', '.join(map(_plain, dict.fromkeys(made.files)))} by `effilaunch import`.", *made.notes]
@@ -38,7 +38,7 @@ def recipe_text(made: Imported, name: str, folder: Path) -> str:
     if of_adapter:
         taken.setdefault("adapter.type", Taken("lora", of_adapter[0].place, "adapter"))
     data: dict[str, Any] = {}
-    if todo := [_needed(entry) for entry in made.dropped if entry.effect is Effect.NEEDED]:
+    if todo := [_plain(str(entry)) for entry in made.dropped if entry.effect is Effect.NEEDED]:
         data["todo"] = todo
     for key in sorted(taken, key=_rank):
         *path, last = key.split(".", 2)  # launch.env.NAME is the deepest
@@ -50,7 +50,7 @@ def recipe_text(made: Imported, name: str, folder: Path) -> str:
     return yaml_writer.recipe_text(data, notes, head)
 
 
-def beside(made: Imported, name: str) -> dict[str, str]:
+def files_of(made: Imported, name: str) -> dict[str, str]:
     """The other files of the recipe: name -> text."""
     return {f"{name}{suffix}": text for suffix, text in made.texts.items()}
 
@@ -59,14 +59,8 @@ def _plain(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _needed(entry: Dropped) -> str:
-    said = f"{entry.key}: {entry.value}" if entry.value else entry.key
-    hint = f" ({entry.hint})" if entry.hint else ""
-    return _plain(f"{said} - {entry.reason}{hint}")
-
-
 def _rank(key: str) -> tuple[int, int]:
-    """Sections, and the keys in them, in the order of the shipped recipes; others behind them as they are."""
+    """The order of the shipped recipes; other keys come after them as they are."""
     section, _, inner = key.partition(".")
     order = _INNER.get(section, ())
     return (
@@ -76,16 +70,15 @@ def _rank(key: str) -> tuple[int, int]:
 
 
 def _comment(taken: Taken) -> str:
-    words = [taken.note] if taken.note else []
-    if taken.is_default:
-        words.insert(0, f"the default there ({Path(taken.place.file).name})")
-    elif taken.note:
-        words[0] += f" ({Path(taken.place.file).name}:{taken.place.line})" if taken.place.line else ""
-    return without_tokens(_plain("; ".join(words)))
+    file = Path(taken.place.file).name
+    text = f"the default there ({file})" if taken.is_default else ""
+    text += "; " if text and taken.note else ""
+    where = f" ({file}:{taken.place.line})" if taken.place.line and not taken.is_default else ""
+    return without_tokens(_plain(text + (taken.note + where if taken.note else "")))
 
 
 def _placed(made: Imported, name: str, folder: Path) -> dict[str, Taken]:
-    """Values with the names of the files beside the recipe, and with paths that hold from its folder."""
+    """Values with the names of the files next to the recipe, and paths relative to its folder."""
     placed: dict[str, Taken] = {}
     for key, taken in made.taken.items():
         value = taken.value
@@ -100,7 +93,7 @@ def _placed(made: Imported, name: str, folder: Path) -> dict[str, Taken]:
 
 
 def _path(text: Any, taken: Taken, folder: Path) -> Any:
-    """A relative path that is there beside the imported file, or here, as it is from `folder`."""
+    """A relative path that exists next to the imported file, or here, relative to `folder`."""
     if not isinstance(text, str) or not text or text.startswith(("/", "~")) or len(text) > 4000:
         return text
     if is_url(text) or is_package(text):

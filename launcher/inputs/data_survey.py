@@ -114,9 +114,7 @@ def rows_for(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> Rows
         raise _misfit(sight, goal, columns)
     if len(formats) > 1:
         message = f"the rows can be read as {' and as '.join(formats)}; the columns are {sight.columns}"
-        hint = (
-            "take the columns out of the file that shall not be learnt, or name them: --columns FIELD=COLUMN"
-        )
+        hint = "remove the columns that are not for training, or name the fields: --columns FIELD=COLUMN"
         raise RecipeError(Problem("format-ambiguous", message, file=sight.path, hint=hint))
     ((fmt, detected),) = formats.items()
     longest = _check_all(sight, detected, task_of(goal, fmt, ()))
@@ -150,7 +148,10 @@ def _check_all(sight: Sight, detected: Detected, task: str) -> int | None:
         for row in rows:
             refuse_lost(row, detected.format, detected.columns, detected.left_out, task)
             made = canonical(row, detected)
-            lengths.append(_letters(made.values, detected.format))
+            texts = {field: text for field, text in made.values.items() if field != "label"}
+            if detected.format == "preference":  # of two answers, the longer one counts
+                texts["rejected"] = max(texts["rejected"], texts.pop("chosen"), key=_count)
+            lengths.append(_count(texts))
             yield made
 
     if detected.format == "classification":
@@ -161,14 +162,8 @@ def _check_all(sight: Sight, detected: Detected, task: str) -> int | None:
     return max(lengths)
 
 
-def _letters(values: Mapping[str, Any], fmt: str) -> int:
-    """Characters of a row's sample; of two answers those of the longer one."""
-    if fmt == "preference":
-        return _count(values.get("prompt")) + max(_count(values["chosen"]), _count(values["rejected"]))
-    return _count([value for field, value in values.items() if field != "label"])
-
-
 def _count(value: Any) -> int:
+    """Characters of all texts in a value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
@@ -179,7 +174,7 @@ def _count(value: Any) -> int:
 def rows_words(rows: Rows) -> str:
     """What was found, for people: `1,204 rows, chat messages, the longest about 1,900 tokens …`."""
     if rows.count is None:
-        return f"{rows.path} is on the hub, and is looked at when the run begins"
+        return f"{rows.path} is on the hub, and is read when the run begins"
     words = f"{'more than ' if rows.more else ''}{rows.count:,} row{'' if rows.count == 1 else 's'}"
     words += f", {FORMATS[rows.format].what}"
     if rows.longest_tokens is None:

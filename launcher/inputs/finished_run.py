@@ -31,11 +31,12 @@ def finished_run(run_dir: str) -> Path:
     if os.path.isfile(folder / MARKER):  # noqa: PTH113 - no error for a name that no file can have
         return folder
     if os.path.isfile(folder / FINISHED_BEFORE):  # noqa: PTH113 - the same
-        note(
-            f"the result is that of {_step(folder)}: the run was continued to more steps and has not finished"
-        )
+        step = "an earlier step"
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            step = f"step {int(read_json(folder / 'result.json')['steps'])}"
+        note(f"the result is that of {step}: the run was continued to more steps and has not finished")
         return folder
-    message = f"{run_dir} holds no finished run"
+    message = f"{run_dir} contains no finished run"
     hint = "name the directory of a finished run"
     if not os.path.isdir(folder):  # noqa: PTH112 - the same
         message += ": no such folder"
@@ -45,14 +46,6 @@ def finished_run(run_dir: str) -> Path:
             "one of its checkpoints; `run --resume auto` continues it"
         )
     raise RecipeError(Problem("not-finished", message, hint=hint))
-
-
-def _step(folder: Path) -> str:
-    """The step of result.json, for a message."""
-    try:
-        return f"step {int(read_json(folder / 'result.json')['steps'])}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "an earlier step"
 
 
 @contextlib.contextmanager
@@ -103,9 +96,8 @@ def consent_to_code(run_dir: Path, command: str, *, hooks: bool, allowed: bool) 
         return
     foreign, uid = next(iter(others.items()))
     message = f"belongs to {_user(uid)}, and `{command}` would run {' and '.join(code)}"
-    problem = Problem(
-        "foreign-code", message, file=str(foreign), hint="read that code, then add --allow-code"
-    )
+    hint = "read that code, then add --allow-code"
+    problem = Problem("foreign-code", message, file=str(foreign), hint=hint)
     if not can_ask() or not ask(f"{problem.file} {message}. Run it? (yes/no)", "no", _yes):
         raise RecipeError(problem)
 

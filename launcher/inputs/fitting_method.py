@@ -20,17 +20,15 @@ from launcher.inputs.planning_facts import gather
 from launcher.plan.inputs import Facts
 from launcher.planner.planner import make_plan
 from launcher.planner.starting import Rows, Start, draft, first_length, methods, task_of
-from launcher.recipe.loading import LoadedRecipe, load_recipe
+from launcher.recipe.loading import load_recipe
 from launcher.recipe.yaml_writer import recipe_text
 from launcher.tasks import task_named
 
 _SHORTEST = 512
 """Tokens: the shortest data.max_length that is tried."""
-_TALKS = re.compile(
-    r"(^|[-_.])(it|instruct|chat|assistant|sft|dpo|hermes|zephyr|qwen)([-_.\d]|$)", re.IGNORECASE
-)
+_CHAT = re.compile(r"(?i)(^|[-_.])(it|instruct|chat|assistant|sft|dpo|hermes|zephyr|qwen)([-_.\d]|$)")
 """Names of chat models, which have a chat template."""
-_DEFAULTS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", "HuggingFaceTB/SmolLM2-135M-Instruct")
+_DEFAULTS: tuple[str, ...] = ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", "HuggingFaceTB/SmolLM2-135M-Instruct")
 """Text models without licence agreement, largest first."""
 
 
@@ -61,7 +59,11 @@ def fit(model: str, goal: str, rows: Rows, hardware: Hardware) -> Fitting:
     config, origin = find_model_config(keys["name_or_path"], gguf_file=keys.get("gguf_file"))
     task = task_of(goal, rows.format, FAMILY_TASKS.get(str(config.get("model_type")), ()))
     spec, _ = find_spec(keys["name_or_path"], config, origin, task, ask=True)
-    start = Start(goal, task, keys, spec, rows, hardware, _has_template(keys))
+    has_template = has_chat_template(keys["name_or_path"])
+    if has_template is None:
+        name = keys.get("gguf_file") or keys["name_or_path"].rpartition("/")[2]
+        has_template = _CHAT.search(name) is not None
+    start = Start(goal, task, keys, spec, rows, hardware, has_template)
     while True:
         try:
             return _first_fitting(start)
@@ -78,7 +80,10 @@ def _first_fitting(start: Start) -> Fitting:
     with tempfile.TemporaryDirectory(prefix="effilaunch-") as folder:
         facts: Facts | None = None
         for method, length in _tries(start):
-            loaded = _loaded(start, method, length, Path(folder))
+            data, notes = draft(start, method, length)
+            file = Path(folder) / "recipe.yaml"
+            file.write_text(recipe_text(data, notes), encoding="utf-8")
+            loaded = load_recipe(file)
             try:
                 if facts is None or facts.trace is not None:  # a trace is of one recipe
                     facts = gather(loaded, None)[1]
@@ -108,13 +113,6 @@ def _tries(start: Start) -> Iterator[tuple[str, int]]:
             yield method, length
 
 
-def _loaded(start: Start, method: str, length: int, folder: Path) -> LoadedRecipe:
-    data, notes = draft(start, method, length)
-    file = folder / "recipe.yaml"
-    file.write_text(recipe_text(data, notes), encoding="utf-8")
-    return load_recipe(file)
-
-
 def model_keys(model: str) -> dict[str, str]:
     """`name_or_path`, and `gguf_file` where a folder's only weights are in one, or that file itself is named.
 
@@ -129,7 +127,7 @@ def model_keys(model: str) -> dict[str, str]:
     if len(held) > 1:
         names = ", ".join(file.name for file in held)
         hint = f"name one of them, for example {model.rstrip('/')}/{held[0].name}"
-        message = f"the folder holds several GGUF files: {names}"
+        message = f"the folder contains several GGUF files: {names}"
         raise RecipeError(Problem("model-ambiguous", message, file=model, hint=hint))
     if held:
         return {"name_or_path": _absolute(model), "gguf_file": held[0].name}
@@ -140,21 +138,12 @@ def _absolute(path: str) -> str:
     return path if path.startswith("package:") else str(expanded(path).absolute())
 
 
-def _has_template(keys: Mapping[str, str]) -> bool:
-    known = has_chat_template(keys["name_or_path"])
-    name = keys.get("gguf_file") or keys["name_or_path"].rpartition("/")[2]
-    return bool(_TALKS.search(name)) if known is None else known
-
-
 def default_model(goal: str, rows: Rows, hardware: Hardware) -> str:
     """A known model that fits and suits the goal; empty if there is none."""
+    candidates = _DEFAULTS[-1:] if hardware.is_cpu else _DEFAULTS
     if goal == "classify":
-        image = rows.format == "image"
-        candidates: tuple[str, ...] = (
-            "google/vit-large-patch16-224" if image else "google-bert/bert-large-uncased",
-        )
-    else:
-        candidates = _DEFAULTS[-1:] if hardware.is_cpu else _DEFAULTS
+        of_images = rows.format == "image"
+        candidates = ("google/vit-large-patch16-224" if of_images else "google-bert/bert-large-uncased",)
     for name in candidates:
         try:
             fit(name, goal, rows, hardware)

@@ -45,10 +45,11 @@ def find_spec(
     spec = foreign_spec(name, config, origin, task, answer)
     if adapter is not None and answer.get("adapter"):
         spec = _answered(spec, adapter, answer["adapter"])
-    return spec, (
+    note = (
         f"model_type {spec.model_type} is not known here: its sizes are read from transformers' class, and "
-        f"what it keeps for the backward pass is the trace's{_left_out(answer.get('adapter') or {})}"
     )
+    note += "its activations are traced"
+    return spec, note + _left_out(answer.get("adapter") or {})
 
 
 def can_trace() -> bool:
@@ -76,7 +77,7 @@ def _with_adapter(
         answer = ask_child({**request, "ask": "adapter"}, sys.executable)
         spec = _answered(spec, adapter, answer)
     except (MachineError, Untraceable) as error:
-        why = f"peft cannot say what this adapter trains of {spec.model_type}: {error}"
+        why = f"peft cannot count what this adapter trains on model_type {spec.model_type}: {error}"
         hint = "pip install 'effilaunch[train]'" if isinstance(error, MachineError) else None
         raise RecipeError(Problem("not-in-closed-form", why, path="adapter", hint=hint)) from None
     note = "what this adapter trains is read from peft itself, and its memory is the trace's"
@@ -89,35 +90,26 @@ def _answered(spec: ModelSpec, adapter: Mapping[str, Any], answer: Mapping[str, 
         raise RecipeError(
             [Problem(code, text, path=path, hint=hint) for code, text, path, hint in answer["problems"]]
         )
-    rank = (
-        max(1, answer["lora"] // max(1, lora_width(spec, None))) if spec.foreign else max(1, answer["rank"])
-    )
-    known = Adapted(answer["params"], tuple(answer["paths"]), rank, answer["uneven"], tuple(answer["whole"]))
+    rank = answer["lora"] // max(1, lora_width(spec, None)) if spec.foreign else answer["rank"]
+    paths, whole = tuple(answer["paths"]), tuple(answer["whole"])
+    known = Adapted(answer["params"], paths, max(1, rank), answer["uneven"], whole)
     return replace(spec, adapters=((adapter_key(adapter), known),))
 
 
 def _left_out(answer: Mapping[str, Any]) -> str:
     """The end of the note if peft skips layers that the adapter names."""
-    names = answer.get("left_out") or ()
+    names = answer.get("left_out")
     if not names:
         return ""
-    left = "1 linear layer" if len(names) == 1 else f"{len(names)} linear layers"
-    return (
-        f"; {left} that the adapter names would have none, such as {names[0]}: "
-        "peft takes their names for those of experts"
-    )
+    why = "peft takes the names that the adapter gives for those of experts"
+    return f"; {len(names)} linear layer(s), such as {names[0]}, get no adapter: {why}"
 
 
 def _only_traced(name: str, config: Mapping[str, Any], unknown: RecipeError) -> RecipeError:
     """The error for a family without closed form."""
-    return RecipeError(
-        Problem(
-            "not-in-closed-form",
-            f"model {name!r} has model_type {config['model_type']!r}, which is not known in closed form",
-            path="model.name_or_path",
-            hint=f"`plan RECIPE --trace` traces transformers' own class; {unknown.problems[0].hint}",
-        )
-    )
+    message = f"model {name!r} has model_type {config['model_type']!r}, which is not known in closed form"
+    hint = f"`plan RECIPE --trace` traces transformers' own class; {unknown.problems[0].hint}"
+    return RecipeError(Problem("not-in-closed-form", message, path="model.name_or_path", hint=hint))
 
 
 def _request(config: Mapping[str, Any], task: str, adapter: Mapping[str, Any] | None) -> dict[str, Any]:

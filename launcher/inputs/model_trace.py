@@ -40,7 +40,7 @@ def with_trace(loaded: LoadedRecipe, facts: Facts) -> Facts:
             return facts
         reason = why_not(plan.job, facts.model.task)
         if plan.adapter.path is not None:
-            reason = "the adapter that it goes on with lies in files"
+            reason = "it continues an adapter from files"
         elif count == ROUNDS:
             reason = f"each of {ROUNDS} traces led to another plan"
         try:
@@ -78,8 +78,9 @@ def _plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
 
 def trace_plan(plan: Plan) -> tuple[TracedStep, Mapping[str, str]]:
     """Trace one step; also the versions of the libraries. Raises Untraceable, MachineError."""
-    answer = ask_child(trace_request(plan), plan.interpreter)
-    fragmentation = _fragmentation(answer, expandable=_expandable(plan))
+    answer, env = ask_child(trace_request(plan), plan.interpreter), plan.launch.env
+    options = next((env[name] for name in ALLOCATOR_OPTIONS if name in env), "")
+    fragmentation = _fragmentation(answer, expandable=has_expandable_segments(options))
     step = read_step(answer, choices_of(plan.job, plan.hardware), fragmentation)
     return step, answer["versions"]
 
@@ -97,12 +98,6 @@ def trace_request(plan: Plan) -> dict[str, Any]:
         "capability": None if capability is None else list(capability),
         "batches": [micro // 2 or 1, micro if micro > 1 else 2],
     }
-
-
-def _expandable(plan: Plan) -> bool:
-    """Whether the workers use expandable segments."""
-    env = plan.launch.env
-    return has_expandable_segments(next((env[name] for name in ALLOCATOR_OPTIONS if name in env), ""))
 
 
 def _fragmentation(answer: Mapping[str, Any], *, expandable: bool) -> Line:

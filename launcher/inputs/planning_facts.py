@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from launcher.facts.software import installed_versions
 from launcher.inputs.first_rows import hook_names, judged_data
 from launcher.inputs.model_spec import can_trace, find_spec
 from launcher.plan.inputs import Facts
+from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
 from launcher.schedulers.hostfile import equal_hosts
@@ -67,11 +68,6 @@ def usable_cores() -> int:
     return max(own, min(own * allocation.tasks_per_node[0], most))  # each task may be bound to its own cores
 
 
-def _own_memory(loaded: LoadedRecipe, on: str | None) -> int | None:
-    """Memory of this node in bytes; None if the plan is for another, of which only the devices are known."""
-    return probe.host_memory_bytes() if on is None and loaded.recipe.hardware is None else None
-
-
 def nvme_warnings(plan: Plan) -> list[str]:
     """What this machine lacks for an offload to NVMe, if the plan has one."""
     if "nvme" not in (plan.job.offload_optimizer, plan.job.offload_param):
@@ -97,14 +93,9 @@ def model_config(recipe: Recipe, *, allow_network: bool) -> tuple[str, dict[str,
     if isinstance(model.config, str):
         config = probe.shipped_model_config(model.config)
         if config is None:
-            raise RecipeError(
-                Problem(
-                    "unknown-model-fact",
-                    f"no shipped model fact is named {model.config!r}",
-                    path="model.config",
-                    hint="give the configuration itself, or a name from launcher/facts/data/models.json",
-                )
-            )
+            message = f"no shipped model fact is named {model.config!r}"
+            hint = "give the configuration itself, or a name from launcher/facts/data/models.json"
+            raise RecipeError(Problem("unknown-model-fact", message, path="model.config", hint=hint))
         return model.config, config, "shipped facts"
     assert model.name_or_path is not None, "the schema asks for one of the two"
     config, origin = find_model_config(
@@ -132,18 +123,11 @@ def load_profile(recipe: Recipe) -> dict[str, Any] | None:
         raw = read_bytes(path, LARGEST_TEXT)
     except FileNotFoundError:
         shipped = ", ".join(sorted(p.stem for p in ds_configs_dir().glob("*.json")))
-        raise RecipeError(
-            Problem(
-                "profile-missing",
-                f"no such file: {name}",
-                path="sharding.config",
-                hint=f"a file, or one of the shipped profiles: {shipped}",
-            )
-        ) from None
+        message, hint = f"no such file: {name}", f"a file, or one of the shipped profiles: {shipped}"
+        raise RecipeError(Problem("profile-missing", message, path="sharding.config", hint=hint)) from None
     except OSError as error:
-        raise RecipeError(
-            Problem("profile-unreadable", f"cannot read {path}: {error.strerror}", path="sharding.config")
-        ) from None
+        message = f"cannot read {path}: {error.strerror}"
+        raise RecipeError(Problem("profile-unreadable", message, path="sharding.config")) from None
     from launcher.knowledge.lint.check import read_profile
 
     profile, wrong = read_profile(raw, str(path))
@@ -167,30 +151,21 @@ def _refused(finding: Finding) -> Problem:
 
 def _with_chat_template(loaded: LoadedRecipe) -> LoadedRecipe:
     """The recipe with the text of the chat template instead of its file."""
-    template = loaded.recipe.model.chat_template
-    if template is not None and "{" not in template and not Path(template).is_absolute():
-        raise RecipeError(
-            Problem(
-                "chat-template-missing",
-                f"no such file: {template}",
-                path="model.chat_template",
-                hint="relative paths are relative to the recipe; an inline template contains {{ … }}",
-            )
-        )
-    if template is None or not Path(template).is_absolute():
+    template, path = loaded.recipe.model.chat_template, "model.chat_template"
+    if template is None:
         return loaded
+    if not Path(template).is_absolute():
+        if "{" in template:
+            return loaded
+        hint = "relative paths are relative to the recipe; an inline template contains {{ … }}"
+        message = f"no such file: {template}"
+        raise RecipeError(Problem("chat-template-missing", message, path=path, hint=hint))
     try:
         text = read_text(template, LARGEST_TEXT)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise RecipeError(
-            Problem(
-                "chat-template-unreadable",
-                f"cannot read {template}: {reason}",
-                path="model.chat_template",
-                hint="name a file, or write the template itself",
-            )
-        ) from None
+        message = f"cannot read {template}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
+        hint = "name a file, or write the template itself"
+        raise RecipeError(Problem("chat-template-unreadable", message, path=path, hint=hint)) from None
     model = loaded.recipe.model.model_copy(update={"chat_template": text})
     return replace(loaded, recipe=loaded.recipe.model_copy(update={"model": model}))
 
@@ -212,19 +187,12 @@ def _rehearsal(
     return (tiny_on_cpu(loaded) if hardware.is_cpu else tiny_on_gpus(loaded, hardware)), hardware
 
 
-def _too_long(recipe: Recipe, spec: ModelSpec) -> list[str]:
-    """A warning if data.max_length exceeds the positions of the model."""
+def _warnings(recipe: Recipe, spec: ModelSpec, calibration: Calibration | None) -> Iterator[str]:
     longest, asked = spec.max_position_embeddings, recipe.data.max_length
-    if not longest or not task_named(recipe.task).reads_tokens or asked <= longest:
-        return []
-    return [f"data.max_length {asked} exceeds the model's {longest} positions"]
-
-
-def _unread(calibration: Calibration | None) -> list[str]:
-    """A warning if lines of the calibration file were skipped."""
-    if calibration is None or not calibration.skipped:
-        return []
-    return [f"{calibration.source}: skipped {calibration.skipped} line(s) that are not from this version"]
+    if longest and task_named(recipe.task).reads_tokens and asked > longest:
+        yield f"data.max_length {asked} exceeds the model's {longest} positions"
+    if calibration is not None and calibration.skipped:
+        yield f"{calibration.source}: skipped {calibration.skipped} line(s) that are not from this version"
 
 
 def gather(
@@ -243,7 +211,6 @@ def gather(
     loaded = _with_chat_template(loaded)
     hooks = hook_names(loaded.recipe.python)
     name, config, origin = model_config(loaded.recipe, allow_network=allow_network)
-    versions: Mapping[str, str] = installed_versions()
     warnings: list[str] = []
     if tiny:
         loaded, hardware = _rehearsal(loaded, on, config)
@@ -254,14 +221,12 @@ def gather(
         warned, unread = judged_data(loaded, on)
         warnings += [*warned, *unread]
     spec, note = _find_spec(loaded.recipe, name, config, origin, ask=allow_torch)
-    warnings += [] if note is None else [note]
-    warnings += _too_long(loaded.recipe, spec)
-    calibration = None if tiny else find_calibration(hardware)  # a tiny model says nothing about real ones
-    warnings += _unread(calibration)
+    calibration = None if tiny else find_calibration(hardware)  # a tiny model differs from real ones
+    warnings += [*([] if note is None else [note]), *_warnings(loaded.recipe, spec, calibration)]
     facts = Facts(
         hardware=hardware,
         model=spec,
-        versions=versions,
+        versions=installed_versions(),
         profile=load_profile(loaded.recipe),
         cpu_cores=usable_cores(),
         processor=probe_processor() if hardware.is_cpu else None,
@@ -269,34 +234,27 @@ def gather(
         hooks=hooks,
         warnings=tuple(warnings),
         tiny=tiny,
-        host_bytes=_own_memory(loaded, on),
+        # of another node, only the devices are known
+        host_bytes=probe.host_memory_bytes() if on is None and loaded.recipe.hardware is None else None,
         calibration=calibration,
     )
-    asks = note is not None and not tiny and (spec.foreign or (allow_torch and can_trace()))
-    return loaded, _traced(loaded, facts) if trace or asks else facts
+    if trace or (note is not None and not tiny and (spec.foreign or (allow_torch and can_trace()))):
+        from launcher.inputs.model_trace import with_trace  # rarely needed
 
-
-def _traced(loaded: LoadedRecipe, facts: Facts) -> Facts:
-    from launcher.inputs.model_trace import with_trace  # rarely needed
-
-    return with_trace(loaded, facts)
+        facts = with_trace(loaded, facts)
+    return loaded, facts
 
 
 def _find_spec(
     recipe: Recipe, name: str, config: dict[str, Any], origin: str, *, ask: bool
 ) -> tuple[ModelSpec, str | None]:
-    return find_spec(name, config, origin, recipe.task, ask=ask, adapter=_new_adapter(recipe))
+    adapter = None
+    if recipe.adapter is not None and recipe.adapter.path is None:
+        adapter = {k: v for k, v in recipe.adapter.model_dump().items() if k not in ADAPTER_KEYS}
+    return find_spec(name, config, origin, recipe.task, ask=ask, adapter=adapter)
 
 
 def check_model(recipe: Recipe) -> None:
     """Raise RecipeError if the model family or a module that the adapter names is unknown. No network."""
     name, config, origin = model_config(recipe, allow_network=False)
     _find_spec(recipe, name, config, origin, ask=False)
-
-
-def _new_adapter(recipe: Recipe) -> dict[str, Any] | None:
-    """The fields of LoraConfig; None without an adapter or with adapter.path."""
-    if recipe.adapter is None or recipe.adapter.path is not None:
-        return None
-    own = ("type", "path", "cast_input_dtype_enabled", "autocast_adapter_dtype")
-    return {key: value for key, value in recipe.adapter.model_dump().items() if key not in own}

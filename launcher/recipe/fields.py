@@ -30,15 +30,9 @@ from launcher.recipe.yaml_reader import parse_scalar
 from launcher.tasks import DEFAULT_TASK, task_named
 
 CHECKPOINTING_KWARGS = (
-    "use_reentrant",
-    "preserve_rng_state",
-    "determinism_check",
-    "debug",
-    "early_stop",
-    "context_fn",
-    "every_n_layers",
-    "offload",
-)
+    "use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop", "context_fn",
+    "every_n_layers", "offload",
+)  # fmt: skip
 _PHRASES = {
     "none": "null",
     "bool": "true or false",
@@ -53,26 +47,24 @@ _PHRASES = {
 }
 # field -> lower limit, and whether the limit itself is allowed
 _LIMITS: dict[str, tuple[float, bool]] = {
-    "trainer.per_device_train_batch_size": (1, True),
-    "trainer.per_device_eval_batch_size": (1, True),
-    "trainer.gradient_accumulation_steps": (1, True),
-    "trainer.num_train_epochs": (0, False),
-    "trainer.learning_rate": (0, True),
-    "trainer.warmup_steps": (0, True),
-    "trainer.logging_steps": (0, False),
-    "trainer.eval_steps": (0, False),
-    "trainer.save_steps": (0, False),
-    "trainer.dataloader_num_workers": (0, True),
-    "adapter.r": (1, True),
-    "adapter.lora_alpha": (1, True),
-    "adapter.lora_dropout": (0, True),
-    "trainer.generation_max_length": (1, True),
-    "trainer.generation_num_beams": (1, True),
-    "trainer.beta": (0, False),
-    "trainer.label_smoothing": (0, True),
-    "trainer.ld_alpha": (0, True),
-    "trainer.precompute_ref_batch_size": (1, True),
-}
+    **dict.fromkeys(
+        ("trainer.per_device_train_batch_size", "trainer.per_device_eval_batch_size",
+         "trainer.gradient_accumulation_steps", "trainer.generation_max_length",
+         "trainer.generation_num_beams", "trainer.precompute_ref_batch_size",
+         "adapter.r", "adapter.lora_alpha"),
+        (1, True),
+    ),
+    **dict.fromkeys(
+        ("trainer.learning_rate", "trainer.warmup_steps", "trainer.dataloader_num_workers",
+         "trainer.label_smoothing"),
+        (0, True),
+    ),
+    **dict.fromkeys(
+        ("trainer.num_train_epochs", "trainer.logging_steps", "trainer.eval_steps", "trainer.save_steps",
+         "trainer.beta"),
+        (0, False),
+    ),
+}  # fmt: skip
 ADAPTER_KEYS = ("type", "path", "cast_input_dtype_enabled", "autocast_adapter_dtype")
 """Keys of `adapter:` that are no LoraConfig fields; allowed for a continued adapter, too."""
 _SHARES = ("adapter.lora_dropout", "trainer.ld_alpha")
@@ -145,16 +137,11 @@ def check_adapter(adapter: Mapping[str, Any]) -> list[Problem]:
             problems.append(Problem("owned-key", "not allowed here", path=path, hint=ADAPTER_OWNED[name]))
         elif name not in fields:
             version = field_table("lora_config")["version"]
-            near = ADAPTER_ALIASES.get(name) or close_key(name, [*fields, *ADAPTER_KEYS])
-            hint = f"did you mean `{near}`?" if near else _belongs_to_trainer(name)
-            problems.append(
-                Problem(
-                    "unknown-key",
-                    f"unknown key, expected a LoraConfig field of peft {version}",
-                    path=path,
-                    hint=hint,
-                )
-            )
+            message = f"unknown key, expected a LoraConfig field of peft {version}"
+            hint = f"`{name}` belongs under `trainer:`" if name in trainer_fields() else None
+            if near := ADAPTER_ALIASES.get(name) or close_key(name, [*fields, *ADAPTER_KEYS]):
+                hint = f"did you mean `{near}`?"
+            problems.append(Problem("unknown-key", message, path=path, hint=hint))
         else:
             problems += _check_value(path, value, fields[name], shown=value) or _check_items(name, value)
     return problems
@@ -171,51 +158,38 @@ def _check_items(name: str, value: Any) -> list[Problem]:
             if not _admits(kind, item) or item < low or (item == low and not inclusive)
         ]
     if name == "trainable_token_indices":
-        lists = value.values() if isinstance(value, Mapping) else [value or []]
-        wrong = next((ids for ids in lists if not _are_token_ids(ids)), None)
-        message = f"is {describe(wrong)}, expected token ids: integers of at least 0"
-        return [] if wrong is None else [Problem("wrong-value", message, path=f"adapter.{name}")]
+        for ids in value.values() if isinstance(value, Mapping) else [value or []]:
+            if not _admits("list[int]", ids) or any(token < 0 for token in ids):
+                message = f"is {describe(ids)}, expected token ids: integers of at least 0"
+                return [Problem("wrong-value", message, path=f"adapter.{name}")]
     return []
-
-
-def _are_token_ids(ids: Any) -> bool:
-    return _admits("list[int]", ids) and all(token >= 0 for token in ids)
-
-
-def _belongs_to_trainer(name: str) -> str | None:
-    return f"`{name}` belongs under `trainer:`" if name in trainer_fields() else None
 
 
 def _unknown_trainer(name: str, fields: Mapping[str, Any], task: str) -> Problem:
     version = field_table("training_arguments")["version"]
-    path = f"trainer.{name}"
     if name in TRAINER_REMOVED:
-        return Problem(
-            "renamed-key",
-            f"removed in transformers {version}",
-            path=path,
-            hint=TRAINER_REMOVED[name],
-        )
+        message, hint = f"removed in transformers {version}", TRAINER_REMOVED[name]
+        return Problem("renamed-key", message, path=f"trainer.{name}", hint=hint)
     message = f"unknown key, expected a TrainingArguments field of transformers {version}"
     table = task_named(task).argument_table
     if table and table.package != "transformers":
         version = field_table(table.name)["version"]
         message += f", or a field that task {task} adds ({table.package} {version})"
-    other = task_of_field(name)
-    if other:
-        return Problem("unknown-key", message, path=path, hint=f"it is a key of `task: {other}`")
-    target = elsewhere(name)
-    if target:
-        return Problem("unknown-key", message, path=path, hint=f"write `{target.removeprefix('trainer.')}`")
+    return Problem("unknown-key", message, path=f"trainer.{name}", hint=_trainer_hint(name, fields))
+
+
+def _trainer_hint(name: str, fields: Mapping[str, Any]) -> str | None:
+    """What was probably meant by an unknown key of `trainer:`."""
+    if other := task_of_field(name):
+        return f"it is a key of `task: {other}`"
+    if target := elsewhere(name):
+        return f"write `{target.removeprefix('trainer.')}`"
     usable = [key for key, entry in fields.items() if "renamed_to" not in entry]
-    near = TRAINER_ALIASES.get(name) or close_key(name, usable)
-    if near:
-        return Problem("unknown-key", message, path=path, hint=f"did you mean `{near}`?")
-    old = close_key(name, TRAINER_REMOVED)
-    if old:
-        return Problem("unknown-key", message, path=path, hint=TRAINER_REMOVED[old])
-    hint = f"`{name}` belongs under `adapter:`" if name in adapter_fields() else None
-    return Problem("unknown-key", message, path=path, hint=hint)
+    if near := TRAINER_ALIASES.get(name) or close_key(name, usable):
+        return f"did you mean `{near}`?"
+    if old := close_key(name, TRAINER_REMOVED):
+        return TRAINER_REMOVED[old]
+    return f"`{name}` belongs under `adapter:`" if name in adapter_fields() else None
 
 
 def _check_value(path: str, value: Any, entry: Mapping[str, Any], *, shown: Any) -> list[Problem]:
@@ -308,16 +282,11 @@ def _one_of(choices: Iterable[str]) -> str:
 def _check_checkpointing_kwargs(value: Any) -> list[Problem]:
     if not isinstance(value, Mapping):
         return []
-    problems = []
+    problems, section = [], "trainer.activation_checkpointing_kwargs"
     for key in value:
         if key not in CHECKPOINTING_KWARGS:
             near = close_key(key, CHECKPOINTING_KWARGS)
-            problems.append(
-                Problem(
-                    "unknown-key",
-                    f"unknown key, expected {_one_of(CHECKPOINTING_KWARGS)}",
-                    path=f"trainer.activation_checkpointing_kwargs.{key}",
-                    hint=f"did you mean `{near}`?" if near else None,
-                )
-            )
+            hint = f"did you mean `{near}`?" if near else None
+            message, path = f"unknown key, expected {_one_of(CHECKPOINTING_KWARGS)}", f"{section}.{key}"
+            problems.append(Problem("unknown-key", message, path=path, hint=hint))
     return problems

@@ -13,11 +13,7 @@ from launcher.facts.safe_files import LARGEST_TEXT, read_text
 from launcher.recipe.suggestions import close_key
 
 # hook -> its arguments
-_CALLS = {
-    "format_row": ("row",),
-    "compute_metrics": ("prediction",),
-    "callbacks": (),
-}
+_CALLS = {"format_row": ("row",), "compute_metrics": ("prediction",), "callbacks": ()}
 # likely misnomers -> hook
 _ALIASES = {
     "format": "format_row",
@@ -58,7 +54,8 @@ def read_hooks(path: Path | str) -> Hooks:
             others.append((name, node.lineno))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     for name, line in others:
-        meant = _meant(name)
+        near = None if name.startswith("_") else close_key(name, _CALLS)
+        meant = _ALIASES.get(name) or near
         if meant and meant not in found and name not in used:
             what = f"function {name} is neither a hook nor called"
             problems.append(_problem("hook-unknown", what, file, line, f"did you mean `{meant}`?"))
@@ -88,17 +85,12 @@ def _read(path: Path, file: str) -> str:
     except UnicodeDecodeError:
         raise RecipeError(_problem("hooks-unreadable", "is not UTF-8", file, None)) from None
     except (OSError, ValueError) as error:
-        missing = isinstance(error, FileNotFoundError)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise RecipeError(
-            _problem(
-                "hooks-missing" if missing else "hooks-unreadable",
-                "no such file" if missing else f"cannot be read: {reason}",
-                file,
-                None,
-                "set `python:` to a Python file, relative to the recipe" if missing else None,
-            )
-        ) from None
+        code, message = "hooks-unreadable", f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        hint = None
+        if isinstance(error, FileNotFoundError):
+            code, message = "hooks-missing", "no such file"
+            hint = "set `python:` to a Python file, relative to the recipe"
+        raise RecipeError(_problem(code, message, file, None, hint)) from None
 
 
 def _parse(text: str, file: str) -> ast.Module:
@@ -136,15 +128,10 @@ def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, ast.argument
             pending = [*node.body, *handlers, *node.orelse, *getattr(node, "finalbody", []), *pending]
 
 
-def _meant(name: str) -> str | None:
-    return _ALIASES.get(name) or (None if name.startswith("_") else close_key(name, _CALLS))
-
-
 def _callable_with(arguments: ast.arguments, count: int) -> bool:
     """Whether `count` positional arguments are enough and not too many."""
     positional = len(arguments.posonlyargs) + len(arguments.args)
     required = positional - len(arguments.defaults)
     keywords_required = any(default is None for default in arguments.kw_defaults)
-    return (
-        required <= count and (count <= positional or arguments.vararg is not None) and not keywords_required
-    )
+    accepted = count <= positional or arguments.vararg is not None
+    return required <= count and accepted and not keywords_required

@@ -10,7 +10,7 @@ from launcher.recipe.field_tables import (
     adapter_fields,
     task_fields,
     trainer_fields,
-)
+)  # fmt: skip
 from launcher.recipe.problems import field_descriptions, known_sections
 from launcher.recipe.schema import Recipe
 
@@ -28,8 +28,6 @@ _TYPES: dict[str, dict[str, Any]] = {
     "any": {},
 }
 _REFERENCE = {"type": "string", "pattern": r"\$\{ENV:"}
-
-
 TODO = (
     "What must be set before the recipe can be planned, one line each. Written by `import`; `plan` and `run` "
     "refuse a recipe that has such lines."
@@ -42,15 +40,9 @@ def recipe_json_schema() -> dict[str, Any]:
     schema = Recipe.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "effilaunch recipe"
-    extends = {
-        "type": "string",
-        "description": "A recipe file, or the name of a shipped recipe, that this one is based on.",
-    }
-    todo = {
-        "type": "array",
-        "items": {"type": "string"},
-        "description": TODO,
-    }
+    base = "A recipe file, or the name of a shipped recipe, that this one is based on."
+    extends = {"type": "string", "description": base}
+    todo = {"type": "array", "items": {"type": "string"}, "description": TODO}
     models = {model.__name__: model for model in known_sections().values()}
     for name, definition in {"Recipe": schema, **schema["$defs"]}.items():
         for field, text in field_descriptions(models[name]).items():

@@ -68,21 +68,17 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence
             raise RecipeError(Problem("recipe-missing", message, str(path), hint="name a YAML file"))
         near = _similar_recipe(Path(path))
         hint = f"did you mean `{near}`?" if near else "`effilaunch recipes` lists the shipped recipes"
-        raise RecipeError(
-            Problem(
-                "recipe-missing",
-                "no such file and no shipped recipe of that name",
-                str(path),
-                hint=hint,
-            )
-        )
+        message = "no such file and no shipped recipe of that name"
+        raise RecipeError(Problem("recipe-missing", message, str(path), hint=hint))
     merged = load_merged(file, overrides, swept)
     if any(problem.code in ("yaml-syntax", "unreadable") for problem in merged.problems) or not merged.data:
         raise RecipeError(merged.problems or [Problem("wrong-type", "the recipe is empty", str(file), 1)])
+    main = str(file)
     recipe, problems = _check(merged, os.environ)
-    problems = merged.problems + [_with_position(problem, merged, str(file)) for problem in problems]
+    problems = merged.problems + [_with_position(problem, merged, main) for problem in problems]
     if recipe is None or problems:
-        raise RecipeError(_sorted(problems, str(file)))
+        unique = dict.fromkeys(problems)
+        raise RecipeError(sorted(unique, key=lambda p: (p.file != main, p.file or "", p.line or 0)))
     origins = {p: Origin(position.source, position.by) for p, position in merged.positions.items()}
     return LoadedRecipe(recipe, merged.text, file, origins)
 
@@ -110,12 +106,6 @@ def _with_position(problem: Problem, merged: MergedRecipe, main: str) -> Problem
     if position is None:
         return replace(problem, file=main)
     return replace(problem, file=position.file, line=position.line)
-
-
-def _sorted(problems: list[Problem], main: str) -> list[Problem]:
-    """By file (`main` first) and line, each problem once."""
-    unique = list(dict.fromkeys(problems))
-    return sorted(unique, key=lambda p: (p.file != main, p.file or "", p.line or 0))
 
 
 def _check(merged: MergedRecipe, environ: Mapping[str, str]) -> tuple[Recipe | None, list[Problem]]:
@@ -192,6 +182,7 @@ def _drop_nulls(data: dict[str, Any], task: str) -> None:
 
 
 def _is_missing(value: Any, environ: Mapping[str, str]) -> bool:
+    """Whether a value refers to a variable that is not set."""
     if isinstance(value, str):
         return bool(env.missing_variables(value, environ))
     items: Any = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -227,6 +218,14 @@ def _resolve_references(
     return whole
 
 
+_PATHS = {
+    **dict.fromkeys(("model.name_or_path", "model.tokenizer", "model.chat_template"), False),
+    **dict.fromkeys(("sharding.config", "trainer.generation_config"), False),
+    **dict.fromkeys(("model.cache_dir", "adapter.path", "sharding.nvme_path", "launch.hostfile"), True),
+}
+"""Key -> whether its value is always a path; False: it may also be a name."""
+
+
 def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
     """Make paths absolute, relative to the file that sets them; hub ids and package: references stay."""
 
@@ -243,16 +242,10 @@ def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
         if always or plain.startswith(("./", "../", "/")) or plain in (".", "..") or exists(full):
             holder[key] = str(full)
 
-    model = data.get("model")
-    for key in ("name_or_path", "tokenizer", "chat_template"):
-        fix(model, key, f"model.{key}", always=False)
-    fix(model, "cache_dir", "model.cache_dir", always=True)
-    fix(data.get("adapter"), "path", "adapter.path", always=True)
-    fix(data.get("sharding"), "config", "sharding.config", always=False)
-    fix(data.get("sharding"), "nvme_path", "sharding.nvme_path", always=True)
-    fix(data.get("launch"), "hostfile", "launch.hostfile", always=True)
     fix(data, "python", "python", always=True)
-    fix(data.get("trainer"), "generation_config", "trainer.generation_config", always=False)
+    for path, always in _PATHS.items():
+        section, _, key = path.partition(".")
+        fix(data.get(section), key, path, always=always)
     for path, source in data_sources(data):
         fix(source, "path", f"{path}.path", always=True, rows=True)
 

@@ -191,9 +191,8 @@ def _apply(merged: MergedRecipe, override: str, option: str) -> None:
         merged.problems.append(Problem("override", message, option, None, dotted or None, hint))
 
     if not equals or tokens is None:
-        return refuse(
-            f"cannot read {override!r}", f"write {option} key=value, e.g. {option} trainer.max_steps=100"
-        )
+        hint = f"write {option} key=value, e.g. {option} trainer.max_steps=100"
+        return refuse(f"cannot read {override!r}", hint)
     if tokens[0] == "extends":
         return refuse("cannot be overridden")
     document = parse_yaml(text, option, dotted)
@@ -231,10 +230,8 @@ def _mismatch(target: Any, token: str | int, path: str) -> str | None:
 
 def _paths(value: Any, path: str) -> Iterator[str]:
     """Dotted paths of everything inside `value`."""
-    items: Any = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    )
-    for key, item in items:
-        child = join(path, key)
-        yield child
-        yield from _paths(item, child)
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            child = join(path, key)
+            yield child
+            yield from _paths(item, child)

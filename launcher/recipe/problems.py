@@ -19,27 +19,17 @@ from launcher.recipe.suggestions import choice_hint, describe, key_hint, rewrite
 from launcher.recipe.yaml_reader import join
 
 _EXPECTED = {
-    "string_type": "a string",
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-    "none_required": "null",
-    "finite_number": "a finite number",
+    "string_type": ("str", "a string"),
+    "int_type": ("int", "an integer"),
+    "int_from_float": ("int", "an integer"),
+    "float_type": ("float", "a number"),
+    "bool_type": ("bool", "true or false"),
+    "list_type": ("list", "a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), ("dict", "a mapping")),
+    "none_required": ("none", "null"),
+    "finite_number": ("float", "a finite number"),
 }
-_KINDS = {
-    "string_type": "str",
-    "int_type": "int",
-    "int_from_float": "int",
-    "float_type": "float",
-    "bool_type": "bool",
-    "list_type": "list",
-}
-"""Type of a pydantic error -> expected type, named as in the field tables."""
+"""Type of a pydantic error -> expected type, named as in the field tables, and its phrase."""
 _LIMITS = {
     "greater_than_equal": ("ge", "at least {}"),
     "greater_than": ("gt", "more than {}"),
@@ -59,12 +49,8 @@ def validation_problems(errors: Iterable[Mapping[str, Any]], data: Mapping[str, 
         unions |= tagged_at
         groups.setdefault(path, []).append({**error, "input": value})
     # of a union, the branch that matched deepest is the one that was meant
-    shallow = {path for path in unions if any(_below(other, path) for other in groups)}
+    shallow = {outer for outer in unions if any(p.startswith((f"{outer}.", f"{outer}[")) for p in groups)}
     return [_problem(path, group) for path, group in groups.items() if path not in shallow]
-
-
-def _below(path: str, outer: str) -> bool:
-    return path.startswith((outer + ".", outer + "["))
 
 
 def _locate(error: Mapping[str, Any], data: Any) -> tuple[str, Any, set[str]]:
@@ -91,8 +77,9 @@ def _problem(path: str, group: list[Mapping[str, Any]]) -> Problem:
         doc = _doc(path)
         return Problem("missing-key", "required, but missing" + (f": {doc}" if doc else ""), path=path)
     if kind == "extra_forbidden":
-        level = _level(path.rpartition(".")[0])
-        hint = slurm_rules.key_hint(path) or key_hint(path, level, _sections())
+        models = _models(path.rpartition(".")[0])
+        keys = models[0].model_fields if models else ()
+        hint = slurm_rules.key_hint(path) or key_hint(path, keys, _sections())
         return Problem("unknown-key", "unknown key", path=path, hint=hint)
     expected = list(dict.fromkeys(_expectation(error) for error in group))
     choices = [c for error in group if error["type"] == "literal_error" for c in _choices(error)]
@@ -102,14 +89,11 @@ def _problem(path: str, group: list[Mapping[str, Any]]) -> Problem:
     elif choices and isinstance(value, str):
         code = "wrong-choice"
     hint = choice_hint(value, choices) if choices and isinstance(value, str) else None
-    message = f"is {_show(value)}, expected {' or '.join(expected)}"
-    kinds = {_KINDS[error["type"]] for error in group if error["type"] in _KINDS}
+    shown = "an empty list" if value == [] else describe(value)
+    message = f"is {shown}, expected {' or '.join(expected)}"
+    kinds = {_EXPECTED[error["type"]][0] for error in group if error["type"] in _EXPECTED}
     hint = hint or rewrite_hint(value, kinds, entry="[{{path: {}}}]" if path.startswith("data.") else "[{}]")
     return Problem(code, message, path=path, hint=hint)
-
-
-def _show(value: Any) -> str:
-    return "an empty list" if value == [] else describe(value)
 
 
 def _expectation(error: Mapping[str, Any]) -> str:
@@ -121,7 +105,7 @@ def _expectation(error: Mapping[str, Any]) -> str:
         key, phrase = _LIMITS[kind]
         limit = error["ctx"][key]
         return phrase.format(f"{limit:g}" if isinstance(limit, float) else limit)
-    return _EXPECTED.get(kind, str(error["msg"]))
+    return _EXPECTED[kind][1] if kind in _EXPECTED else str(error["msg"])
 
 
 def _choices(error: Mapping[str, Any]) -> list[str]:
@@ -152,23 +136,17 @@ def _models_of(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in getattr(annotation, "__args__", ()) for model in _models_of(part)]
 
 
-def _level(parent: str) -> list[str]:
-    """Known keys directly under the dotted path `parent`."""
-    models = known_sections()
-    if parent.endswith("]"):
-        plain = parent[: parent.rindex("[")]
-        model = models.get(plain + "[]") or models.get(plain)
-    else:
-        model = models.get(parent)
-    return list(model.model_fields) if model else []
+def _models(parent: str) -> list[type[BaseModel]]:
+    """Models of the section at the dotted path `parent`."""
+    plain = parent[: parent.rindex("[")] if parent.endswith("]") else parent
+    names = (plain + "[]", plain) if parent.endswith("]") else (plain,)
+    return [model for name in names if (model := known_sections().get(name))]
 
 
 def _doc(path: str) -> str | None:
     parent, _, name = path.rpartition(".")
-    plain = parent[: parent.rindex("[")] if parent.endswith("]") else parent
-    for section in (plain + "[]", plain) if parent.endswith("]") else (plain,):
-        model = known_sections().get(section)
-        if model and (description := field_descriptions(model).get(name)):
+    for model in _models(parent):
+        if description := field_descriptions(model).get(name):
             return description.split(". ")[0].split("; ")[0].replace("\n", " ").rstrip(".")
     return None
 
@@ -200,15 +178,11 @@ def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
 
 @cache
 def _by_class() -> Mapping[str, Mapping[str, str]]:
-    tree = ast.parse(inspect.getsource(schema))
-    return {node.name: _fields(node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-
-
-def _fields(node: ast.ClassDef) -> dict[str, str]:
-    found = {}
-    for field, below in pairwise(node.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            match below:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    found[field.target.id] = inspect.cleandoc(text)
+    found: dict[str, dict[str, str]] = {}
+    classes = (node for node in ast.parse(inspect.getsource(schema)).body if isinstance(node, ast.ClassDef))
+    for node in classes:
+        for field, below in pairwise(node.body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found.setdefault(node.name, {})[name] = inspect.cleandoc(text)
     return found

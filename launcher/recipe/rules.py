@@ -64,15 +64,10 @@ _ASSIGNED = re.compile(r"""(?<![\w$-])([A-Za-z_]\w*)\+?=((?:"[^"]*"|'[^']*'|[^\s
 """NAME=value in a shell line."""
 _SHELL = "set it in the shell that starts the run"
 _ENGINE = "`sharding` decides it"
+_SIZE = "`hardware.num_nodes` and `hardware.devices_per_node` decide it"
 _OWNED_VARIABLES = (
-    (
-        r"(LOCAL_|ROLE_|GROUP_)?(RANK|WORLD_SIZE)|LOCAL_SIZE|NODE_RANK",
-        "set `hardware.num_nodes` and `hardware.devices_per_node`",
-    ),
-    (
-        r"MASTER_(ADDR|PORT)",
-        "the rendezvous address is found automatically; `launch.hostfile` or Slurm names the nodes",
-    ),
+    (r"(LOCAL_|ROLE_|GROUP_)?(RANK|WORLD_SIZE)|LOCAL_SIZE|NODE_RANK", _SIZE),
+    (r"MASTER_(ADDR|PORT)", "it is found automatically; `launch.hostfile` or Slurm names the nodes"),
     (r"CUDA_VISIBLE_DEVICES", f"{_SHELL}; `hardware.devices_per_node` sets how many devices are used"),
     (r"EFFILAUNCH_\w+", _SHELL),
     (r"ACCELERATE_(USE_CPU|TORCH_DEVICE)", "`hardware.device: cpu` or `--on cpu` decides it"),
@@ -207,35 +202,12 @@ def check_rules(
 
     `folder(path)`: the folder that relative paths in that value start from.
     """
-    problems = [
-        *_check_owned(trainer),
-        *check_slurm(data),
-        *_check_exclusive(data, trainer),
-        *_check_model(data),
-        *_check_adapter(data),
-        *_check_evaluation(data, trainer),
-        *_check_early_stopping(data, trainer),
-        *_check_hub(trainer),
-        *_check_optimizer(trainer),
-        *_check_best_metric(data, trainer),
-        *task_of(data).check_trainer(trainer),
-        *_check_paths(data, folder),
-    ]
-    if data.get("task", DEFAULT_TASK) not in list(TASK_FORMATS):
-        return problems  # which rows are needed is unknown
-    return [
-        *problems,
-        *_check_formats(data),
-        *_check_columns(data),
-        *_check_weights(data),
-        *_check_optional(data),
-        *_check_task_model(data),
-        *_check_added_tokens(data),
-        *_check_loss(data),
-        *_check_samples(data),
-        *_check_metrics(data, trainer),
-        *_check_streaming(data, trainer),
-    ]
+    given = _Given(data, trainer)
+    problems = [problem for rule in _RULES for problem in rule(given)]
+    problems += [*check_slurm(data), *given.task.check_trainer(trainer), *_check_paths(given, folder)]
+    if data.get("task", DEFAULT_TASK) in list(TASK_FORMATS):  # else it is unknown which rows are needed
+        problems += [problem for rule in _TASK_RULES for problem in rule(given)]
+    return problems
 
 
 def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -243,190 +215,191 @@ def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _given(data: Mapping[str, Any], dotted: str) -> bool:
-    section, _, key = dotted.partition(".")
-    return _section(data, section).get(key) not in (None, [], False)
+class _Given:
+    """The parts of a recipe that the rules read; a section of a wrong type counts as empty."""
+
+    def __init__(self, data: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
+        self.data, self.trainer, self.task = data, trainer, task_of(data)
+        self.model, self.adapter = _section(data, "model"), _section(data, "adapter")
+        self.rows = _section(data, "data")
+        self.sources = [
+            (place, source if isinstance(source, Mapping) else {}) for place, source in data_sources(data)
+        ]
+        self.formats = [
+            (place, source["format"])
+            for place, source in self.sources
+            if isinstance(source.get("format"), str) and source["format"] in FORMATS
+        ]
+        """(dotted path of the source, format) where a known format is given."""
+
+    def has(self, dotted: str) -> bool:
+        """Whether `section.key` has a value other than an empty list and false."""
+        section, _, key = dotted.partition(".")
+        return _section(self.data, section).get(key) not in (None, [], False)
+
+
+Problems = Iterator[Problem]
 
 
 def _conflict(path: str, message: str, hint: str) -> Problem:
     return Problem("conflict", message, path=path, hint=hint)
 
 
-def _check_owned(trainer: Mapping[str, Any]) -> list[Problem]:
-    return [
-        Problem("owned-key", "not allowed under `trainer:`", path=f"trainer.{name}", hint=TRAINER_OWNED[name])
-        for name in trainer
-        if name in TRAINER_OWNED
-    ]
+def _check_owned(given: _Given) -> Problems:
+    for name in given.trainer:
+        if name in TRAINER_OWNED:
+            hint = TRAINER_OWNED[name]
+            yield Problem("owned-key", "not allowed under `trainer:`", path=f"trainer.{name}", hint=hint)
 
 
-def _check_exclusive(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:
-    problems = []
-    if data.get("global_batch_size") is not None and "gradient_accumulation_steps" in trainer:
+def _check_exclusive(given: _Given) -> Problems:
+    trainer, steps = given.trainer, given.trainer.get("max_steps")
+    if given.data.get("global_batch_size") is not None and "gradient_accumulation_steps" in trainer:
         message = "excludes `global_batch_size`, which decides the accumulation"
-        problems.append(_conflict("trainer.gradient_accumulation_steps", message, _KEEP_ONE))
-    steps = trainer.get("max_steps")
+        yield _conflict("trainer.gradient_accumulation_steps", message, _KEEP_ONE)
     if isinstance(steps, int) and steps > 0 and "num_train_epochs" in trainer:
         hint = f"{_KEEP_ONE}; null removes the value of an extended recipe"
-        problems.append(_conflict("trainer.num_train_epochs", "excludes `trainer.max_steps`", hint))
-    if trainer.get("torch_compile") is True and _section(data, "model").get("compile_blocks") is True:
+        yield _conflict("trainer.num_train_epochs", "excludes `trainer.max_steps`", hint)
+    if trainer.get("torch_compile") is True and given.model.get("compile_blocks") is True:
         message = "excludes `trainer.torch_compile`, which compiles the whole model"
-        problems.append(_conflict("model.compile_blocks", message, _KEEP_ONE))
+        yield _conflict("model.compile_blocks", message, _KEEP_ONE)
     if steps == 0 and not isinstance(steps, bool):
-        problems.append(Problem("wrong-value", "is 0, expected at least 1", path="trainer.max_steps"))
-    return problems
+        yield Problem("wrong-value", "is 0, expected at least 1", path="trainer.max_steps")
 
 
-def _check_model(data: Mapping[str, Any]) -> list[Problem]:
-    if not isinstance(data.get("model"), Mapping):
-        return []
-    model = data["model"]
-    name, config = model.get("name_or_path"), model.get("config")
-    if name is None and config is None:
+def _check_model(given: _Given) -> Problems:
+    if not isinstance(given.data.get("model"), Mapping):
+        return
+    is_named, is_configured = (given.model.get(key) is not None for key in ("name_or_path", "config"))
+    if not (is_named or is_configured):
         message = "`name_or_path` (pretrained weights) or `config` (random weights) is required"
-        hint = "e.g. name_or_path: bigcode/starcoder"
-        return [Problem("missing-key", message, path="model", hint=hint)]
-    if name is not None and config is not None:
+        yield Problem("missing-key", message, path="model", hint="e.g. name_or_path: bigcode/starcoder")
+    elif is_named and is_configured:
         message = "excludes `model.name_or_path`: weights are either pretrained or random"
-        return [_conflict("model.config", message, _KEEP_ONE)]
-    return []
+        yield _conflict("model.config", message, _KEEP_ONE)
 
 
-def _check_adapter(data: Mapping[str, Any]) -> list[Problem]:
+def _check_adapter(given: _Given) -> Problems:
     """A continued adapter has its own settings; some initialisations need more than a name in peft."""
-    adapter = _section(data, "adapter")
+    adapter = given.adapter
     others = [f"`{key}`" for key in adapter if key not in ADAPTER_KEYS]
     if adapter.get("path") is not None and others:
         message = f"excludes {', '.join(others)}: the adapter in the folder has its own settings"
         hint = "remove `path` to start a new adapter, or the other keys to continue this one"
-        return [_conflict("adapter.path", message, hint)]
+        yield _conflict("adapter.path", message, hint)
+        return
     init, path = adapter.get("init_lora_weights"), "adapter.init_lora_weights"
     if init in ("corda", "eva"):
         effect = "peft would stop" if init == "corda" else "peft would ignore it"
         message = f"is {init}, which needs a pass over the data before training: not supported, and {effect}"
-        return [Problem("unsupported", message, path=path, hint="use pissa or olora")]
+        yield Problem("unsupported", message, path=path, hint="use pissa or olora")
     config = _section(adapter, "loftq_config")
     missing = [key for key in ("loftq_bits", "loftq_iter") if key not in config]
-    if init != "loftq" or not missing:
-        return []
-    message = f"is loftq, which needs `loftq_config` with {' and '.join(missing)}"
-    return [_conflict(path, message, "add `loftq_config: {loftq_bits: 4, loftq_iter: 1}` under `adapter:`")]
+    if init == "loftq" and missing:
+        message = f"is loftq, which needs `loftq_config` with {' and '.join(missing)}"
+        yield _conflict(path, message, "add `loftq_config: {loftq_bits: 4, loftq_iter: 1}` under `adapter:`")
 
 
-def _check_evaluation(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:
+def _check_evaluation(given: _Given) -> Problems:
     """What the Trainer would refuse only after loading the model."""
-    has_rows = _section(data, "data").get("eval") is not None
-    stops = data.get("early_stopping") is not None
+    trainer, has_rows = given.trainer, given.rows.get("eval") is not None
+    stops = given.data.get("early_stopping") is not None
     # the plan's defaults
-    by_rows = "steps" if _section(data, "data").get("streaming") is True else "epoch"
+    by_rows = "steps" if given.rows.get("streaming") is True else "epoch"
     strategy = trainer.get("eval_strategy", by_rows if has_rows else "no")
     save = trainer.get("save_strategy", strategy if stops else "steps")
-    problems = []
     if strategy in ("steps", "epoch") and not has_rows:
         message = f"is {strategy}, which needs `data.eval`"
-        problems.append(_conflict("trainer.eval_strategy", message, _ADD_EVAL))
+        yield _conflict("trainer.eval_strategy", message, _ADD_EVAL)
     if stops and "no" in (strategy, save):
-        return problems  # reported by _check_early_stopping
+        return  # reported by _check_early_stopping
     if trainer.get("load_best_model_at_end") is not True and not stops:
-        return problems
+        return
     path = "early_stopping" if stops else "trainer.load_best_model_at_end"
     if not has_rows:
-        problems.append(_conflict(path, "needs `data.eval`", _ADD_EVAL))
+        yield _conflict(path, "needs `data.eval`", _ADD_EVAL)
     if save != "best" and strategy != save:
         message = f"needs equal strategies, but `eval_strategy` is {strategy} and `save_strategy` is {save}"
         hint = f"set `eval_strategy: {save}`" if save != "no" else "set `save_strategy: steps`"
-        problems.append(_conflict(path, message, hint))
+        yield _conflict(path, message, hint)
     elif strategy == save == "steps":
-        problems += _check_step_multiple(trainer, path)
-    return problems
+        yield from _check_step_multiple(trainer, path)
 
 
-def _check_step_multiple(trainer: Mapping[str, Any], path: str) -> list[Problem]:
+def _check_step_multiple(trainer: Mapping[str, Any], path: str) -> Problems:
     """The Trainer's rule where both are set; the plan derives one from the other."""
     every, save = (trainer.get(name) for name in ("eval_steps", "save_steps"))
     if not (isinstance(save, (int, float)) and isinstance(every, (int, float))) or min(every, save) <= 0:
-        return []
-    shares = {every < 1, save < 1}  # of all steps
-    if len(shares) == 1 and round(save / every) >= 1 and abs(save / every - round(save / every)) < 1e-6:
-        return []
-    message = f"needs `save_steps` ({save}) to be a multiple of `eval_steps` ({every})"
-    return [_conflict(path, message, f"set `save_steps: {every}`")]
+        return
+    are_both_shares = (every < 1) == (save < 1)  # of all steps
+    times = round(save / every)
+    if not are_both_shares or times < 1 or abs(save / every - times) >= 1e-6:
+        message = f"needs `save_steps` ({save}) to be a multiple of `eval_steps` ({every})"
+        yield _conflict(path, message, f"set `save_steps: {every}`")
 
 
-def _check_best_metric(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:
+def _check_best_metric(given: _Given) -> Problems:
     """The Trainer would refuse an unmeasured metric only at the first evaluation."""
-    name = trainer.get("metric_for_best_model")
-    if not isinstance(name, str) or data.get("python") is not None or _section(data, "data") == {}:
-        return []
-    measured = _section(data, "data").get("metrics") or []
-    plain = name.removeprefix("eval_")
-    if plain == "loss" or plain in measured or task_of(data).own_metrics:
-        return []
-    known = ", ".join(["loss", *map(str, measured)])
-    hint = f"add {plain} to data.metrics, or use one of these"
-    return [
-        _conflict("trainer.metric_for_best_model", f"is {name}, but the measured metrics are {known}", hint)
-    ]
+    name = given.trainer.get("metric_for_best_model")
+    if not isinstance(name, str) or given.data.get("python") is not None or not given.rows:
+        return
+    measured, plain = given.rows.get("metrics") or [], name.removeprefix("eval_")
+    if plain != "loss" and plain not in measured and not given.task.own_metrics:
+        message = f"is {name}, but the measured metrics are {', '.join(['loss', *map(str, measured)])}"
+        hint = f"add {plain} to data.metrics, or use one of these"
+        yield _conflict("trainer.metric_for_best_model", message, hint)
 
 
-def _check_early_stopping(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:
+def _check_early_stopping(given: _Given) -> Problems:
     """Early stopping compares evaluations and keeps the best checkpoint."""
-    if data.get("early_stopping") is None:
-        return []
-    problems = []
-    if _section(data, "data").get("eval") is None:
-        problems.append(_conflict("early_stopping", "needs `data.eval`", _ADD_EVAL))
-    if trainer.get("load_best_model_at_end") is False:
+    if given.data.get("early_stopping") is None:
+        return
+    if given.rows.get("eval") is None:
+        yield _conflict("early_stopping", "needs `data.eval`", _ADD_EVAL)
+    if given.trainer.get("load_best_model_at_end") is False:
         message = "is false, but `early_stopping` keeps the best checkpoint"
-        problems.append(_conflict("trainer.load_best_model_at_end", message, "remove one of the two"))
+        yield _conflict("trainer.load_best_model_at_end", message, "remove one of the two")
     for name, need in (("eval_strategy", "evaluations"), ("save_strategy", "checkpoints")):
-        if trainer.get(name) == "no":
+        if given.trainer.get(name) == "no":
             message = f"is no, but `early_stopping` needs {need}"
-            problems.append(_conflict(f"trainer.{name}", message, "set epoch or steps"))
-    return problems
+            yield _conflict(f"trainer.{name}", message, "set epoch or steps")
 
 
-def _check_hub(trainer: Mapping[str, Any]) -> list[Problem]:
-    if trainer.get("push_to_hub") is not True or trainer.get("hub_model_id"):
-        return []
-    message = "needs `hub_model_id`: the Trainer would name the repository `checkpoints`, after its folder"
-    return [_conflict("trainer.push_to_hub", message, "set `hub_model_id: you/name`")]
+def _check_hub(given: _Given) -> Problems:
+    if given.trainer.get("push_to_hub") is True and not given.trainer.get("hub_model_id"):
+        message = (
+            "needs `hub_model_id`: the Trainer would name the repository `checkpoints`, after its folder"
+        )
+        yield _conflict("trainer.push_to_hub", message, "set `hub_model_id: you/name`")
 
 
-def _check_optimizer(trainer: Mapping[str, Any]) -> list[Problem]:
+def _check_optimizer(given: _Given) -> Problems:
     """What transformers would refuse only after loading the model."""
-    optim, path = trainer.get("optim"), "trainer.optim"
+    optim, path = given.trainer.get("optim"), "trainer.optim"
     needs = needs_of(optim)
-    problems = []
     if needs.device:
         message = f"is {optim}, which needs {needs.device}; supported are NVIDIA GPUs and CPUs"
-        problems.append(Problem("unsupported", message, path=path, hint="set `optim: adamw_torch_fused`"))
-    if needs.targets and not trainer.get("optim_target_modules"):
+        yield Problem("unsupported", message, path=path, hint="set `optim: adamw_torch_fused`")
+    if needs.targets and not given.trainer.get("optim_target_modules"):
         message = f"is {optim}, which needs `optim_target_modules`: the layers that it projects"
-        hint = "add `optim_target_modules: all-linear` under `trainer:`"
-        problems.append(_conflict(path, message, hint))
-    return problems
+        yield _conflict(path, message, "add `optim_target_modules: all-linear` under `trainer:`")
 
 
-def _check_paths(data: Mapping[str, Any], folder: Callable[[str], Path]) -> list[Problem]:
-    problems = []
-    for place, source in data_sources(data):
-        path = source.get("path") if isinstance(source, Mapping) else None
+def _check_paths(given: _Given, folder: Callable[[str], Path]) -> Problems:
+    for place, source in given.sources:
+        path, where = source.get("path"), f"{place}.path"
         if not isinstance(path, str):
             continue
         if is_url(path):
             hint = _hub_hint(path) or "use a file, a folder, a glob, package:NAME/inner/path or a hub id"
-            problems.append(Problem("unsupported", "URLs are not supported", path=f"{place}.path", hint=hint))
+            yield Problem("unsupported", "URLs are not supported", path=where, hint=hint)
         elif not path:
-            problems.append(Problem("wrong-value", "is empty", path=f"{place}.path", hint="name a file"))
-        elif not is_hub_id(path, folder(f"{place}.path")):
+            yield Problem("wrong-value", "is empty", path=where, hint="name a file")
+        elif not is_hub_id(path, folder(where)):
             message = f"is only for a hub dataset, but `path` is {describe(path)}"
-            problems += [
-                _conflict(f"{place}.{key}", message, "remove it, or set `path: organisation/name`")
-                for key in _HUB_ONLY
-                if source.get(key) is not None
-            ]
-    return problems
+            for key in _HUB_ONLY:
+                if source.get(key) is not None:
+                    yield _conflict(f"{place}.{key}", message, "remove it, or set `path: organisation/name`")
 
 
 def _hub_hint(url: str) -> str | None:
@@ -438,169 +411,144 @@ def _hub_hint(url: str) -> str | None:
     return None
 
 
-def _check_formats(data: Mapping[str, Any]) -> list[Problem]:
-    task = task_of(data)
-    problems = []
-    for place, form in _formats(data):
-        if form not in task.formats:
-            readers = [name for name, formats in TASK_FORMATS.items() if form in formats]
-            message = f"is {form}, but task {task.name} reads {' or '.join(task.formats)}"
-            problems.append(
-                _conflict(f"{place}.format", message, f"{form} rows are for `task: {readers[0]}`")
-            )
-    return problems
+_RULES = (
+    _check_owned, _check_exclusive, _check_model, _check_adapter, _check_evaluation, _check_early_stopping,
+    _check_hub, _check_optimizer, _check_best_metric,
+)  # fmt: skip
 
 
-def _formats(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(dotted path of the source, format) where a known format is given."""
-    for place, source in data_sources(data):
-        form = source.get("format") if isinstance(source, Mapping) else None
-        if isinstance(form, str) and form in FORMATS:
-            yield place, form
+def _check_formats(given: _Given) -> Problems:
+    for place, form in given.formats:
+        if form not in given.task.formats:
+            reader = next(name for name, formats in TASK_FORMATS.items() if form in formats)
+            message = f"is {form}, but task {given.task.name} reads {' or '.join(given.task.formats)}"
+            yield _conflict(f"{place}.format", message, f"{form} rows are for `task: {reader}`")
 
 
-def _check_weights(data: Mapping[str, Any]) -> list[Problem]:
-    hint = "remove it: evaluation reads each row once"
-    return [
-        _conflict(f"{place}.weight", "is only for training rows", hint)
-        for place, source in data_sources(data)
-        if place.startswith("data.eval") and isinstance(source, Mapping) and source.get("weight", 1) != 1
-    ]
+def _check_weights(given: _Given) -> Problems:
+    for place, source in given.sources:
+        if place.startswith("data.eval") and source.get("weight", 1) != 1:
+            hint = "remove it: evaluation reads each row once"
+            yield _conflict(f"{place}.weight", "is only for training rows", hint)
 
 
-def _check_columns(data: Mapping[str, Any]) -> list[Problem]:
+def _check_columns(given: _Given) -> Problems:
     """A rename to a field that the format does not have would have no effect."""
-    explicit = dict(_formats(data))
-    problems = []
-    for place, source in data_sources(data):
-        columns = source.get("columns") if isinstance(source, Mapping) else None
-        forms = [explicit[place]] if place in explicit else task_of(data).formats
+    explicit = dict(given.formats)
+    for place, source in given.sources:
+        forms = [explicit[place]] if place in explicit else given.task.formats
         fields = list(dict.fromkeys(f for form in forms for f in FORMATS[form].fields))
-        for key, column in columns.items() if isinstance(columns, Mapping) else ():
+        for key, column in _section(source, "columns").items():
             if key in fields or column is None:  # null drops the column of that name
                 continue
             near = close_key(str(key), fields)
             hint = f"did you mean `{near}`?" if near else "write `field of the format: column of the file`"
             message = f"unknown field, expected one of {', '.join(fields)}"
-            problems.append(Problem("unknown-key", message, path=f"{place}.columns.{key}", hint=hint))
-    return problems
+            yield Problem("unknown-key", message, path=f"{place}.columns.{key}", hint=hint)
 
 
-def _check_optional(data: Mapping[str, Any]) -> list[Problem]:
+def _check_optional(given: _Given) -> Problems:
     """Keys of `data:` that the task does not read."""
-    task = task_of(data)
-    problems = []
     for key, why in OPTIONAL_DATA_KEYS.items():
-        if key not in task.data_keys and _given(data, f"data.{key}"):
+        if key not in given.task.data_keys and given.has(f"data.{key}"):
             readers = " and ".join(other.name for other in TASKS if key in other.data_keys)
-            hint = f"remove it: with task {task.name}, {why}"
-            problems.append(_conflict(f"data.{key}", f"is only for task {readers}", hint))
-    return problems
+            hint = f"remove it: with task {given.task.name}, {why}"
+            yield _conflict(f"data.{key}", f"is only for task {readers}", hint)
 
 
-def _check_task_model(data: Mapping[str, Any]) -> list[Problem]:
-    task = task_of(data)
-    problems = []
-    if not task.gguf and _given(data, "model.gguf_file"):
+def _check_task_model(given: _Given) -> Problems:
+    task = given.task
+    if not task.gguf and given.has("model.gguf_file"):
         message = f"is only for causal language models, not for task {task.name}"
-        problems.append(_conflict("model.gguf_file", message, "use a checkpoint in safetensors"))
-    if not task.reads_tokens:
-        message = f"has no effect with task {task.name}: images are not tokenised"
-        problems += [_conflict(path, message, "remove it") for path in _TOKEN_KEYS if _given(data, path)]
-    elif task.own_padding and _given(data, "data.pad_to_multiple_of"):
-        message = f"has no effect with task {task.name}: {task.own_padding}"
-        problems.append(_conflict("data.pad_to_multiple_of", message, "remove it"))
-    return problems
+        yield _conflict("model.gguf_file", message, "use a checkpoint in safetensors")
+    why = task.own_padding if task.reads_tokens else "images are not tokenised"
+    for path in ("data.pad_to_multiple_of",) if task.reads_tokens else _TOKEN_KEYS:
+        if why and given.has(path):
+            yield _conflict(path, f"has no effect with task {task.name}: {why}", "remove it")
 
 
-def _check_added_tokens(data: Mapping[str, Any]) -> list[Problem]:
-    tokens = _section(data, "model").get("add_tokens")
+def _check_added_tokens(given: _Given) -> Problems:
+    tokens = given.model.get("add_tokens")
     tokens = tokens if isinstance(tokens, list) else []
-    return [
-        Problem("wrong-value", f"{describe(token)} is given twice", path=f"model.add_tokens[{index}]")
-        for index, token in enumerate(tokens)
-        if isinstance(token, str) and token in tokens[:index]
-    ]
+    for index, token in enumerate(tokens):
+        if isinstance(token, str) and token in tokens[:index]:
+            message = f"{describe(token)} is given twice"
+            yield Problem("wrong-value", message, path=f"model.add_tokens[{index}]")
 
 
-def _check_loss(data: Mapping[str, Any]) -> list[Problem]:
-    wanted = _section(data, "data").get("loss_on")
-    if not isinstance(wanted, str):
-        return []
-    for place, form in _formats(data):
-        allowed = task_of(data).learns.get(form, ())
+def _check_loss(given: _Given) -> Problems:
+    wanted = given.rows.get("loss_on")
+    for place, form in given.formats if isinstance(wanted, str) else ():
+        allowed = given.task.learns.get(form, ())
         if allowed and wanted not in allowed:
             message = f"is {wanted}, but {form} rows (`{place}`) allow only {' or '.join(allowed)}"
-            return [_conflict("data.loss_on", message, "remove it: each format has its own default")]
-    return []
+            yield _conflict("data.loss_on", message, "remove it: each format has its own default")
+            return
 
 
-def _check_samples(data: Mapping[str, Any]) -> list[Problem]:
+def _check_samples(given: _Given) -> Problems:
     """What packing, fill-in-the-middle and `overlong` need of the rows."""
-    rows = _section(data, "data")
-    problems = []
-    other = next(((place, form) for place, form in _formats(data) if form != "text"), None)
+    rows, task = given.rows, given.task
     if rows.get("packing") is True and rows.get("padding_free") is True:
         message = "excludes `data.packing`, which leaves no padding"
-        problems.append(_conflict("data.padding_free", message, _KEEP_ONE))
-    refused = task_of(data).overlong
+        yield _conflict("data.padding_free", message, _KEEP_ONE)
+    other = next((f"`{place}` has {form} rows" for place, form in given.formats if form != "text"), None)
     overlong = str(rows.get("overlong"))
-    if overlong in refused:
-        rest = " or ".join(value for value in ("truncate", "drop") if value not in refused)
-        message = f"is {overlong}, {refused[overlong]}"
-        problems.append(_conflict("data.overlong", message, f"set {rest}, or remove it"))
+    if overlong in task.overlong:
+        rest = " or ".join(value for value in ("truncate", "drop") if value not in task.overlong)
+        message = f"is {overlong}, {task.overlong[overlong]}"
+        yield _conflict("data.overlong", message, f"set {rest}, or remove it")
     elif overlong == "split" and other:
-        message = f"is split, which needs text rows, but `{other[0]}` has {other[1]} rows"
-        problems.append(_conflict("data.overlong", message, "set truncate or drop"))
-    if rows.get("fim") is not None and other and "fim" in task_of(data).data_keys:
-        message = f"needs text rows, but `{other[0]}` has {other[1]} rows"
-        problems.append(_conflict("data.fim", message, "set `format: text`, or remove fim"))
-    return problems
+        message = f"is split, which needs text rows, but {other}"
+        yield _conflict("data.overlong", message, "set truncate or drop")
+    if rows.get("fim") is not None and other and "fim" in task.data_keys:
+        message = f"needs text rows, but {other}"
+        yield _conflict("data.fim", message, "set `format: text`, or remove fim")
 
 
-def _check_metrics(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:
-    rows = _section(data, "data")
-    metrics = rows.get("metrics")
+def _check_metrics(given: _Given) -> Problems:
+    metrics, task = given.rows.get("metrics"), given.task
     if not isinstance(metrics, list) or not metrics:
-        return []
-    task, problems = task_of(data), []
-    known = task.metrics
-    if rows.get("eval") is None:
-        problems.append(_conflict("data.metrics", "needs `data.eval`, the rows to measure on", _ADD_EVAL))
-    if trainer.get("prediction_loss_only") is True and metrics != ["perplexity"]:
+        return
+    if given.rows.get("eval") is None:
+        yield _conflict("data.metrics", "needs `data.eval`, the rows to measure on", _ADD_EVAL)
+    if given.trainer.get("prediction_loss_only") is True and metrics != ["perplexity"]:
         message = "is true: of data.metrics, only perplexity could be measured"
-        problems.append(_conflict("trainer.prediction_loss_only", message, "remove it"))
+        yield _conflict("trainer.prediction_loss_only", message, "remove it")
+    known = task.metrics
+    expected = f"one of {', '.join(known)}" if known else f"none: task {task.name} has its own metrics"
     for index, name in enumerate(metrics):
         if not isinstance(name, str) or name in known:
             continue
-        near = close_key(name, known)
-        owner = next((other for other, names in METRICS.items() if name in names), None)
         hint = "define compute_metrics in the file that `python:` names"
-        hint = f"it is a metric of task {owner}" if owner else hint
-        hint = f"did you mean {near}?" if near else hint
-        expected = f"one of {', '.join(known)}" if known else f"none: task {task.name} has its own metrics"
+        if near := close_key(name, known):
+            hint = f"did you mean {near}?"
+        elif owner := next((other for other, names in METRICS.items() if name in names), None):
+            hint = f"it is a metric of task {owner}"
         message = f"is {describe(name)}, expected {expected}"
-        problems.append(Problem("wrong-choice", message, path=f"data.metrics[{index}]", hint=hint))
-    return problems
+        yield Problem("wrong-choice", message, path=f"data.metrics[{index}]", hint=hint)
 
 
-def _check_streaming(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:
-    rows = _section(data, "data")
-    if rows.get("streaming") is not True or "streaming" not in task_of(data).data_keys:
-        return []
-    problems = []
-    steps = trainer.get("max_steps")
+def _check_streaming(given: _Given) -> Problems:
+    if given.rows.get("streaming") is not True or "streaming" not in given.task.data_keys:
+        return
+    steps = given.trainer.get("max_steps")
     if not isinstance(steps, int) or steps <= 0:
         message = "needs `trainer.max_steps`: the length of a stream is unknown"
         hint = "set e.g. `trainer: {max_steps: 1000}`"
-        if "num_train_epochs" in trainer:
+        if "num_train_epochs" in given.trainer:
             hint = "set `max_steps:` in place of `num_train_epochs:`"
-        problems.append(_conflict("data.streaming", message, hint))
+        yield _conflict("data.streaming", message, hint)
     for name in ("eval_strategy", "save_strategy", "logging_strategy"):
-        if trainer.get(name) == "epoch":
+        if given.trainer.get(name) == "epoch":
             message = "is epoch, but a stream is one epoch without end"
-            problems.append(_conflict(f"trainer.{name}", message, "set steps, or remove it"))
-    if isinstance(rows.get("eval"), Mapping):
+            yield _conflict(f"trainer.{name}", message, "set steps, or remove it")
+    if isinstance(given.rows.get("eval"), Mapping):
         message = "cannot be split from streamed rows"
-        problems.append(_conflict("data.eval", message, "give a list of sources as in `data.train`"))
-    return problems
+        yield _conflict("data.eval", message, "give a list of sources as in `data.train`")
+
+
+_TASK_RULES = (
+    _check_formats, _check_columns, _check_weights, _check_optional, _check_task_model, _check_added_tokens,
+    _check_loss, _check_samples, _check_metrics, _check_streaming,
+)  # fmt: skip

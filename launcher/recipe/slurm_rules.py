@@ -99,8 +99,7 @@ def _show(value: Any) -> str:
 
 
 def key_hint(path: str) -> str | None:
-    """Where a recipe sets the sbatch option that the unknown key `path` is named after; None for other
-    keys."""
+    """Where a recipe sets the sbatch option of the unknown key `path`; None for other keys."""
     parent, _, name = path.rpartition(".")
     option = name.replace("_", "-")
     if parent not in (SECTION, f"{SECTION}.prepare"):

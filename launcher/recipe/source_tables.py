@@ -1,9 +1,8 @@
-"""Reads the fields of TrainingArguments, LoraConfig and their kin from source text, without importing them.
+"""Read the fields of TrainingArguments, LoraConfig and similar classes from source, without importing them.
 
 A table is `{"version": str, "fields": {name: {"types": [...], "default": value, "choices"?: [...],
-"renamed_to"?: name}}}`. Types: none bool int float str list list[str] list[int]
-list[float] dict any, and `object:Name`
-for classes that a recipe cannot hold. A default that is no literal is null.
+"renamed_to"?: name}}}`. Types: none bool int float str list list[str] list[int] list[float] dict any, and
+`object:Name` for classes that a recipe cannot contain. A default that is no literal is null.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def lora_config_table(package: Path, version: str) -> Table:
 
 
 def task_arguments_table(package: Path, version: str, of: ArgumentTable) -> Table:
-    """What a class adds to TrainingArguments or gives another default. package: the folder of its project."""
+    """Fields that a class adds to TrainingArguments or gives another default. package: of its project."""
     fields: dict[str, Any] = {}
     config = _class(_parse(package / of.module), of.class_name)
     base = package / "trainer/base_config.py"  # of trl's classes
@@ -94,28 +93,20 @@ def _enums(tree: ast.Module) -> dict[str, list[str]]:
     found = {}
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and any("Enum" in ast.unparse(base) for base in node.bases):
-            values = [
-                item.value.value
-                for item in node.body
-                if isinstance(item, ast.Assign) and isinstance(item.value, ast.Constant)
-            ]
+            items = [item.value for item in node.body if isinstance(item, ast.Assign)]
+            values = [item.value for item in items if isinstance(item, ast.Constant)]
             found[node.name] = [value for value in values if isinstance(value, str)]
     return found
 
 
 def _dict_keys(path: Path, name: str) -> list[str]:
-    """Text keys of the module-level dict `name`; empty when it is not there as a display."""
-    if not path.is_file():
-        return []
-    for node in _parse(path).body:
+    """Text keys of the module-level dict literal `name`; empty without one."""
+    for node in _parse(path).body if path.is_file() else ():
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = getattr(node, "value", None)
         if isinstance(target, ast.Name) and target.id == name and isinstance(value, ast.Dict):
-            return [
-                key.value
-                for key in value.keys
-                if isinstance(key, ast.Constant) and isinstance(key.value, str)
-            ]
+            keys = [key.value for key in value.keys if isinstance(key, ast.Constant)]
+            return [key for key in keys if isinstance(key, str)]
     return []
 
 
@@ -158,11 +149,8 @@ def _field_call(node: ast.expr | None, names: dict[str, Any]) -> tuple[Any, list
     choices: list[str] = []
     renamed = None
     if isinstance(metadata, ast.Dict):
-        entries = {
-            k.value: v
-            for k, v in zip(metadata.keys, metadata.values, strict=True)
-            if isinstance(k, ast.Constant)
-        }
+        pairs = zip(metadata.keys, metadata.values, strict=True)
+        entries = {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}
         given = _literal(entries.get("choices"), names)
         choices = [item for item in given if isinstance(item, str)] if isinstance(given, list) else []
         text = str(_literal(entries.get("help"), names))
@@ -205,7 +193,9 @@ def _annotation(node: ast.expr, enums: dict[str, list[str]]) -> tuple[list[str],
             types.append("str")
             choices += enums[name]
         elif name.lower() in ("list", "tuple"):
-            types.append(_list_type(text, enums))
+            inner = text.partition("[")[2].removesuffix("]")
+            inner = "str" if inner in enums else inner
+            types.append(f"list[{inner}]" if inner in ("str", "int", "float") else "list")
         elif name.lower() in _PLAIN:
             types.append(name.lower())
         else:
@@ -225,10 +215,3 @@ def _union(node: ast.expr) -> list[ast.expr]:
         if name == "Union":
             return [part for item in getattr(node.slice, "elts", [node.slice]) for part in _union(item)]
     return [node]
-
-
-def _list_type(text: str, enums: dict[str, list[str]]) -> str:
-    inner = text.partition("[")[2].removesuffix("]")
-    if inner in enums:
-        return "list[str]"
-    return f"list[{inner}]" if inner in ("str", "int", "float") else "list"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launcher.recipe.field_tables import TRAINER_OWNED
@@ -11,144 +11,85 @@ from launcher.tasks import TASKS
 
 CUTOFF = 0.75
 
+
+def _by_alias(names: Mapping[str, str]) -> dict[str, str]:
+    """Key -> its other names, separated by spaces; the result is name -> key."""
+    return {alias: key for key, aliases in names.items() for alias in aliases.split()}
+
+
 # Other tools' names of TrainingArguments fields.
-TRAINER_ALIASES = {
-    "lr": "learning_rate",
-    "batch_size": "per_device_train_batch_size",
-    "train_batch_size": "per_device_train_batch_size",
-    "micro_batch_size": "per_device_train_batch_size",
-    "per_device_batch_size": "per_device_train_batch_size",
-    "eval_batch_size": "per_device_eval_batch_size",
-    "epochs": "num_train_epochs",
-    "num_epochs": "num_train_epochs",
-    "steps": "max_steps",
-    "train_steps": "max_steps",
-    "num_steps": "max_steps",
-    "optimizer": "optim",
-    "scheduler": "lr_scheduler_type",
-    "lr_scheduler": "lr_scheduler_type",
-    "warmup": "warmup_steps",
-    "num_warmup_steps": "warmup_steps",
-    "grad_accum": "gradient_accumulation_steps",
-    "grad_accumulation_steps": "gradient_accumulation_steps",
-    "accumulation_steps": "gradient_accumulation_steps",
-    "grad_clip": "max_grad_norm",
-    "gradient_clipping": "max_grad_norm",
-    "clip_grad_norm": "max_grad_norm",
-    "logger": "report_to",
-    "wandb": "report_to",
-    "metric": "metric_for_best_model",
-    "best_metric": "metric_for_best_model",
-    "eval_interval": "eval_steps",
-    "save_interval": "save_steps",
-    "log_interval": "logging_steps",
-}
-ADAPTER_ALIASES = {
-    "rank": "r",
-    "lora_r": "r",
-    "lora_rank": "r",
-    "alpha": "lora_alpha",
-    "dropout": "lora_dropout",
-    "modules": "target_modules",
-    "lora_target_modules": "target_modules",
-}
-# Other tools' names -> dotted path, in any section.
-_ELSEWHERE = {
-    "model_name": "model.name_or_path",
-    "model_path": "model.name_or_path",
-    "model_name_or_path": "model.name_or_path",
-    "base_model": "model.name_or_path",
-    "pretrained_model_name_or_path": "model.name_or_path",
-    "pretrained_model": "model.name_or_path",
-    "tokenizer_name": "model.tokenizer",
-    "tokenizer_name_or_path": "model.tokenizer",
-    "template": "model.chat_template",
-    "added_tokens": "model.add_tokens",
-    "new_tokens": "model.add_tokens",
-    "torch_dtype": "model.dtype",
-    "load_in_8bit": "model.quantization: int8",
-    "load_in_4bit": "model.quantization: nf4",
-    "quantization_bit": "model.quantization",
-    "use_flash_attention_2": "model.attn_implementation",
-    "flash_attention": "model.attn_implementation",
-    "flash_attn": "model.attn_implementation",
-    **dict.fromkeys(
-        (
-            "dataset",
-            "datasets",
-            "dataset_name",
-            "dataset_path",
-            "data_path",
-            "train_file",
-            "train_data",
-            "train_dataset",
-        ),
-        "data.train",
-    ),
-    **dict.fromkeys(
-        (
-            "val_set_size",
-            "val_size",
-            "eval_split",
-            "eval_file",
-            "eval_data",
-            "eval_dataset",
-            "val_file",
-            "validation_file",
-            "validation_data",
-            "test_datasets",
-        ),
-        "data.eval",
-    ),
-    **dict.fromkeys(
-        (
-            "max_seq_length",
-            "max_seq_len",
-            "sequence_length",
-            "sequence_len",
-            "seq_length",
-            "seq_len",
-            "block_size",
-            "cutoff_len",
-            "model_max_length",
-        ),
-        "data.max_length",
-    ),
-    **dict.fromkeys(("sample_packing", "packing", "pack", "packed"), "data.packing"),
-    **dict.fromkeys(
-        ("train_on_inputs", "mask_prompt", "completion_only_loss", "assistant_only_loss"), "data.loss_on"
-    ),
-    **dict.fromkeys(("preprocessing_num_workers", "dataset_num_proc", "dataset_processes"), "data.num_proc"),
-    "fim_rate": "data.fim.rate",
-    "fim_spm_rate": "data.fim.spm_rate",
-    "stream": "data.streaming",
-    "metrics": "data.metrics",
-    "early_stopping_patience": "early_stopping.patience",
-    "early_stopping_threshold": "early_stopping.threshold",
-    "patience": "early_stopping.patience",
-    "early_stop": "early_stopping",
-    "rl": "task: dpo",
-    "dpo_beta": "trainer.beta",
-    "pref_beta": "trainer.beta",
-    "pref_loss": "trainer.loss_type",
-    "hooks": "python",
-    "bf16": "precision: bf16",
-    "fp16": "precision: fp16",
-    "mixed_precision": "precision",
-    "lora": "adapter",
-    "finetuning_type": "adapter",
-    "peft": "adapter",
-    "training": "trainer",
-    "train": "trainer",
-    "training_args": "trainer",
-    "training_arguments": "trainer",
-    "deepspeed": "sharding",
-    "zero": "sharding.zero_stage",
-    "gpus": "hardware.devices_per_node",
-    "num_gpus": "hardware.devices_per_node",
-    "nodes": "hardware.num_nodes",
-    "env": "launch.env",
-}
+TRAINER_ALIASES = _by_alias(
+    {
+        "learning_rate": "lr",
+        "per_device_train_batch_size": "batch_size train_batch_size micro_batch_size per_device_batch_size",
+        "per_device_eval_batch_size": "eval_batch_size",
+        "num_train_epochs": "epochs num_epochs",
+        "max_steps": "steps train_steps num_steps",
+        "optim": "optimizer",
+        "lr_scheduler_type": "scheduler lr_scheduler",
+        "warmup_steps": "warmup num_warmup_steps",
+        "gradient_accumulation_steps": "grad_accum grad_accumulation_steps accumulation_steps",
+        "max_grad_norm": "grad_clip gradient_clipping clip_grad_norm",
+        "report_to": "logger wandb",
+        "metric_for_best_model": "metric best_metric",
+        "eval_steps": "eval_interval",
+        "save_steps": "save_interval",
+        "logging_steps": "log_interval",
+    }
+)
+ADAPTER_ALIASES = _by_alias(
+    {
+        "r": "rank lora_r lora_rank",
+        "lora_alpha": "alpha",
+        "lora_dropout": "dropout",
+        "target_modules": "modules lora_target_modules",
+    }
+)
+# Other tools' names, in any section, of a dotted path, maybe with its value.
+_ELSEWHERE = _by_alias(
+    {
+        "model.name_or_path": "model_name model_path model_name_or_path base_model pretrained_model "
+        "pretrained_model_name_or_path",
+        "model.tokenizer": "tokenizer_name tokenizer_name_or_path",
+        "model.chat_template": "template",
+        "model.add_tokens": "added_tokens new_tokens",
+        "model.dtype": "torch_dtype",
+        "model.quantization: int8": "load_in_8bit",
+        "model.quantization: nf4": "load_in_4bit",
+        "model.quantization": "quantization_bit",
+        "model.attn_implementation": "use_flash_attention_2 flash_attention flash_attn",
+        "data.train": "dataset datasets dataset_name dataset_path data_path train_file train_data "
+        "train_dataset",
+        "data.eval": "val_set_size val_size eval_split eval_file eval_data eval_dataset val_file "
+        "validation_file validation_data test_datasets",
+        "data.max_length": "max_seq_length max_seq_len sequence_length sequence_len seq_length seq_len "
+        "block_size cutoff_len model_max_length",
+        "data.packing": "sample_packing packing pack packed",
+        "data.loss_on": "train_on_inputs mask_prompt completion_only_loss assistant_only_loss",
+        "data.num_proc": "preprocessing_num_workers dataset_num_proc dataset_processes",
+        "data.fim.rate": "fim_rate",
+        "data.fim.spm_rate": "fim_spm_rate",
+        "data.streaming": "stream",
+        "data.metrics": "metrics",
+        "early_stopping.patience": "early_stopping_patience patience",
+        "early_stopping.threshold": "early_stopping_threshold",
+        "early_stopping": "early_stop",
+        "task: dpo": "rl",
+        "trainer.beta": "dpo_beta pref_beta",
+        "trainer.loss_type": "pref_loss",
+        "python": "hooks",
+        "precision: bf16": "bf16",
+        "precision: fp16": "fp16",
+        "precision": "mixed_precision",
+        "adapter": "lora finetuning_type peft",
+        "trainer": "training train training_args training_arguments",
+        "sharding": "deepspeed",
+        "sharding.zero_stage": "zero",
+        "hardware.devices_per_node": "gpus num_gpus",
+        "hardware.num_nodes": "nodes",
+        "launch.env": "env",
+    }
+)
 # Names that other tools use with several meanings.
 _SEVERAL = {"stage": "set `task` for the training task, `sharding.zero_stage` for ZeRO"}
 # Other names of a choice -> candidates; the first that is a valid choice is suggested.
@@ -198,18 +139,11 @@ TRAINER_REMOVED = {
     "include_tokens_per_second": "remove it: tokens per second are always reported",
     "torchdynamo": "write `torch_compile_backend`",
     "xpu_backend": "write `ddp_backend`",
-    **dict.fromkeys(
-        (
-            "jit_mode_eval",
-            "use_ipex",
-            "tpu_num_cores",
-            "tpu_metrics_debug",
-            "past_index",
-            "ray_scope",
-            "mp_parameters",
-            "use_legacy_prediction_loop",
-        ),
-        "remove it: there is no replacement",
+    **_by_alias(
+        {
+            "remove it: there is no replacement": "jit_mode_eval use_ipex tpu_num_cores tpu_metrics_debug "
+            "past_index ray_scope mp_parameters use_legacy_prediction_loop"
+        }
     ),
 }
 
@@ -279,18 +213,12 @@ def key_hint(path: str, level: Iterable[str], sections: dict[str, Iterable[str]]
     if plain in TRAINER_REMOVED:
         return f"`{name}` belongs under `trainer:`, and there: {TRAINER_REMOVED[plain]}"
     if plain in _ELSEWHERE:
-        target = _ELSEWHERE[plain]
-        inner = target.removeprefix(f"{parent}.") if parent else target
-        return f"write `{inner}`"
+        return f"write `{_ELSEWHERE[plain].removeprefix(f'{parent}.')}`"
     if plain in TRAINER_OWNED:
         return TRAINER_OWNED[plain]
     for section, keys in sections.items():
         if section != parent and plain in keys:
-            return (
-                f"`{name}` belongs under `{section}:`"
-                if section
-                else f"`{name}` belongs at the top of the recipe"
-            )
+            return f"`{name}` belongs " + (f"under `{section}:`" if section else "at the top of the recipe")
     for section, aliases in (("trainer", TRAINER_ALIASES), ("adapter", ADAPTER_ALIASES)):
         if plain in aliases:
             return f"did you mean `{section}.{aliases[plain]}`?"

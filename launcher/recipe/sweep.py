@@ -19,10 +19,7 @@ MOST = 1000
 
 
 def combine(sweeps: Sequence[str]) -> list[Values]:
-    """The product of all `key=a,b,c`; one without values where nothing is swept. RecipeError for invalid
-    text."""
-    if not sweeps:
-        return [{}]
+    """The product of all `key=a,b,c`; [{}] without sweeps. RecipeError for invalid text."""
     axes = [_axis(text) for text in sweeps]
     names = [name for name, _ in axes]
     for one, other in itertools.combinations(names, 2):
@@ -30,11 +27,11 @@ def combine(sweeps: Sequence[str]) -> list[Values]:
     found = [dict(zip(names, values, strict=True)) for values in itertools.product(*(v for _, v in axes))]
     if len(found) > MOST:
         raise RecipeError(Problem("sweep", f"has {len(found)} runs, expected at most {MOST}"))
-    return list(found)
+    return [*found]
 
 
 def _refuse_overlap(one: str, other: str) -> None:
-    """RecipeError where one key is the other, or lies in it: the later one would undo the earlier."""
+    """RecipeError where one key is the other, or part of it: the later one would undo the earlier."""
     keys = [(key_tokens(name) or [name], name) for name in (one, other)]
     (outer, section), (inner, key) = sorted(keys, key=lambda pair: len(pair[0]))
     if inner[: len(outer)] != outer:
@@ -65,7 +62,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
 
 
 def frozen(value: Any) -> Hashable:
-    """Equal for values that are one and the same in a recipe: 1 and 1.0, but not 1 and true."""
+    """Equal for values that are the same in a recipe: 1 and 1.0, but not 1 and true."""
     if isinstance(value, Mapping):
         return frozenset((key, frozen(item)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
@@ -79,16 +76,16 @@ def refuse_same(runs: Iterable[tuple[Values, Mapping[str, Any]]]) -> None:
     for values, recipe in runs:
         before = seen.setdefault(frozen(recipe), values)
         if before is not values:
-            message = f"{said(before)} and {said(values)} are the same run"
+            message = f"{shown(before)} and {shown(values)} are the same run"
             raise RecipeError(Problem("sweep", message, "--sweep", hint="leave one of them out"))
 
 
 def swept_overrides(values: Values) -> list[str]:
-    """The same as --set takes them: JSON is YAML, and keeps every value's type."""
+    """The values as arguments of --set: JSON is YAML, and keeps the type of every value."""
     return [f"{name}={json.dumps(value)}" for name, value in values.items()]
 
 
-def said(values: Values) -> str:
+def shown(values: Values) -> str:
     return ", ".join(f"{name}={show(value)}" for name, value in values.items())
 
 
@@ -98,7 +95,7 @@ def show(value: Any) -> str:
 
 
 def folder_name(index: int, values: Values, count: int) -> str:
-    """`03-learning_rate=0.0001`: sorts as the runs are numbered."""
+    """`03-learning_rate=0.0001`: sorts by the numbers of the runs."""
     words = "-".join(f"{name.rpartition('.')[2]}={show(value)}" for name, value in values.items())
     plain = re.sub(r"[^A-Za-z0-9._=+-]+", "_", words)[:80]
     return f"{index:0{len(str(max(count - 1, 0)))}d}-{plain}"

@@ -139,12 +139,8 @@ class _Builder:
         self.count += 1
         if id(node) in self.open_nodes or self.count > _LARGEST:
             if not any(problem.code == "yaml-alias" for problem in self.problems):
-                self._problem(
-                    "yaml-alias",
-                    f"more than {_LARGEST:,} values, or aliases that contain themselves",
-                    node,
-                    path,
-                )
+                message = f"more than {_LARGEST:,} values, or aliases that contain themselves"
+                self._problem("yaml-alias", message, node, path)
             return None
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
@@ -153,15 +149,15 @@ class _Builder:
             return None
         self.open_nodes.add(id(node))
         try:
-            if isinstance(node, yaml.SequenceNode):
-                return [self._item(item, join(path, i)) for i, item in enumerate(node.value)]
-            return self._mapping(node, path)
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            paths = [join(path, index) for index in range(len(node.value))]
+            self.lines |= {
+                place: item.start_mark.line + 1 for place, item in zip(paths, node.value, strict=True)
+            }
+            return [self.build(item, place) for place, item in zip(paths, node.value, strict=True)]
         finally:
             self.open_nodes.discard(id(node))
-
-    def _item(self, node: Any, path: str) -> Any:
-        self.lines[path] = node.start_mark.line + 1
-        return self.build(node, path)
 
     def _mapping(self, node: Any, path: str) -> dict[str, Any]:
         values: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -46,13 +47,13 @@ def _entry(key: str, value: Any, path: str, notes: Mapping[str, str], indent: in
     """The lines of one key."""
     start = f"{' ' * indent}{flow(str(key))}:"
     inside = (f"{path}.", f"{path}[")
-    told = any(name.startswith(inside) for name in notes)
+    has_notes = any(name.startswith(inside) for name in notes)
     if isinstance(value, str) and (block := _block_text(value, indent + 2)) is not None:
         yield from _noted(f"{start} {block[0]}", notes.get(path), indent)
         yield from block[1:]
         return
     listed = isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
-    long = isinstance(value, Mapping) and bool(value) and (told or path in _BLOCKS)
+    long = isinstance(value, Mapping) and bool(value) and (has_notes or path in _BLOCKS)
     line = f"{start} {flow(value)}"
     if len(line) > WIDTH and isinstance(value, Mapping) and value:
         long = True
@@ -89,17 +90,15 @@ def _noted(line: str, note: str | None, indent: int) -> Iterator[str]:
         yield line
         return
     note = " ".join(note.split())
-    behind = f"{line:{_COMMENTS_AT - 2}}  # {note}"
-    if len(behind) <= WIDTH:
-        yield behind
+    after = f"{line:{_COMMENTS_AT - 2}}  # {note}"
+    if len(after) <= WIDTH:
+        yield after
         return
-    row = ""
-    for word in note.split():
-        if row and indent + 2 + len(row) + 1 + len(word) > WIDTH:
-            yield f"{' ' * indent}# {row}"
-            row = ""
-        row = f"{row} {word}".strip()
-    yield f"{' ' * indent}# {row}"
+    margin = f"{' ' * indent}# "
+    yield from textwrap.wrap(
+        note, WIDTH, initial_indent=margin, subsequent_indent=margin,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
     yield line
 
 
@@ -178,11 +177,7 @@ def snapshot(loaded: LoadedRecipe, hardware: Hardware) -> str:
     Paths are absolute; `${ENV:NAME}` under `trainer` and `launch.env` is resolved in the workers.
     """
     data: dict[str, Any] = loaded.recipe.model_dump(exclude_unset=True)
-    data["hardware"] = {
-        "num_nodes": hardware.num_nodes,
-        "devices_per_node": hardware.devices_per_node,
-        "device": hardware.device,
-    }
+    data["hardware"] = {key: getattr(hardware, key) for key in ("num_nodes", "devices_per_node", "device")}
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
     name = str(loaded.path.absolute())
     return _HEAD.format(recipe=name if name.isprintable() else ascii(name)) + text

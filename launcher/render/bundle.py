@@ -61,6 +61,10 @@ class Bundle:
     files: Mapping[str, str]
     """File name -> text, relative to the run directory."""
 
+    def to_json(self) -> dict[str, Any]:
+        """plan.json, and the text of all files: the data of `plan --json`."""
+        return {**json.loads(self.files["plan.json"]), "files": dict(self.files)}
+
 
 def render(plan: Plan, worker: str = WORKER) -> Bundle:
     """Render the plan into a bundle; the same plan gives the same bundle.

@@ -16,7 +16,7 @@ from launcher.execute.record import RunRecord, keep_end, read_run, without_secre
 from launcher.facts.redaction import hider, secret_values
 from launcher.facts.safe_files import write_text
 from launcher.knowledge.diagnose.examine import diagnose
-from launcher.knowledge.diagnose.run_recipe import recipe_of, with_recipe
+from launcher.knowledge.diagnose.patch import recipe_of, with_recipe
 from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.knowledge.lint.document import printable
 from launcher.render.new_file import write_new, writing

@@ -1,8 +1,7 @@
 """Schedulers: how the nodes of a run are started and find each other, and where `submit` queues jobs.
 
 A scheduler is a module of this package that defines `SCHEDULER`, an object of a subclass of `Scheduler` or
-`Queue` (scheduler.py), and its name in `SCHEDULERS`. Modules are loaded when they are needed; the
-command line needs names alone.
+`Queue` (scheduler.py), and its name in `SCHEDULERS`. Modules are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 SCHEDULERS = ("ssh", "slurm", "local")
 """In the order in which `run` asks them whether they start its nodes; the last one always does."""
 QUEUES = ("slurm",)
-"""Schedulers to which `submit --to` gives jobs."""
+"""Schedulers for `submit --to`."""
 
 
 def scheduler_named(name: str) -> Scheduler:

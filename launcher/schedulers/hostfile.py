@@ -29,15 +29,14 @@ class Host:
 
 
 def is_host(name: str) -> bool:
-    """Whether this may be a host name or is an address, so that it can be looked up and is no option of
-    ssh."""
+    """Whether this is an address or may be a host name, and no option of ssh."""
     if len(name) <= 253 and _LABELS.fullmatch(name):
         return True
     try:
         ipaddress.ip_address(name)
     except ValueError:
         return False
-    return name.isascii() and name.isprintable()  # an address of IPv6 may end with any name of an interface
+    return name.isascii() and name.isprintable()  # an IPv6 address may end with any interface name
 
 
 def parse_hostfile(text: str, file: str) -> tuple[Host, ...]:
@@ -64,7 +63,7 @@ def parse_hostfile(text: str, file: str) -> tuple[Host, ...]:
 
 
 def _machine(name: str) -> str:
-    """One form for all ways to write a host: without user, in lower case."""
+    """A host in one form: without user, in lower case."""
     host = name.rpartition("@")[2]
     try:
         return str(ipaddress.ip_address(host))
@@ -92,7 +91,7 @@ def _wrong(line: str, known: Mapping[str, Host]) -> tuple[str, str | None] | Non
 
 
 def _host_hint(name: str) -> str | None:
-    """How to correct what is not HOST or USER@HOST; None where it is."""
+    """A hint for what is not HOST or USER@HOST; None if it is."""
     user, at, host = name.rpartition("@")
     if is_host(host) and user.isprintable() and bool(user) == bool(at) and not name.startswith("-"):
         return None
@@ -123,47 +122,37 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
 def equal_hosts(path: str) -> tuple[Host, ...]:
     """The hosts of a file that alone decides the devices per host. RecipeError where they differ."""
     first, *others = hosts = read_hostfile(path)
-    problems = [
-        Problem(
-            "bad-hostfile",
-            f"{other.name} has {other.slots} slots and {first.name} has {first.slots}: hosts must be equal",
-            file=path,
-            line=other.line,
-            hint="give all the same number, or set with `hardware` or --on how many devices of each are used",
-        )
-        for other in others
-        if other.slots != first.slots
-    ]
-    if problems:
-        raise RecipeError(problems)
+    what = f"slots and {first.name} has {first.slots}: hosts must be equal"
+    hint = "give all the same number, or set with `hardware` or --on how many devices of each are used"
+    _refuse([other for other in others if other.slots != first.slots], path, "", what, hint)
     return hosts
 
 
+def _refuse(hosts: Sequence[Host], file: str, before: str, after: str, hint: str | None = None) -> None:
+    """RecipeError with the problem of each of these hosts: `NAME has N`, with the text around it."""
+    problems = [
+        Problem("bad-hostfile", f"{before}{host.name} has {host.slots} {after}", file, host.line, hint=hint)
+        for host in hosts
+    ]
+    if problems:
+        raise RecipeError(problems)
+
+
 def check_hosts(hosts: Sequence[Host], hardware: Hardware, file: str) -> None:
-    """RecipeError where a plan for several machines asks for more of them than there are, or for more devices
-    than one of the first ones has."""
+    """RecipeError where a plan for several nodes needs more hosts than there are, or more devices than one
+    of the first hosts has."""
     if hardware.num_nodes > len(hosts):
         message = f"{hardware.label} asks for {hardware.num_nodes} nodes, the hostfile names {len(hosts)}"
         hint = "add hosts, or plan for fewer: `hardware` or --on"
         raise RecipeError(Problem("bad-hostfile", message, file=file, path="launch.hostfile", hint=hint))
-    problems = [
-        Problem(
-            "bad-hostfile",
-            f"{hardware.label} needs {hardware.devices_per_node} devices per node, "
-            f"{host.name} has {host.slots} slots",
-            file=file,
-            line=host.line,
-        )
-        for host in hosts[: hardware.num_nodes]
-        if host.slots < hardware.devices_per_node
-    ]
-    if problems:
-        raise RecipeError(problems)
+    too_small = [h for h in hosts[: hardware.num_nodes] if h.slots < hardware.devices_per_node]
+    needs = f"{hardware.label} needs {hardware.devices_per_node} devices per node, "
+    _refuse(too_small, file, needs, "slots")
 
 
 def hostfile_warnings(recipe: Recipe, hardware: Hardware | None) -> list[str]:
-    """A warning where the hostfile is not on this machine, which plans for others. RecipeError where it is
-    there, and is wrong or does not fit the hardware (None: the file says what there is)."""
+    """A warning if the hostfile is not on this machine, which may plan for others. RecipeError if it exists
+    and is wrong or does not fit the hardware (None: the hostfile's own)."""
     file = recipe.launch.hostfile
     if file is None:
         return []
@@ -174,7 +163,7 @@ def hostfile_warnings(recipe: Recipe, hardware: Hardware | None) -> list[str]:
             raise
         return [f"{problem.message} ({problem.path})" for problem in error.problems]
     if hardware is not None and hardware.num_nodes > 1:
-        # Which machine leads is not known here: behind those that take part in any case the best one.
+        # Node rank 0 is not known here: after the hosts that are used in any case comes the best one.
         first, rest = hosts[: hardware.num_nodes - 1], hosts[hardware.num_nodes - 1 :]
         check_hosts([*first, *sorted(rest, key=lambda host: -host.slots)], hardware, file)
     return []

@@ -1,4 +1,4 @@
-"""Follow submitted jobs to their end, and tell how each run ended."""
+"""Follow submitted jobs to their end, and report how each run ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.errors import (
     RecipeError,
     RunFailed,
 )
-from launcher.execute.endings import run_failure
+from launcher.execute.endings import LAUNCHER_LOG, run_failure
 from launcher.execute.run_dir import MARKER, read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.safe_files import parse_json, read_jsonl
@@ -36,14 +36,14 @@ _ERROR = re.compile(r"^(?:\d+: )?error: (.+)$")
 
 @dataclass(slots=True)
 class _Seen:
-    """What was told of a job, and how often in a row it was seen in a state."""
+    """What was printed about a job, and how often in a row it was seen in a state."""
 
-    said: str = ""
+    text: str = ""
     gone: int = 0
     stuck: int = 0
     ended: int = 0
     metrics: int = 0
-    """Bytes of metrics.jsonl that were told."""
+    """Bytes of metrics.jsonl that were read."""
 
 
 def follow(
@@ -56,32 +56,30 @@ def follow(
     queue = queue_named(submitted.to)
     seen = {number: _Seen() for number in submitted.jobs}
     ended: dict[str, Job | None] = {}
-    wait, told, is_silent = poll_s, "", False
-    while len(ended) < len(seen):
+    wait, counts, is_silent = poll_s, "", False
+    while True:
+        spoke = False
         try:
             found = queue.jobs([number for number in seen if number not in ended])
-        except MachineError as error:  # tells nothing about the jobs, which continue
+        except MachineError as error:  # the jobs continue
             if not is_silent:
                 say(f"{error.problems[0].message}; asking again")
-            is_silent, wait = True, min(wait * 1.3, LONGEST_POLL_S)
-            time.sleep(wait)
-            continue
-        spoke, is_silent = False, False
-        for number, state in seen.items():
-            if number in ended:
-                continue
-            job = found.get(number)
-            if not submitted.is_sweep or number == submitted.prepare:
-                spoke |= _tell(submitted, number, job, state, say)
-            if _is_over(submitted, number, job, state):
-                ended[number] = job
-        if submitted.is_sweep and (counts := _counts(submitted, {**ended, **found})) != told:
-            told, spoke = counts, True
-            say(f"array {submitted.job}: {counts}")
+            is_silent = True
+        else:
+            is_silent = False
+            for number in [number for number in seen if number not in ended]:
+                job = found.get(number)
+                if not submitted.is_sweep or number == submitted.prepare:
+                    spoke |= _print_state(submitted, number, job, seen[number], say)
+                if _is_over(submitted, number, job, seen[number]):
+                    ended[number] = job
+            if submitted.is_sweep and (now := _counts(submitted, {**ended, **found})) != counts:
+                counts, spoke = now, True
+                say(f"array {submitted.job}: {counts}")
+        if len(ended) == len(seen):
+            return ended
         wait = poll_s if spoke else min(wait * 1.3, LONGEST_POLL_S)
-        if len(ended) < len(seen):
-            time.sleep(wait)
-    return ended
+        time.sleep(wait)
 
 
 def _is_over(submitted: Submitted, number: str, job: Job | None, seen: _Seen) -> bool:
@@ -92,10 +90,10 @@ def _is_over(submitted: Submitted, number: str, job: Job | None, seen: _Seen) ->
     seen.gone = 0
     why = job.never_starts
     if job.lost_its_dependency and submitted.prepare:
-        why = ""  # the scheduler cancels it, and it is judged then
+        why = ""  # the scheduler cancels it, and `judge` reports it then
     seen.stuck = seen.stuck + 1 if why else 0
     if seen.stuck >= _CERTAIN:
-        hint = f"`effilaunch submit {submitted.place} --cancel` takes it out of the queue"
+        hint = f"`effilaunch submit {submitted.place} --cancel` removes it from the queue"
         message = f"job {number} will not start: {why}"
         raise MachineError(Problem(f"{submitted.to}-stuck", message, hint=hint))
     seen.ended = seen.ended + 1 if job.has_ended else 0
@@ -110,39 +108,33 @@ def _counts(submitted: Submitted, known: Mapping[str, Job | None]) -> str:
     return ", ".join([*counts, *sorted({job.obstacle for job in jobs if job and job.obstacle})])
 
 
-def _tell(
+def _print_state(
     submitted: Submitted, number: str, job: Job | None, seen: _Seen, say: Callable[[str], None]
 ) -> bool:
-    """Tell what is new of a job; whether anything was."""
+    """Print what is new of a job, also the newest loss; whether anything was."""
     name = f"job {number}" + (" (prepare)" if number == submitted.prepare else "")
     text = f"{name} is no longer known to the scheduler" if job is None else f"{name} {job.text}"
-    new = text != seen.said and (job is not None or seen.gone == _CERTAIN - 1)
+    new = text != seen.text and (job is not None or seen.gone == _CERTAIN - 1)
     if new:
-        seen.said = text
+        seen.text = text
         say(text)
     run = next((run for run in submitted.runs if run.job == number), None)
     if run is None or submitted.is_sweep:
         return new
-    return _tell_metrics(run.run_dir, seen, say) or new
+    return _print_loss(run.run_dir, seen, say) or new
 
 
-def _tell_metrics(run_dir: Path, seen: _Seen, say: Callable[[str], None]) -> bool:
-    """The newest loss of the run."""
+def _print_loss(run_dir: Path, seen: _Seen, say: Callable[[str], None]) -> bool:
+    """Print the newest loss of a run; whether there is a new one."""
     path = run_dir / "metrics.jsonl"
-    try:
-        size = path.stat().st_size
-    except OSError:
-        return False
-    if size == seen.metrics:
-        return False
+    size = path.stat().st_size if path.is_file() else seen.metrics
+    rows = [] if size == seen.metrics else [row for row in read_jsonl(path) if "loss" in row]
     seen.metrics = size
-    rows = [row for row in read_jsonl(path) if "loss" in row]
-    if not rows:
-        return False
-    loss = rows[-1]["loss"]
-    shown = f"{loss:.4f}" if isinstance(loss, int | float) else "not finite"
-    say(f"  step {rows[-1].get('step')}: loss {shown}")
-    return True
+    if rows:
+        loss = rows[-1]["loss"]
+        shown = f"{loss:.4f}" if isinstance(loss, int | float) else "not finite"
+        say(f"  step {rows[-1].get('step')}: loss {shown}")
+    return bool(rows)
 
 
 def judge(submitted: Submitted, run: Run, jobs: Mapping[str, Job | None]) -> dict[str, Any]:
@@ -165,39 +157,39 @@ def judge(submitted: Submitted, run: Run, jobs: Mapping[str, Job | None]) -> dic
 
 
 def _failed_prepare(submitted: Submitted, job: Job) -> EffilaunchError:
-    errors = said_errors(submitted.prepare_log)
     if job.was_cancelled:
         return Interrupted(Problem("cancelled", "the job that prepares the data was cancelled"))
+    errors = printed_errors(submitted.prepare_log)
     why = errors[-1] if errors else job.failure or f"it ended with exit code {job.code}"
-    kind = _CODES.get(job.code or 0, RunFailed)
     message = f"the data could not be prepared: {why}"
+    kind = _CODES.get(job.code or 0, RunFailed)
     return kind(Problem("prepare-failed", message, file=str(submitted.prepare_log)))
 
 
 def _stopped(run: Run, job: Job, again: str) -> Interrupted:
-    whole = complete_checkpoints(run.run_dir / "checkpoints")
-    at = f"its newest complete checkpoint is {whole[max(whole)].name}" if whole else "it has no checkpoint"
-    stopped = read_stopped(run.run_dir)
-    asked = f"{stopped.get('signal')} stopped the run" if stopped else "the run was stopped"
-    what = "the job was cancelled" if job.was_cancelled else asked
-    return Interrupted(Problem("interrupted", f"{what}; {at}", file=str(run.run_dir), hint=again))
+    complete, stopped = complete_checkpoints(run.run_dir / "checkpoints"), read_stopped(run.run_dir)
+    newest = f"its newest complete checkpoint is {complete[max(complete)].name}" if complete else ""
+    how = f"{stopped.signal} stopped the run" if stopped and stopped.signal else "the run was stopped"
+    how = "the job was cancelled" if job.was_cancelled else how
+    message = f"{how}; {newest or 'it has no checkpoint'}"
+    return Interrupted(Problem("interrupted", message, file=str(run.run_dir), hint=again))
 
 
 def _failed(run: Run, job: Job) -> EffilaunchError:
-    errors = said_errors(run.log)
+    errors = printed_errors(run.log)
     kind = _CODES.get(job.code or 0)
     if kind is not None and errors:
         return kind([Problem("job-failed", error) for error in errors])
-    failure = run_failure(run.run_dir, job.code or 0, "launcher.log")
-    if errors:  # `run` itself saw the end, and its message tells more
-        failure.problems = [replace(failure.problems[0], message=errors[-1], file=None, hint=None)]
-    else:
-        failure.problems = [replace(failure.problems[0], file=str(run.log))]
+    failure = run_failure(run.run_dir, job.code or 0, LAUNCHER_LOG)
+    problem = replace(failure.problems[0], file=str(run.log))
+    if errors:  # `run` itself saw the end, and its message is more complete
+        problem = replace(problem, message=errors[-1], file=None, hint=None)
+    failure.problems = [problem]
     return failure
 
 
-def said_errors(log: Path) -> list[str]:
-    """The errors that a job printed since its last start; every member of a group says the same once."""
+def printed_errors(log: Path) -> list[str]:
+    """The errors that a job printed since its last start, without those that several nodes repeat."""
     try:
         lines = log.read_text("utf-8", errors="replace").splitlines()
     except OSError:

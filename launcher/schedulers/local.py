@@ -24,10 +24,10 @@ class Local(Scheduler):
         return True
 
     def gathering(self, request: Request) -> Gathering | None:
-        if request.node_rank is None and request.master_addr is None:
+        if not request.is_manual:
             return None
         if request.alone:
-            message = f"{request.alone} runs on one machine: without --node-rank and --master-addr"
+            message = f"{request.alone} runs on one node: without --node-rank and --master-addr"
             raise RecipeError(Problem("usage", message))
         found = Gathering(rendezvous(request))
         if request.loaded.recipe.launch.hostfile is not None:
@@ -36,11 +36,6 @@ class Local(Scheduler):
 
 
 SCHEDULER = Local()
-
-
-def is_started_manually(request: Request) -> bool:
-    """Whether the command line gives this node's place."""
-    return request.node_rank is not None or request.master_addr is not None
 
 
 def rendezvous(request: Request) -> JobMember:

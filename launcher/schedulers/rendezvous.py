@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a command was asked, as far as it decides where its run starts."""
+    """What decides where the run of a command starts."""
 
     loaded: LoadedRecipe
     hardware: Callable[[], Hardware]
@@ -37,7 +37,12 @@ class Request:
     command: Sequence[str] = ()
     """The words of the command line, for hints."""
     alone: str = ""
-    """The option that keeps the command on one machine: --dry-run or --tiny."""
+    """The option that keeps the command on one node: --dry-run or --tiny."""
+
+    @property
+    def is_manual(self) -> bool:
+        """Whether the command line gives this node's place."""
+        return self.node_rank is not None or self.master_addr is not None
 
     @property
     def words(self) -> Sequence[str]:
@@ -62,18 +67,15 @@ class Gathering:
 
 
 def find_gathering(request: Request) -> Gathering | None:
-    """How the nodes of this run come together; None for a run on this machine alone. RecipeError (2)."""
-    for name in SCHEDULERS:
-        scheduler = scheduler_named(name)
-        if scheduler.starts(request):
-            return scheduler.gathering(request)
-    return None
+    """How the nodes of this run meet; None for a run on one node. RecipeError (2)."""
+    chosen = next(one for one in map(scheduler_named, SCHEDULERS) if one.starts(request))
+    return chosen.gathering(request)
 
 
 def digest_of_request(loaded: LoadedRecipe, overrides: Sequence[str], **asked: object) -> str:
-    """What all nodes must have been given alike: the recipe's text and keys, and the options.
+    """A digest of what must be the same on all nodes: the recipe's text and keys, and the options.
 
-    overrides: `--set`, as given. Not --output-dir, which only node rank 0 needs.
+    overrides: `--set`. Not --output-dir, which only node rank 0 needs.
     """
     given = {"text": loaded.text, "keys": sorted(loaded.origins), "set": list(overrides), **asked}
     text = json.dumps(given, sort_keys=True, default=str)
@@ -81,17 +83,17 @@ def digest_of_request(loaded: LoadedRecipe, overrides: Sequence[str], **asked: o
 
 
 def take_part(place: JobMember, asked: str, say: Say) -> dict[str, int]:
-    """Be a node other than rank 0 until the job ends; its place. Raises what node rank 0 raises."""
+    """Run a node other than rank 0 until the job ends; its place. Raises what node rank 0 raises."""
     serve(place, asked, say, waits=say)
     return {"member": place.member, "node_rank": place.node_rank}
 
 
 @contextlib.contextmanager
 def gathered(gathering: Gathering | None, asked: str, say: Say) -> Iterator[Group | None]:
-    """The group of node rank 0 while this is entered; None for a run on one machine. All leave at its end.
+    """The group of node rank 0; None for a run on one node. All nodes leave at its end.
 
-    Nodes that the scheduler starts are there when this is entered, or named in a MachineError (4); the others
-    are waited for by `await_members`.
+    Nodes that the scheduler starts have come when this is entered, or are named in a MachineError (4);
+    `await_members` waits for the others.
     """
     if gathering is None or gathering.place.members == 1:
         yield None

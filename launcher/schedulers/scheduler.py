@@ -1,4 +1,4 @@
-"""What a scheduler is: the protocol that `run` and `submit` use."""
+"""The protocol of schedulers, which `run` and `submit` use."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Scheduler(ABC):
 
     @abstractmethod
     def gathering(self, request: Request) -> Gathering | None:
-        """The place of this process among the nodes; None for a run on this machine alone.
+        """The place of this process among the nodes; None for a run on one node.
 
-        RecipeError (2) for a request that cannot be.
+        RecipeError (2) for an impossible request.
         """
 
 
@@ -42,12 +42,11 @@ class Submission:
     """What all jobs of one `submit` have in common."""
 
     name: str
-    """The jobs' name."""
     python: str
     folder: str
-    """The jobs' working directory: where the command was typed."""
+    """The jobs' working directory: that of the command."""
     hardware: Hardware
-    """What a job asks for."""
+    """What each job asks for."""
     launch: LaunchSection
     tiny: bool = False
 
@@ -92,11 +91,11 @@ class Job(Protocol):
 
     @property
     def failure(self) -> str:
-        """Why the scheduler ended it; empty where its exit code tells."""
+        """Why the scheduler ended it; empty if the exit code shows it."""
 
     @property
     def obstacle(self) -> str:
-        """What keeps a waiting job from starting until somebody acts on the cluster."""
+        """Why a waiting job does not start until somebody changes the cluster."""
 
     @property
     def never_starts(self) -> str:
@@ -132,7 +131,7 @@ class Queue(Scheduler):
 
     @abstractmethod
     def check(self, job: Submission, runs: Sequence[PlannedRun]) -> list[Problem]:
-        """Problems of the jobs that need no scheduler to be seen. Pure."""
+        """Problems of the jobs that are found without the scheduler. Pure."""
 
     @abstractmethod
     def warnings(self, job: Submission) -> list[str]: ...
@@ -141,16 +140,16 @@ class Queue(Scheduler):
     def ask(
         self, job: Submission, files: Mapping[str, str], *, dry_run: bool
     ) -> tuple[list[Problem], list[str], str]:
-        """What the scheduler finds wrong, its answers, and why it was not asked (only in a dry run).
+        """The problems that the scheduler finds, its answers, and why it was not asked (only in a dry run).
 
-        MachineError (4) where it does not answer and this is no dry run.
+        MachineError (4) if it does not answer and this is no dry run.
         """
 
     @abstractmethod
     def submit(
         self, folder: Path, recipe: str, files: Collection[str], runs: Sequence[PlannedRun]
     ) -> Submitted:
-        """Submit the files, which are in `folder`, and write the record. After an error no job is queued."""
+        """Submit the files in `folder`, and write the record. After an error no job is queued."""
 
     @abstractmethod
     def jobs(self, ids: Sequence[str]) -> Mapping[str, Job]:

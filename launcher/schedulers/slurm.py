@@ -1,4 +1,4 @@
-"""Slurm: runs as the tasks of a step of `srun`, and jobs that `submit` queues."""
+"""Slurm: runs as the tasks of a step of `srun`, and the jobs of `submit`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.bash_syntax import check_shell
 from launcher.facts.hardware import Hardware
 from launcher.recipe.schema import LaunchSection
-from launcher.schedulers.local import is_started_manually
 from launcher.schedulers.rendezvous import Gathering, Request
 from launcher.schedulers.scheduler import PlannedRun, Queue, Submission
 from launcher.schedulers.slurm_allocation import (
@@ -52,9 +50,8 @@ class Slurm(Queue):
     # --- a run's nodes
 
     def starts(self, request: Request) -> bool:
-        if is_started_manually(request) or request.alone == "--dry-run":
-            return False
-        return read_allocation(os.environ) is not None
+        elsewhere = request.is_manual or request.alone == "--dry-run"
+        return not elsewhere and read_allocation(os.environ) is not None
 
     def gathering(self, request: Request) -> Gathering | None:
         allocation = read_allocation(os.environ, socket.gethostname())
@@ -78,10 +75,9 @@ class Slurm(Queue):
 
     def require(self) -> None:
         if not has_slurm():
+            message = "`sbatch` is not installed on this machine"
             hint = "run it on a login node of the cluster; --dry-run shows the scripts anywhere"
-            raise MachineError(
-                Problem("slurm-missing", "`sbatch` is not installed on this machine", hint=hint)
-            )
+            raise MachineError(Problem("slurm-missing", message, hint=hint))
 
     def cpus_per_node(self, launch: LaunchSection, hardware: Hardware) -> int | None:
         return cpus_of_task(launch.slurm, hardware)
@@ -134,9 +130,23 @@ class Slurm(Queue):
     def submit(
         self, folder: Path, recipe: str, files: Collection[str], runs: Sequence[PlannedRun]
     ) -> Submitted:
-        values: list[Mapping[str, Any]] = [run.values for run in runs if run.values]
-        prepare = folder / PREPARE if PREPARE in files else None
-        return submit_scripts(folder, (prepare, folder / JOB), recipe, [run.run_dir for run in runs], values)
+        prepare = _submit(folder / PREPARE, None) if PREPARE in files else None
+        queued = [prepare] if prepare else []
+        try:
+            job = _submit(folder / JOB, prepare)
+            queued.append(job)
+            submitted = tuple(
+                Run(run.run_dir, number, folder / "logs" / f"slurm-{number}.out", run.values)
+                for index, run in enumerate(runs)
+                for number in [f"{job}_{index}" if run.values else job]
+            )
+            done = Submitted(folder, recipe, prepare, job, submitted, self.name)
+            done.write()
+        except EffilaunchError:
+            if queued:
+                ask("scancel", *queued)
+            raise
+        return done
 
     def jobs(self, ids: Sequence[str]) -> Mapping[str, Job]:
         return read_jobs(ids)
@@ -144,7 +154,7 @@ class Slurm(Queue):
     def cancel(self, ids: Sequence[str]) -> None:
         answer = ask("scancel", *ids)
         if answer.code != 0:
-            raise MachineError(Problem("slurm-no-answer", f"the job cannot be cancelled: {answer.said}"))
+            raise MachineError(Problem("slurm-no-answer", f"the job cannot be cancelled: {answer.text}"))
 
     def restart_hint(self, run_dir: Path) -> str:
         return f"`sbatch {run_dir / JOB}` resumes the run"
@@ -173,7 +183,7 @@ def _longest(runs: Sequence[PlannedRun]) -> PlannedRun:
 
 
 def _unlike_data(runs: Sequence[PlannedRun]) -> list[str]:
-    """Run directories whose data differs, as far as the recipe tells: one of each kind is prepared."""
+    """Run directories whose data differs according to their plans: the data of each is prepared."""
     found: dict[str, str] = {}
     for run in runs:
         decides = {name: run.plan.at(name) for name in run.plan.names if not name.startswith(_NOT_DATA)}
@@ -181,48 +191,16 @@ def _unlike_data(runs: Sequence[PlannedRun]) -> list[str]:
     return list(found.values())
 
 
-def submit_scripts(
-    folder: Path,
-    scripts: tuple[Path | None, Path],
-    recipe: str,
-    run_dirs: Sequence[Path],
-    values: Sequence[Mapping[str, Any]],
-) -> Submitted:
-    """Submit the prepare script, where there is one, and the job that depends on it; write the record.
-
-    values: of a sweep, for each run directory; empty for one run. RecipeError where Slurm rejects a script,
-    MachineError where it does not answer; then no job stays in the queue.
-    """
-    first, second = scripts
-    prepare = None if first is None else _submit(first, None)
-    queued = [prepare] if prepare else []
-    try:
-        job = _submit(second, prepare)
-        queued.append(job)
-        ids = [f"{job}_{index}" for index in range(len(run_dirs))] if values else [job]
-        runs = [
-            Run(run_dir, number, folder / "logs" / f"slurm-{number}.out", values[index] if values else {})
-            for index, (run_dir, number) in enumerate(zip(run_dirs, ids, strict=True))
-        ]
-        done = Submitted(folder, recipe, prepare, job, tuple(runs), Slurm.name)
-        done.write()
-    except EffilaunchError:
-        if queued:
-            ask("scancel", *queued)
-        raise
-    return done
-
-
 def _submit(script: Path, dependency: str | None) -> str:
-    """The number of the job."""
+    """Submit a script; the number of its job. RecipeError where Slurm rejects it."""
     answer = submit(script, dependency=dependency)
     number = answer.out.strip().partition(";")[0]
     if answer.code == 0 and re.fullmatch("[0-9]+", number):
         return number
     if answer.code == 124:  # the controller may have accepted it, and been too slow to answer
-        message = f"{answer.said}: the job of {script.name} may have been submitted"
+        message = f"{answer.text}: the job of {script.name} may have been submitted"
         hint = "`squeue --me` shows whether it was; `scancel` removes it"
         raise MachineError(Problem("slurm-no-answer", message, file=str(script), hint=hint))
     kind = MachineError if answer.code == 127 else RecipeError
-    message = f"Slurm rejects the job: {answer.said}"
+    message = f"Slurm rejects the job: {answer.text}"
     raise kind(Problem("slurm-refused", message, file=str(script), hint="nothing was submitted"))

@@ -7,6 +7,7 @@ SLURM_STEP_ID; the shell of `salloc` runs where it was typed, and has the job's 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -129,9 +130,9 @@ def forgotten_srun(allocation: Allocation, command: str) -> Problem | None:
     nodes = len(allocation.hosts)
     line = srun_line(nodes, 1, command)
     if not allocation.on_node:
+        hosts = ", ".join(allocation.hosts[:3]) + (", …" if nodes > 3 else "")
         message = (
-            f"this is the shell of `salloc`, not one of the {nodes} node(s) of job {allocation.job} "
-            f"({_some(allocation.hosts)})"
+            f"this is the shell of `salloc`, not one of the {nodes} node(s) of job {allocation.job} ({hosts})"
         )
         return Problem("slurm-login-node", message, hint=f"write `{line}`")
     if allocation.step is None and nodes > 1:
@@ -141,19 +142,17 @@ def forgotten_srun(allocation: Allocation, command: str) -> Problem | None:
 
 
 def runs_alone(allocation: Allocation) -> str:
-    """A note on a process that no `srun` started in a job of one node; empty for the task of a step."""
-    if allocation.step is not None:
-        return ""
+    """A note on a process that was started without `srun` in a job of one node."""
     return (
-        f"job {allocation.job} has one node: this runs there without srun; with `srun` before the "
-        f"command, the signal that Slurm sends before the end (--signal) reaches it, too"
+        f"job {allocation.job} has one node: this runs there without srun; with `srun` before the command it "
+        f"also gets the signal that Slurm sends before the end (--signal)"
     )
 
 
 def wrong_tasks(allocation: Allocation, nodes: int, devices: int, command: str, fewer: str) -> Problem | None:
-    """The problem of a step whose tasks are neither one a node nor one a device of the hardware planned for.
+    """The problem of a step whose tasks are neither one per node nor one per device of the plan's hardware.
 
-    The same in every task. fewer: the command for the nodes of the job, where the plan wants more.
+    The same in every task. fewer: the command for the nodes of the job, if the plan needs more.
     """
     counts = set(allocation.tasks_per_node)
     hosts = len(allocation.hosts)
@@ -172,21 +171,15 @@ def wrong_tasks(allocation: Allocation, nodes: int, devices: int, command: str, 
 
 
 def place_in(allocation: Allocation, address: Callable[[str], str] = str) -> JobMember:
-    """The place of this task of a step. address: of a host's name the address under which others reach it."""
+    """The place of this task of a step. address: host name -> address by which other nodes reach it."""
     step = allocation.step or 0
     count = allocation.tasks_per_node[0]
     port = _FIRST_PORT + (int(allocation.job) * 37 + step) * PORTS % _PORTS
     return JobMember(
-        job=allocation.name,
-        member=allocation.task,
-        members=allocation.tasks,
-        num_nodes=len(allocation.hosts),
-        node_rank=allocation.node_rank,
-        tasks_per_node=count,
-        local_task=allocation.local_task,
-        head=address(allocation.hosts[0]),
-        port=port,
-    )
+        job=allocation.name, member=allocation.task, members=allocation.tasks,
+        num_nodes=len(allocation.hosts), node_rank=allocation.node_rank, tasks_per_node=count,
+        local_task=allocation.local_task, head=address(allocation.hosts[0]), port=port,
+    )  # fmt: skip
 
 
 def time_seconds(text: str) -> float | None:
@@ -198,15 +191,9 @@ def time_seconds(text: str) -> float | None:
     if found is None:
         return None
     days, first, second, third = (None if part is None else int(part) for part in found.groups())
-    if days is not None:
-        return 86400.0 * days + 3600.0 * (first or 0) + 60.0 * (second or 0) + (third or 0)
-    if third is not None:
-        return 3600.0 * (first or 0) + 60.0 * (second or 0) + third
-    return 60.0 * (first or 0) + (second or 0)
-
-
-def _some(hosts: tuple[str, ...]) -> str:
-    return ", ".join(hosts[:3]) + (", …" if len(hosts) > 3 else "")
+    if days is None and third is None:
+        return 60.0 * (first or 0) + (second or 0)
+    return 86400.0 * (days or 0) + 3600.0 * (first or 0) + 60.0 * (second or 0) + (third or 0)
 
 
 _RANGE = r"(\d+)(?:-(\d+))?"
@@ -217,13 +204,11 @@ MOST_HOSTS = 100_000
 
 def expand_hosts(text: str) -> tuple[str, ...]:
     """The hosts of a compressed list, in its order. ValueError for other text."""
-    hosts: list[str] = []
-    for part in _parts(text):
-        for host in _expand(part):
-            hosts.append(host)
-            if len(hosts) > MOST_HOSTS:
-                raise ValueError(f"{text!r} names more than {MOST_HOSTS} hosts")
-    return tuple(hosts)
+    every = (host for part in _parts(text) for host in _expand(part))
+    hosts = tuple(itertools.islice(every, MOST_HOSTS + 1))
+    if len(hosts) > MOST_HOSTS:
+        raise ValueError(f"{text!r} names more than {MOST_HOSTS} hosts")
+    return hosts
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
@@ -256,15 +241,15 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _expand(part: str) -> Iterator[str]:
-    """One entry; it may have several pairs of brackets, of which the last varies fastest."""
+    """The hosts of one entry; of several pairs of brackets the last varies fastest."""
     before, bracket, rest = part.partition("[")
     if not bracket:
         if not part or any(char.isspace() for char in part):
             raise ValueError(f"{part!r} is not a host name")
         yield part
         return
-    inside, _, behind = rest.partition("]")
-    tails = list(_expand(behind)) if behind else [""]
+    inside, _, after = rest.partition("]")
+    tails = list(_expand(after)) if after else [""]
     for entry in inside.split(","):
         found = re.fullmatch(_RANGE, entry)
         if found is None:

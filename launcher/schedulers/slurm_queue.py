@@ -1,4 +1,4 @@
-"""Ask Slurm about partitions, nodes and jobs, submit scripts, and explain what it answers.
+"""Ask Slurm about partitions, nodes and jobs, submit scripts, and explain its answers.
 
 Every question is one short process.
 """
@@ -25,7 +25,7 @@ _ANSWER_S = 60.0
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT")
 """SLURM_* variables that belong to the cluster and not to a job."""
 _UNKNOWN = "invalid job id"
-"""The controller's error for a job that it does not know; other errors tell nothing about the job."""
+"""The controller's error for an unknown job; other errors do not concern the job."""
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?")
 
 
@@ -38,7 +38,7 @@ class Answer:
     err: str
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """Its error message, on one line."""
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         return "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines)
@@ -71,10 +71,10 @@ PASSING = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED")
 
 _WAITS = {
     "Resources": "waits for free nodes",
-    "Priority": "waits behind jobs of higher priority",
+    "Priority": "waits for jobs of higher priority",
     "Dependency": "waits for the job that prepares the data",
     "BeginTime": "waits; Slurm starts a requeued job after two minutes",
-    "JobHeldUser": "is held: `scontrol release` lets it go",
+    "JobHeldUser": "is held: `scontrol release` releases it",
     "JobHeldAdmin": "is held by an administrator",
     "JobArrayTaskLimit": "waits for other jobs of the sweep (launch.slurm.array_limit)",
     "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
@@ -104,7 +104,7 @@ _OF_ONE_PARTITION = (
 _HINDERED = (
     "PartitionDown", "PartitionInactive", "NodeDown", "ReqNodeNotAvail", "JobHeldUser", "JobHeldAdmin",
 )  # fmt: skip
-"""Reasons that somebody has to remove; shown for a sweep, too."""
+"""Reasons that somebody has to resolve; also shown for a sweep."""
 _FAILED = {
     "CANCELLED": "the job was cancelled",
     "TIMEOUT": "the job reached its time limit before it could save",
@@ -113,7 +113,7 @@ _FAILED = {
     "OUT_OF_MEMORY": "Slurm killed the job for its memory (launch.slurm.mem)",
     "DEADLINE": "the job reached its deadline",
     "REVOKED": "the job was revoked",
-    "PREEMPTED": "the job had to make room for another one, and was not requeued",
+    "PREEMPTED": "the job was preempted by another one, and was not requeued",
 }
 
 
@@ -160,8 +160,8 @@ class Job:
     def text(self) -> str:
         match self.state:
             case "PENDING":
-                words = _WAITS.get(self._why, f"waits ({self._why})" if self._why else "waits")
-                return words + (f"; it was requeued {self.restarts} time(s)" if self.restarts else "")
+                text = _WAITS.get(self._why, f"waits ({self._why})" if self._why else "waits")
+                return text + (f"; it was requeued {self.restarts} time(s)" if self.restarts else "")
             case "RUNNING":
                 again = f", after {self.restarts} requeue(s)" if self.restarts else ""
                 return f"runs on {self.nodes}{again}"
@@ -218,7 +218,7 @@ def slurm_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def node_address(host: str) -> str:
-    """Under which name or address a node is reached: its name where that resolves, else what Slurm says."""
+    """The name of a node if it can be resolved, else its address in Slurm."""
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError):
@@ -228,7 +228,7 @@ def node_address(host: str) -> str:
 
 
 def read_partitions() -> list[Partition]:
-    """The partitions that a job may name; none where Slurm does not answer."""
+    """The partitions; none where Slurm does not answer."""
     answer = ask("sinfo", "--noheader", "--format=%R|%P|%l|%D|%c|%m|%f|%G")
     found: dict[str, Partition] = {}
     for line in answer.out.splitlines():
@@ -244,13 +244,13 @@ def read_partitions() -> list[Partition]:
             _number(nodes) + (before.nodes if before else 0),
             max(_number(cpus), before.largest_cpus if before else 0),
             max(_number(mib), before.largest_mib if before else 0),
-            (*(before.features if before else ()), *_words(features)),
-            (*(before.gres if before else ()), *_words(gres)),
+            (*(before.features if before else ()), *_list(features)),
+            (*(before.gres if before else ()), *_list(gres)),
         )
     return list(found.values())
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _list(text: str) -> tuple[str, ...]:
     return () if text in ("", "(null)") else tuple(text.split(","))
 
 
@@ -262,15 +262,14 @@ def _number(text: str) -> int:
 def read_jobs(ids: Sequence[str], *, limit_s: float = _ANSWER_S) -> dict[str, Job]:
     """Id -> job, of those that Slurm still knows; a task of an array has an id such as 12_3.
 
-    The controller forgets a job minutes after its end (MinJobAge); where there is accounting, that remembers.
-    MachineError where the controller gives no answer: then nothing is known of any job.
-    limit_s: so long one question may take.
+    The controller forgets a job minutes after its end (MinJobAge); accounting, where there is any, does not.
+    MachineError where the controller gives no answer. limit_s: time limit of one question.
     """
     found: dict[str, Job] = {}
     for parent in dict.fromkeys(number.partition("_")[0] for number in ids):
         answer = ask("scontrol", "--oneliner", "show", "job", parent, limit_s=limit_s)
-        if answer.code != 0 and _UNKNOWN not in answer.said.lower():
-            message = f"Slurm gives no answer about job {parent}: {answer.said}"
+        if answer.code != 0 and _UNKNOWN not in answer.text.lower():
+            message = f"Slurm gives no answer about job {parent}: {answer.text}"
             raise MachineError(Problem("slurm-no-answer", message, hint="try again later"))
         for line in answer.out.splitlines():
             found |= _read_job(line)
@@ -290,14 +289,14 @@ def _read_job(line: str) -> dict[str, Job]:
     job = Job(
         words["JobId"],
         state,
-        _told(words.get("Reason", "")),
+        _text(words.get("Reason", "")),
         int(code) if code.isdigit() and state in ENDED else None,
         int(number) if number.isdigit() else 0,
-        _told(words.get("NodeList", "")),
+        _text(words.get("NodeList", "")),
         _number(words.get("Restarts", "0")),
-        _told(words.get("StartTime", "")),
-        _told(words.get("PreemptTime", "")),
-        _told(words.get("Partition", "")),
+        _text(words.get("StartTime", "")),
+        _text(words.get("PreemptTime", "")),
+        _text(words.get("Partition", "")),
     )
     parent, tasks = words.get("ArrayJobId"), words.get("ArrayTaskId")
     if parent is None or tasks is None:
@@ -315,12 +314,12 @@ def _tasks(text: str) -> list[int]:
     return found
 
 
-def _told(text: str) -> str:
+def _text(text: str) -> str:
     return "" if text in ("None", "(null)", "Unknown", "N/A") else text
 
 
 def _accounted(ids: Sequence[str]) -> dict[str, Job]:
-    """The jobs that accounting remembers; none without it."""
+    """The jobs that accounting knows; none without it."""
     fields = "JobID,State,ExitCode,NodeList"
     words = ["sacct", "-X", "-n", "-P", f"--format={fields}", f"--jobs={','.join(ids)}"]
     found: dict[str, Job] = {}
@@ -328,7 +327,7 @@ def _accounted(ids: Sequence[str]) -> dict[str, Job]:
         number, state, code, nodes = [*line.split("|"), "", "", ""][:4]
         first, _, signal = code.partition(":")
         found[number] = Job(
-            number, state.partition(" ")[0], "", _number(first), _number(signal), _told(nodes)
+            number, state.partition(" ")[0], "", _number(first), _number(signal), _text(nodes)
         )
     return found
 
@@ -358,12 +357,12 @@ _VARIABLES = {
 def without_defaults(environ: Mapping[str, str], script: str) -> dict[str, str]:
     """The environment for sbatch, without the SBATCH_* variables that would override the script."""
     named = re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE)
-    said = {f"SBATCH_{_VARIABLES.get(name, name.replace('-', '_').upper())}" for name in named}
-    return {k: v for k, v in slurm_environ(environ).items() if k not in said}
+    in_script = {f"SBATCH_{_VARIABLES.get(name, name.replace('-', '_').upper())}" for name in named}
+    return {k: v for k, v in slurm_environ(environ).items() if k not in in_script}
 
 
 # Part of Slurm's error -> (key of the recipe, what is wrong)
-_SAID = {
+_REFUSALS = {
     "invalid partition": ("partition", "names no partition of this cluster"),
     "Invalid account": ("account", "is not valid here"),
     "Invalid qos": ("qos", "is not valid here"),
@@ -374,151 +373,149 @@ _SAID = {
     "--mail-type": ("options.mail-type", "is not a mail type"),
     "time limit": ("time", "is not allowed in the partition"),
 }
+_LISTED_BY = {"reservation": "scontrol show reservation", "nodelist": "sinfo -N", "exclude": "sinfo -N"}
 
 
 def check_queue(job: Submission, scripts: Mapping[str, str]) -> tuple[list[Problem], list[str]]:
-    """Problems of the jobs, each with its line of the recipe; and what Slurm says of their start.
+    """Problems of the jobs, each with its line of the recipe; and what Slurm answers about their start.
 
-    scripts: (name, text); the name of the prepare job begins with it. MachineError where Slurm is silent.
+    scripts: name -> text; the name of the prepare job begins with `prepare`. MachineError where Slurm gives
+    no answer.
     """
     partitions = read_partitions()
     if not partitions:
         message = "Slurm gives no answer: `sinfo` shows no partition"
         raise MachineError(Problem("slurm-no-answer", message, hint="try again; --dry-run shows the scripts"))
     problems: list[Problem] = []
-    said: list[str] = []
+    answers: list[str] = []
     for name, script in scripts.items():
-        is_prepare = name.startswith("prepare")
-        asked: SlurmJob = job.launch.slurm
-        if is_prepare and job.launch.slurm.prepare is not False:
-            asked = job.launch.slurm.prepare
-        found = [*_check_partition(asked, job, partitions, is_prepare=is_prepare)]
+        check = _Check(job, partitions, is_prepare=name.startswith("prepare"))
+        found = check.limits()
         if not found:
             answer = test_only(script)
-            if answer.code != 0:
-                found = [_problem(answer.said, asked, job, partitions, is_prepare=is_prepare)]
+            if answer.code == 0:
+                answers.append(f"{name}: {answer.text}")
             else:
-                said.append(f"{name}: {answer.said}")
+                found = [check.refusal(answer.text)]
         problems += found
-    return list(dict.fromkeys(problems)), said
+    return list(dict.fromkeys(problems)), answers
 
 
-def _check_partition(
-    asked: SlurmJob, job: Submission, partitions: Sequence[Partition], *, is_prepare: bool
-) -> list[Problem]:
-    """Problems of jobs that Slurm would accept and never start: more time or nodes than the partition has."""
-    name = asked.partition or job.launch.slurm.partition
-    prefix = "launch.slurm.prepare" if is_prepare and asked.partition else "launch.slurm"
-    here = ", ".join(partition.name for partition in partitions)
-    chosen = [p for p in partitions if p.name in name.split(",")] if name else []
-    if name and not chosen:
-        message = f"is {name}, and this cluster has no such partition"
-        return [Problem("slurm-partition", message, path=f"{prefix}.partition", hint=f"there are: {here}")]
-    chosen = chosen or [partition for partition in partitions if partition.is_default]
-    problems = []
-    time = asked.time if asked.time is not None else job.launch.slurm.time
-    wanted = None if time is None else time_seconds(str(time))
-    limits = [partition.limit_s for partition in chosen]
-    if chosen and wanted and all(limit is not None and limit < wanted for limit in limits):
-        longer = [p for p in partitions if p.limit_s is None or p.limit_s >= wanted]
-        message = f"is {time}, and the partition {chosen[0].name} gives at most {_minutes(limits[0])}"
-        hint = f"there is more in: {', '.join(p.name for p in longer)}" if longer else "ask for less"
-        problems.append(Problem("slurm-time", message, path=_key("time", asked, is_prepare), hint=hint))
-    nodes = job.hardware.num_nodes
-    if chosen and not is_prepare and all(partition.nodes < nodes for partition in chosen):
-        message = f"the plan is for {nodes} nodes, and the partition {chosen[0].name} has {chosen[0].nodes}"
-        larger = [p.name for p in partitions if p.nodes >= nodes]
-        hint = f"large enough: {', '.join(larger)}" if larger else "no partition here has as many"
-        problems.append(Problem("slurm-nodes", message, path="hardware.num_nodes", hint=hint))
-    return problems
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """One script: the options that the recipe asks for, and what the partitions offer."""
 
+    job: Submission
+    partitions: Sequence[Partition]
+    is_prepare: bool
 
-def _key(key: str, asked: SlurmJob, is_prepare: bool) -> str:
-    own = is_prepare and getattr(asked, key, None) is not None
-    return f"launch.slurm.prepare.{key}" if own else f"launch.slurm.{key}"
+    @property
+    def asked(self) -> SlurmJob:
+        slurm = self.job.launch.slurm
+        return slurm.prepare if self.is_prepare and slurm.prepare is not False else slurm
 
+    def key(self, name: str) -> str:
+        """The recipe key of an option: the prepare job inherits those that it does not set."""
+        own = self.is_prepare and getattr(self.asked, name, None) is not None
+        return f"launch.slurm.prepare.{name}" if own else f"launch.slurm.{name}"
 
-def _minutes(seconds: float | None) -> str:
-    return "no limit" if seconds is None else f"{seconds / 60:g} minutes"
+    def value(self, name: str) -> str:
+        if name.startswith("options."):
+            return str(self.asked.options.get(name.removeprefix("options."), ""))
+        found = getattr(self.asked, name)
+        found = getattr(self.job.launch.slurm, name, None) if found is None else found
+        return "" if found is None else str(found)
 
+    def limits(self) -> list[Problem]:
+        """Problems of a job that Slurm would accept and never start: more time or nodes than there are."""
+        name, partitions = self.value("partition"), self.partitions
+        chosen = [p for p in partitions if (p.name in name.split(",") if name else p.is_default)]
+        if name and not chosen:
+            message = f"is {name}, and this cluster has no such partition"
+            return [Problem("slurm-partition", message, path=self.key("partition"), hint=self._there_is())]
+        problems = []
+        time, nodes = self.value("time"), self.job.hardware.num_nodes
+        wanted = time_seconds(time) if time else None
+        if chosen and wanted and all(p.limit_s is not None and p.limit_s < wanted for p in chosen):
+            longer = [p.name for p in partitions if p.limit_s is None or p.limit_s >= wanted]
+            most = f"{(chosen[0].limit_s or 0) / 60:g} minutes"
+            message = f"is {time}, and the partition {chosen[0].name} gives at most {most}"
+            hint = f"there is more in: {', '.join(longer)}" if longer else "ask for less"
+            problems.append(Problem("slurm-time", message, path=self.key("time"), hint=hint))
+        if chosen and not self.is_prepare and all(partition.nodes < nodes for partition in chosen):
+            message = (
+                f"the plan needs {nodes} nodes, and the partition {chosen[0].name} has {chosen[0].nodes}"
+            )
+            larger = [p.name for p in partitions if p.nodes >= nodes]
+            hint = f"large enough: {', '.join(larger)}" if larger else "no partition here has as many"
+            problems.append(Problem("slurm-nodes", message, path="hardware.num_nodes", hint=hint))
+        return problems
 
-def _problem(
-    said: str, asked: SlurmJob, job: Submission, partitions: Sequence[Partition], *, is_prepare: bool
-) -> Problem:
-    """Slurm's rejection as a problem of a recipe key, with the values that the cluster has."""
-    for words, (key, what) in _SAID.items():
-        if words.lower() not in said.lower():
-            continue
-        if key == "nodelist" and asked.nodelist is None:
-            key = "exclude"
-        if key == "gpus_per_node":
-            return _no_such_device(said, job, partitions)
-        value = _value(key, asked, job)
-        message = f"{'is ' + value + ', which ' if value else ''}{what} (Slurm: {said})"
-        return Problem(
-            "slurm-refused", message, path=_key(key, asked, is_prepare), hint=_there_is(key, partitions)
-        )
-    cpus = max(partition.largest_cpus for partition in partitions)
-    memory = max(partition.largest_mib for partition in partitions)
-    sizes = "; ".join(
-        f"{p.name}: {p.nodes} node(s) with up to {p.largest_cpus} CPUs and {p.largest_mib} MiB"
-        + (f", {', '.join(sorted(set(p.gres)))}" if p.gres else "")
-        for p in partitions
-    )
-    path = "launch.slurm.prepare" if is_prepare else "launch.slurm"
-    wanted = asked.cpus_per_task if is_prepare else cpus_of_task(job.launch.slurm, job.hardware)
-    if "node configuration" in said and wanted is not None and wanted > cpus:
-        message = f"{wanted} CPUs per node are requested, and no node has more than {cpus} (Slurm: {said})"
-        return Problem("slurm-refused", message, path=f"{path}.cpus_per_task", hint=f"there is {sizes}")
-    if "node configuration" in said and asked.mem and _mib(str(asked.mem)) > memory:
-        message = (
-            f"{asked.mem} per node are requested, and no node has more than {memory} MiB (Slurm: {said})"
-        )
-        return Problem("slurm-refused", message, path=f"{path}.mem", hint=f"there is {sizes}")
-    if "node configuration" in said and not is_prepare and _too_few_devices(job, partitions):
-        return _no_such_device(said, job, partitions)
-    if "option '--" in said:
-        hint = "`man sbatch` lists the options of this Slurm"
-        return Problem("slurm-refused", said, path=f"{path}.options", hint=hint)
-    what = "the prepare job" if is_prepare else f"a job for {job.hardware.label}"
-    message = f"Slurm rejects {what}: {said}"
-    return Problem("slurm-refused", message, path=path, hint=f"there is {sizes}")
+    def refusal(self, said: str) -> Problem:
+        """Slurm's rejection as a problem of a recipe key, with the values that the cluster has."""
+        for words, (name, what) in _REFUSALS.items():
+            if words.lower() not in said.lower():
+                continue
+            if name == "gpus_per_node":
+                return self._no_such_device(said)
+            if name == "nodelist" and self.asked.nodelist is None:
+                name = "exclude"
+            value = self.value(name)
+            message = f"{'is ' + value + ', which ' if value else ''}{what} (Slurm: {said})"
+            return Problem("slurm-refused", message, path=self.key(name), hint=self._there_is(name))
+        path = "launch.slurm.prepare" if self.is_prepare else "launch.slurm"
+        if "node configuration" in said and (found := self._too_large(said, path)) is not None:
+            return found
+        if "option '--" in said:
+            hint = "`man sbatch` lists the options of this Slurm"
+            return Problem("slurm-refused", said, path=f"{path}.options", hint=hint)
+        what = "the prepare job" if self.is_prepare else f"a job for {self.job.hardware.label}"
+        return Problem("slurm-refused", f"Slurm rejects {what}: {said}", path=path, hint=self._sizes())
+
+    def _too_large(self, said: str, path: str) -> Problem | None:
+        """The problem of a job with more CPUs, memory or devices than any node has."""
+        cpus, mib = max(p.largest_cpus for p in self.partitions), max(p.largest_mib for p in self.partitions)
+        hardware, asked = self.job.hardware, self.asked
+        wanted = asked.cpus_per_task if self.is_prepare else cpus_of_task(self.job.launch.slurm, hardware)
+        if wanted is not None and wanted > cpus:
+            name, message = "cpus_per_task", f"{wanted} CPUs per node are requested, no node has over {cpus}"
+        elif asked.mem and _mib(str(asked.mem)) > mib:
+            name, message = "mem", f"{asked.mem} per node are requested, no node has over {mib} MiB"
+        else:
+            counts = [count_of(gres) for p in self.partitions for gres in p.gres if gres.startswith("gpu")]
+            has_fewer = max(counts, default=0) < hardware.devices_per_node
+            needs_devices = not (self.is_prepare or hardware.is_cpu)
+            return self._no_such_device(said) if needs_devices and has_fewer else None
+        message = f"{message} (Slurm: {said})"
+        return Problem("slurm-refused", message, path=f"{path}.{name}", hint=self._sizes())
+
+    def _no_such_device(self, said: str) -> Problem:
+        there = sorted({f"{name} in {p.name}" for p in self.partitions for name in p.gres})
+        slurm, count = self.job.launch.slurm, self.job.hardware.devices_per_node
+        key = next((k for k in ("gres", "gpus_per_node") if getattr(slurm, k) is not None), None)
+        message = f"the plan needs {count} device(s) per node, and no node here has them (Slurm: {said})"
+        hint = f"there is {', '.join(there)}" if there else "this cluster has no devices"
+        return Problem("slurm-devices", message, path=f"launch.slurm.{key}" if key else "hardware", hint=hint)
+
+    def _sizes(self) -> str:
+        """The partitions with the size of their largest node."""
+        sizes = [
+            f"{p.name}: {p.nodes} node(s) with up to {p.largest_cpus} CPUs and {p.largest_mib} MiB"
+            + (f", {', '.join(sorted(set(p.gres)))}" if p.gres else "")
+            for p in self.partitions
+        ]
+        return f"there is {'; '.join(sizes)}"
+
+    def _there_is(self, name: str = "partition") -> str | None:
+        """The values that an option may have on this cluster."""
+        if name == "partition":
+            return f"there are: {', '.join(partition.name for partition in self.partitions)}"
+        if name == "constraint":
+            there = sorted({feature for partition in self.partitions for feature in partition.features})
+            return f"there are: {', '.join(there)}" if there else "no node has any feature"
+        return f"`{_LISTED_BY[name]}` lists them" if name in _LISTED_BY else None
 
 
 def _mib(text: str) -> float:
     """MiB of 64G."""
     return int(text[:-1]) * {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}.get(text[-1], 0.0)
-
-
-def _too_few_devices(job: Submission, partitions: Sequence[Partition]) -> bool:
-    counts = [count_of(name) for p in partitions for name in p.gres if name.startswith("gpu")]
-    return not job.hardware.is_cpu and max(counts, default=0) < job.hardware.devices_per_node
-
-
-def _no_such_device(said: str, job: Submission, partitions: Sequence[Partition]) -> Problem:
-    there = sorted({f"{name} in {p.name}" for p in partitions for name in p.gres})
-    key = next((k for k in ("gres", "gpus_per_node") if getattr(job.launch.slurm, k) is not None), None)
-    path = f"launch.slurm.{key}" if key else "hardware"
-    count = job.hardware.devices_per_node
-    message = (
-        f"no node of this cluster has the {count} device(s) per node that the plan needs (Slurm: {said})"
-    )
-    hint = f"there is {', '.join(there)}" if there else "this cluster has no devices"
-    return Problem("slurm-devices", message, path=path, hint=hint)
-
-
-def _value(key: str, asked: SlurmJob, job: Submission) -> str:
-    if key.startswith("options."):
-        return str(asked.options.get(key.removeprefix("options."), ""))
-    value = getattr(asked, key)
-    return "" if value is None and (value := getattr(job.launch.slurm, key, None)) is None else str(value)
-
-
-def _there_is(key: str, partitions: Sequence[Partition]) -> str | None:
-    if key == "partition":
-        return f"there are: {', '.join(partition.name for partition in partitions)}"
-    if key == "constraint":
-        there = sorted({feature for partition in partitions for feature in partition.features})
-        return f"there are: {', '.join(there)}" if there else "no node has any feature"
-    commands = {"reservation": "scontrol show reservation", "nodelist": "sinfo -N", "exclude": "sinfo -N"}
-    return f"`{commands[key]}` lists them" if key in commands else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
@@ -24,18 +24,18 @@ LEAST_STOP_S = 60
 """Least time for a stop, as in launcher/execute/start.py."""
 MARGIN_S = 120
 """Between a checkpoint and the end of the job: the ranks end, and the job is requeued, for which a busy
-controller may have to be asked for a minute (PATIENCE_S of slurm_requeue.py)."""
+controller may need a minute (PATIENCE_S of slurm_requeue.py)."""
 _ENDS = ("--kill-on-bad-exit=0", "--wait=60")
-"""The nodes end each other, all with the same exit code. With the other setting srun kills nodes that still
-print why, and exits with 137: a stop with a checkpoint could not be recognised. A node that does not notice
-the end of the others is killed a minute later."""
+"""The nodes end each other, all with the same exit code. Otherwise srun kills nodes that still print an error
+and exits with 137: a stop with a checkpoint could not be recognised. A node that does not notice the end of
+the others is killed a minute later."""
 _NO_NAME = re.compile(r'[\\"$\x00-\x1f\x7f]')
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=&|*()!<>~^\[\]-]+")
 _KEYS = (
     "partition", "account", "qos", "reservation", "time", "constraint", "mem", "nodelist", "exclude",
 )  # fmt: skip
 _INHERITED = ("partition", "account", "qos", "reservation", "time")
-"""Options of the job that also hold for the prepare job, where the recipe sets nothing else for it."""
+"""Options of the job that the prepare job inherits."""
 
 
 def render_job(job: Submission, plan: Plan, run_dir: str) -> str:
@@ -65,18 +65,11 @@ def render_prepare_job(job: Submission, folder: str, run_dirs: Sequence[str]) ->
     merged = asked.model_copy(
         update={key: getattr(job.launch.slurm, key) for key in _INHERITED if getattr(asked, key) is None}
     )
-    lines = [
-        _option("job-name", f"{job.name}-prepare"),
-        _chdir(job),
-        *_asked(merged),
-        _option("nodes", 1),
-        _option("ntasks", 1),
-        *([_option("cpus-per-task", merged.cpus_per_task)] if merged.cpus_per_task else []),
-        *_common(f"{folder}/logs/slurm-prepare-%j.out", folder),
-        *_further(merged),
-    ]
-    word = " --tiny" if job.tiny else ""
-    command = [f'{shlex.quote(job.python)} -m launcher.cli prepare "$run_dir/{SUBMITTED}"{word}']
+    output = f"{folder}/logs/slurm-prepare-%j.out"
+    sizes = {"nodes": 1, "ntasks": 1, "cpus-per-task": merged.cpus_per_task}
+    lines = _header(job, f"{job.name}-prepare", merged, sizes, [], output, folder)
+    tiny = " --tiny" if job.tiny else ""
+    command = [f'{shlex.quote(job.python)} -m launcher.cli prepare "$run_dir/{SUBMITTED}"{tiny}']
     if len(run_dirs) == 1:
         return _script(lines, job, [f"run_dir={_shell(run_dirs[0])}"], command)
     every = [f"for run_dir in {' '.join(map(_shell, run_dirs))}; do", f"  {command[0]}", "done"]
@@ -108,42 +101,68 @@ def check_devices(job: Submission) -> Problem | None:
     if asked is None:
         return None
     if job.hardware.is_cpu:
-        message = f"is {asked}, and the plan is for CPUs"
-        return Problem("slurm-devices", message, path=f"launch.slurm.{key}", hint="remove it")
-    count = sum(
-        count_of(entry) for entry in str(asked).split(",") if key != "gres" or entry.startswith("gpu")
-    )
-    if count == job.hardware.devices_per_node:
-        return None
-    message = f"is {asked}, and the plan is for {job.hardware.devices_per_node} device(s) per node"
-    return Problem(
-        "slurm-devices", message, path=f"launch.slurm.{key}", hint="`hardware` or --on sets the number"
-    )
+        message, hint = f"is {asked}, and the plan is for CPUs", "remove it"
+    else:
+        devices = [entry for entry in str(asked).split(",") if key != "gres" or entry.startswith("gpu")]
+        if sum(map(count_of, devices)) == job.hardware.devices_per_node:
+            return None
+        message = f"is {asked}, and the plan is for {job.hardware.devices_per_node} device(s) per node"
+        hint = "`hardware` or --on sets the number"
+    return Problem("slurm-devices", message, path=f"launch.slurm.{key}", hint=hint)
 
 
 def count_of(entry: str) -> int:
     """Devices of `8`, `a100:8`, `gpu:a100:8`, `gpu`: the number after the last colon, else 1."""
-    last = entry.partition("(")[0].rpartition(":")[2]  # gpu:8(S:0-1), as nodes with sockets have it
+    last = entry.partition("(")[0].rpartition(":")[2]  # gpu:8(S:0-1) of nodes with sockets
     return int(last[:9]) if re.fullmatch("[0-9]+", last) else 1  # Python reads no number of 5000 digits
 
 
 def _options(job: Submission, plan: Plan, output: str, folder: str) -> list[str]:
     """The options of a job that trains."""
     slurm, hardware = job.launch.slurm, job.hardware
-    cpus = cpus_of_task(job.launch.slurm, job.hardware)
+    cpus = cpus_of_task(slurm, hardware)
+    sizes: dict[str, int | str | None] = {
+        "nodes": hardware.num_nodes, "ntasks-per-node": 1, "cpus-per-task": cpus,
+    }  # fmt: skip
+    if not hardware.is_cpu:
+        by_count = slurm.gpus_per_node or hardware.devices_per_node
+        sizes |= {"gpus-per-node": by_count} if slurm.gres is None else {"gres": slurm.gres}
+    # To the tasks of the step, which save, and not to this script, which waits for them.
+    signal = [_option("signal", f"USR1@{warning_seconds(plan)}"), "#SBATCH --requeue"]
+    return _header(job, job.name, slurm, sizes, signal, output, folder)
+
+
+def _header(
+    job: Submission,
+    name: str,
+    asked: SlurmJob,
+    sizes: Mapping[str, int | str | None],
+    more: Sequence[str],
+    output: str,
+    folder: str,
+) -> list[str]:
+    """The options of a script. RecipeError for a folder whose name Slurm rejects."""
+    if _NO_NAME.search(job.folder):
+        message = f"{job.folder!r} contains a character that Slurm rejects in a folder name"
+        raise RecipeError(Problem("folder-name", message, hint="submit from another folder"))
+    if _NO_NAME.search(folder):
+        message = f"{folder!r} contains a character that Slurm rejects in the name of a log"
+        raise RecipeError(Problem("run-dir-name", message, hint="name another --output-dir"))
+    log = Path(output)
     return [
-        _option("job-name", job.name),
-        _chdir(job),
-        *_asked(slurm),
-        _option("nodes", hardware.num_nodes),
-        _option("ntasks-per-node", 1),
-        *([_option("cpus-per-task", cpus)] if cpus else []),
-        *_devices(job),
-        # To the tasks of the step, which save, and not to this script, which waits for them.
-        _option("signal", f"USR1@{warning_seconds(plan)}"),
-        "#SBATCH --requeue",
-        *_common(output, folder),
-        *_further(slurm),
+        _option("job-name", name),
+        _option("chdir", job.folder),
+        *(_option(key, value) for key in _KEYS if (value := getattr(asked, key)) is not None),
+        *(_option(key, value) for key, value in sizes.items() if value),
+        *more,
+        "#SBATCH --open-mode=append",
+        _option("output", f"{str(log.parent).replace('%', '%%')}/{log.name}"),
+        # The default: the variables of the submitting shell. No value is written into the script.
+        "#SBATCH --export=ALL",
+        *(
+            f"#SBATCH --{key}" if value is True else _option(key, value)
+            for key, value in asked.options.items()
+        ),
     ]
 
 
@@ -152,45 +171,6 @@ def cpus_of_task(slurm: SlurmSection, hardware: Hardware) -> int | None:
     if slurm.cpus_per_task is None and hardware.is_cpu:
         return hardware.devices_per_node
     return slurm.cpus_per_task
-
-
-def _devices(job: Submission) -> list[str]:
-    if job.hardware.is_cpu:
-        return []
-    if job.launch.slurm.gres is not None:
-        return [_option("gres", job.launch.slurm.gres)]
-    return [_option("gpus-per-node", job.launch.slurm.gpus_per_node or job.hardware.devices_per_node)]
-
-
-def _asked(job: SlurmJob) -> list[str]:
-    return [_option(key, value) for key in _KEYS if (value := getattr(job, key)) is not None]
-
-
-def _chdir(job: Submission) -> str:
-    if _NO_NAME.search(job.folder):
-        message = f"{job.folder!r} contains a character that Slurm rejects in a folder name"
-        raise RecipeError(Problem("folder-name", message, hint="submit from another folder"))
-    return _option("chdir", job.folder)
-
-
-def _common(output: str, folder: str) -> list[str]:
-    if _NO_NAME.search(folder):
-        message = "contains a character that Slurm rejects in the name of a log"
-        raise RecipeError(Problem("run-dir-name", f"{folder!r} {message}", hint="name another --output-dir"))
-    kept = Path(output)
-    name = str(kept.parent).replace("%", "%%") + "/" + kept.name
-    return [
-        "#SBATCH --open-mode=append",
-        _option("output", name),
-        # The default: the variables of the submitting shell. No value is written into the script.
-        "#SBATCH --export=ALL",
-    ]
-
-
-def _further(job: SlurmJob) -> list[str]:
-    return [
-        f"#SBATCH --{name}" if value is True else _option(name, value) for name, value in job.options.items()
-    ]
 
 
 def _option(name: str, value: object) -> str:

@@ -1,6 +1,6 @@
 """Runs on the hosts of `launch.hostfile`, whose nodes are started over ssh from one of them.
 
-What a node must know goes through ssh's standard input: neither a command line nor a file shows it.
+Addresses and the token are sent through ssh's standard input: neither a command line nor a file shows them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from launcher.facts.interfaces import is_this_machine, own_address_towards
 from launcher.facts.job_member import JobMember
 from launcher.recipe.env import reference_names
 from launcher.schedulers.hostfile import Host, check_hosts, hostfile_warnings, read_hostfile
-from launcher.schedulers.local import DEFAULT_PORT, is_started_manually
+from launcher.schedulers.local import DEFAULT_PORT
 from launcher.schedulers.rendezvous import Gathering, Request, Say, leaving_together
 from launcher.schedulers.scheduler import Scheduler
 from launcher.schedulers.slurm_allocation import read_allocation
@@ -80,23 +80,25 @@ class HostGathering(Gathering):
             starting.end()
 
     def _start(self, group: Group, starting: Starting) -> None:
-        """Start the hosts, each told the address by which it reaches this machine."""
+        """Start the hosts, each with the address by which it reaches this machine."""
         env = forwarded(os.environ, self.env)
         for number, host in enumerate(self.hosts, 1):
             try:
                 address = own_address_towards(host.name.rpartition("@")[2])
-            except OSError:  # perhaps an alias that ssh alone knows; if it is none, ssh tells so
+            except OSError:  # perhaps an alias of ssh's configuration; otherwise ssh reports it
                 address = os.uname().nodename
-            told = replace(self.place, member=number, node_rank=number, head=address, port=group.members.port)
-            starting.start(host.name, told, env)
+            place = replace(
+                self.place, member=number, node_rank=number, head=address, port=group.members.port
+            )
+            starting.start(host.name, place, env)
 
 
 class Ssh(Scheduler):
     """Starts the hosts of `launch.hostfile`."""
 
     def starts(self, request: Request) -> bool:
-        manual = is_started_manually(request)
-        return request.loaded.recipe.launch.hostfile is not None and not manual and request.alone != "--tiny"
+        has_hostfile = request.loaded.recipe.launch.hostfile is not None
+        return has_hostfile and not request.is_manual and request.alone != "--tiny"
 
     def gathering(self, request: Request) -> Gathering | None:
         recipe = request.loaded.recipe
@@ -170,7 +172,7 @@ class Started:
     member: int
     process: subprocess.Popen[bytes]
     began: float
-    said: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
+    output: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
 
 
 class Starting:
@@ -189,14 +191,16 @@ class Starting:
         try:
             process = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for this process, which tells the nodes
+                start_new_session=True,  # Ctrl-C is for this process, which ends the nodes
             )  # fmt: skip
         except OSError as error:
             raise _no_ssh(self._command[0], error) from None
         one = Started(host, place.member, process, time.monotonic())
-        told = {"place": asdict(place), "token": self.token, "env": dict(env), "root": str(_ROOT),
-                "cwd": str(Path.cwd())}  # fmt: skip
-        threading.Thread(target=_talk, args=(one, told), name="ssh", daemon=True).start()
+        instructions = {
+            "place": asdict(place), "token": self.token, "env": dict(env), "root": str(_ROOT),
+            "cwd": str(Path.cwd()),
+        }  # fmt: skip
+        threading.Thread(target=_talk, args=(one, instructions), name="ssh", daemon=True).start()
         self._started.append(one)
 
     def problems(self, joined: Callable[[], Iterable[int]]) -> list[Problem]:
@@ -212,7 +216,7 @@ class Starting:
         settled = len(over) == len(waiting) or all(now - one.began > ANSWER_S for one in waiting)
         if not (late or (over and settled)):
             return []
-        time.sleep(0.2)  # for the threads that read what ssh said last
+        time.sleep(0.2)  # for the threads that read the last output of ssh
         return [_problem(one) for one in over] + [_silent(one) for one in late]
 
     def end(self, wait_s: float = 10.0) -> None:
@@ -226,16 +230,16 @@ class Starting:
                 one.process.wait()
 
 
-def _talk(one: Started, told: Mapping[str, Any]) -> None:
+def _talk(one: Started, instructions: Mapping[str, object]) -> None:
     """Send a node its instructions, then keep the output of its host."""
     process = one.process
     assert process.stdin is not None, "a pipe"
     assert process.stdout is not None, "a pipe"
     with contextlib.suppress(OSError), process.stdin:
-        process.stdin.write(json.dumps(told).encode() + b"\n")
+        process.stdin.write(json.dumps(instructions).encode() + b"\n")
     with process.stdout:
         for line in process.stdout:
-            one.said.append(line.decode("utf-8", "replace").rstrip())
+            one.output.append(line.decode("utf-8", "replace").rstrip())
 
 
 def _no_ssh(program: str, error: OSError) -> MachineError:
@@ -259,24 +263,25 @@ _KINDS: Sequence[tuple[str, str, str, str]] = (
 
 def _problem(one: Started) -> Problem:
     """Why a node ended before it joined, from the output of ssh or of the host."""
-    text = "\n".join(one.said)
-    last = next((line for line in reversed(one.said) if line.strip()), f"exit code {one.process.returncode}")
-    for words, code, what, hint in _KINDS:
-        if words in text:
-            said = next(line for line in one.said if words in line)
-            return Problem(code, f"{one.host} {what}: {said}", hint=hint.format(host=one.host))
+    text = "\n".join(one.output)
+    last = next(
+        (line for line in reversed(one.output) if line.strip()), f"exit code {one.process.returncode}"
+    )
+    for pattern, code, what, hint in _KINDS:
+        if pattern in text:
+            line = next(line for line in one.output if pattern in line)
+            return Problem(code, f"{one.host} {what}: {line}", hint=hint.format(host=one.host))
     if one.process.returncode in (126, 127) or "No such file" in text:
         message = f"{one.host} has no {sys.executable}: {last}"
-        return Problem(
-            "python-missing", message, hint="all hosts need the same environment under the same path"
-        )
+        hint = "all hosts need the same environment under the same path"
+        return Problem("python-missing", message, hint=hint)
     if one.process.returncode == 255:  # ssh's own
         hint = f"is it up, and does `ssh {one.host}` work?"
         return Problem("host-unreachable", f"{one.host} does not answer: {last}", hint=hint)
-    message = f"{one.host} could not take part: {last}"
+    message = f"{one.host} could not join: {last}"
     return Problem("host-failed", message, hint="this is the last line of its output")
 
 
 def _silent(one: Started) -> Problem:
-    message = f"{one.host}: ssh has connected, and no node has joined within {START_S:.0f} s"
+    message = f"{one.host}: ssh has connected, but no node has joined within {START_S:.0f} s"
     return Problem("host-silent", message, hint="does its shared disk hang, or a shell start-up file?")

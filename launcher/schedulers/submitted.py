@@ -60,7 +60,7 @@ class Submitted:
 
     @property
     def own_jobs(self) -> list[str]:
-        """The jobs that --cancel ends: of one run of a sweep not the prepare job."""
+        """The jobs that --cancel ends: for one run of a sweep not the prepare job."""
         return [self.job, *([self.prepare] if self.prepare and not self.is_part else [])]
 
     @property

@@ -84,7 +84,7 @@ def test_the_list_comes_first_with_places_and_reasons(
     )
     heads = [line for line in lines if line.endswith(":")]
     assert heads[1] == "has no effect on the training result:"
-    assert "hardware: made for 8 devices on 1 machine; plan with --on 8xDEVICE" in lines
+    assert "hardware: made for 8 devices on 1 node; plan with --on 8xDEVICE" in lines
     assert lines[-1] == "wrote mine.yaml, mine_deepspeed.json"
 
 
@@ -270,7 +270,7 @@ def test_every_kind_is_known_by_one_reader_alone() -> None:
     }
     assert list(keys) == [reader.name for reader in MAPPINGS]
     for name, data in keys.items():
-        assert next(reader.name for reader in MAPPINGS if reader.tells(data)) == name
+        assert next(reader.name for reader in MAPPINGS if reader.matches(data)) == name
 
 
 def test_a_model_that_is_not_here_is_no_error(

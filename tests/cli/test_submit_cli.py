@@ -144,7 +144,7 @@ def test_a_sweep_over_sizes_is_refused_and_one_that_fits_nowhere_told_with_its_v
     on = ["--on", "8xA100-80GB", "--dry-run"]
     assert main(["submit", "r.yaml", "--dry-run", "--set", "hardware.device=A100-80GB",
                  "--sweep", "hardware.num_nodes=1,2"]) == 2  # fmt: skip
-    assert "whose jobs are alike" in capsys.readouterr().err
+    assert "one array" in capsys.readouterr().err
     assert main(["submit", "r.yaml", *on, "--sweep", "launch.slurm.partition=a,b"]) == 2
     assert "sweep another key" in capsys.readouterr().err
     assert main(["submit", "r.yaml", *on, "--sweep", "trainer.optim=adamw_torch,adam_torsh"]) == 2

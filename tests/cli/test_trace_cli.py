@@ -180,7 +180,7 @@ UNTRACED = {
     "dpo": ("task: dpo\n" + DPO, (), "trl"),
     "liger": (BASE, ("trainer.use_liger_kernel=true",), "Liger"),
     "device-map": (BASE, ("model.device_map=auto",), "device_map"),
-    "continued": (BASE.replace("{type: lora, r: 8}", "{path: runs/old}"), (), "lies in files"),
+    "continued": (BASE.replace("{type: lora, r: 8}", "{path: runs/old}"), (), "from files"),
 }  # fmt: skip
 
 

@@ -114,4 +114,4 @@ def test_all_problems_of_a_sweep_come_at_once(recipe, tmp_path, capsys):
     assert not (tmp_path / "sweep").exists()
     sizes = ["--sweep", "hardware.num_nodes=1,2", "--output-dir", str(tmp_path / "sweep")]
     assert main(["submit", str(path), *sizes]) == 2
-    assert "whose jobs are alike" in capsys.readouterr().err
+    assert "one array" in capsys.readouterr().err

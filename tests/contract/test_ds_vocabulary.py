@@ -10,7 +10,7 @@ import pytest
 from lint_cases import BROKEN
 
 from launcher.engines.deepspeed_config import STAGE3_ONLY
-from launcher.knowledge.lint.ineffective import BELOW_STAGE3_ONLY, READ_NOWHERE
+from launcher.knowledge.lint.consistency import BELOW_STAGE3_ONLY, READ_NOWHERE
 from launcher.knowledge.lint.keys import deepspeed_version
 
 # Codes that DeepSpeed's own reader of a config refuses as well.

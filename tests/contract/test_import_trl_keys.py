@@ -11,7 +11,7 @@ def test_trl_has_the_keys_and_defaults_that_are_shipped() -> None:
     from trl import DPOConfig, ModelConfig, ScriptArguments, SFTConfig
     from trl.scripts.utils import DatasetMixtureConfig
 
-    tool = trl._tool()
+    tool = trl.tool()
     classes = (SFTConfig, ModelConfig, ScriptArguments, DatasetMixtureConfig)
     found = {field.name: field.default for config in classes for field in dataclasses.fields(config)}
     assert set(tool.keys) <= set(found)

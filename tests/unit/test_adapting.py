@@ -9,8 +9,7 @@ import pytest
 from factories import BASE, facts, recipe
 
 from launcher.facts.hardware import parse_hardware
-from launcher.knowledge.failures.catalogue import FAILURES
-from launcher.knowledge.failures.saving import MEMORY
+from launcher.knowledge.failures.catalogue import CHAPTERS, FAILURES
 from launcher.planner import adapting
 from launcher.planner.adapting import adapt, is_out_of_memory, moment_of, ways_out
 from launcher.planner.planner import make_plan
@@ -205,7 +204,7 @@ def test_which_failures_adapting_can_mend(failure, on, adapts):
 def test_the_failures_that_it_mends_are_known_by_these_ids():
     mended = {*adapting._DEVICE_FAILURES, adapting._HOST_FAILURE}
     assert mended <= {failure.id for failure in FAILURES}
-    by_itself = {failure.id for failure in MEMORY if "auto_find_batch_size" not in failure.fix}
+    by_itself = {failure.id for failure in CHAPTERS["Memory"] if "auto_find_batch_size" not in failure.fix}
     assert by_itself == adapting._DEVICE_FAILURES, (
         "every failure of device memory but upstream's own adapting"
     )

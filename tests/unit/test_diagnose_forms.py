@@ -12,7 +12,7 @@ from rich.traceback import Traceback
 
 from launcher.errors import RecipeError
 from launcher.knowledge.diagnose.examine import Examination, diagnose
-from launcher.knowledge.failures.failure import Failure
+from launcher.knowledge.failures.catalogue import Failure
 
 REGISTRY = tuple(
     Failure(name, name, "cause", "mend", "test", (), patterns=(pattern,))

@@ -60,7 +60,7 @@ def test_a_file_of_a_run_directory_that_cannot_be_read_is_passed_over(tmp_path, 
 
 def test_a_run_directory_in_which_nothing_ran_is_said_to_be_one(tmp_path):
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(RecipeError, match="holds no logs"):
+    with pytest.raises(RecipeError, match="no logs"):
         diagnose([str(tmp_path)], FAILURES)
 
 

@@ -12,8 +12,7 @@ from launcher.errors import RecipeError
 from launcher.knowledge.diagnose.examine import Examination, diagnose
 from launcher.knowledge.diagnose.findings import Diagnosis
 from launcher.knowledge.diagnose.reading import clean, raw_lines
-from launcher.knowledge.failures.catalogue import FAILURES
-from launcher.knowledge.failures.failure import Failure
+from launcher.knowledge.failures.catalogue import FAILURES, Failure
 from launcher.report.diagnosis_text import diagnosis_text
 
 

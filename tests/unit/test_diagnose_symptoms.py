@@ -9,7 +9,7 @@ import pytest
 
 from launcher.knowledge.diagnose.examine import Examination, diagnose
 from launcher.knowledge.diagnose.symptoms import FLAT_ROWS, HANG_S, NOT_A_NUMBER_ROWS
-from launcher.knowledge.failures.failure import Failure
+from launcher.knowledge.failures.catalogue import Failure
 
 NAMES = ("nan-shown-as-zero", "labels-all-masked", "fp16-bf16-pretrained", "jit-stale-lock")
 REGISTRY = tuple(Failure(name, name, "cause", "mend", "test", ()) for name in NAMES)

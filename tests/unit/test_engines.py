@@ -24,7 +24,6 @@ OTHER_MEANINGS = {
     "launcher/plan/settings.py": "the same, and the names of two sections",
     "launcher/recipe/field_tables.py": "two fields of TrainingArguments",
     "launcher/recipe/suggestions.py": "a key of other tools",
-    "launcher/knowledge/failures/": "values that a failure's change writes into a recipe",
     "launcher/importing/": "words of other tools",
     "launcher/planner/stopping.py": "the launcher of this name",
     "launcher/render/command.py": "the launcher of this name",

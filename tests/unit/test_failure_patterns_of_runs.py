@@ -6,14 +6,11 @@ import re
 
 import pytest
 
-from launcher.knowledge.failures.data import DATA
-from launcher.knowledge.failures.hub import HUB
-from launcher.knowledge.failures.installation import INSTALLATION
-from launcher.knowledge.failures.launching import DISTRIBUTED
-from launcher.knowledge.failures.saving import MEMORY, SAVING
+from launcher.knowledge.failures.catalogue import CHAPTERS
 from launcher.recipe.field_tables import trainer_fields
 
-ENTRIES = (*DISTRIBUTED, *DATA, *SAVING, *MEMORY, *HUB, *INSTALLATION)
+READ = ("Launching", "Data", "Resuming and saving", "Memory", "Trackers, hub, caches", "Installed packages")
+ENTRIES = [failure for chapter in READ for failure in CHAPTERS[chapter]]
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 CALLS = "\n  File a/trainer.py, line 1, in {}\n  File b.py, line 2, in train"
 

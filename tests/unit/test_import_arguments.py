@@ -8,14 +8,13 @@ from launcher.importing.arguments import (
     PEFT_DEFAULTS,
     RENAMED,
     TRANSFORMERS_DEFAULTS,
-    as_bool,
-    as_number,
     fill_defaults,
     take_adapter,
     take_argument,
     take_default_targets,
 )
-from launcher.importing.reading import Effect, Reading
+from launcher.importing.conversions import as_bool, as_number
+from launcher.importing.reading import Effect, Given, Reading
 from launcher.recipe.field_tables import TRAINER_OWNED, trainer_fields
 from launcher.recipe.suggestions import TRAINER_REMOVED
 
@@ -25,7 +24,7 @@ TOKEN = "hf_" + "Zq" * 14
 def reading(**given: object) -> Reading:
     made = Reading("test", "x.yaml")
     for line, (name, value) in enumerate(given.items(), 1):
-        assert take_argument(made, name, value, line), name
+        assert take_argument(made, Given(name, value, line)), name
     return made
 
 
@@ -100,9 +99,9 @@ def test_every_field_of_any_version_is_taken_dropped_or_known() -> None:
     for name in {*trainer_fields(), *TRAINER_REMOVED, *TRAINER_OWNED, *RENAMED}:
         for value in ("0.5", True, 3, None, "no", ["a"], {"a": 1}, TOKEN):
             made = Reading("test", "x.yaml")
-            assert take_argument(made, name, value, 1), name
+            assert take_argument(made, Given(name, value, 1)), name
             assert name in made.seen or made.dropped, (name, value)
-    assert not take_argument(Reading("test", "x.yaml"), "no_such_field", 1, 1)
+    assert not take_argument(Reading("test", "x.yaml"), Given("no_such_field", 1, 1))
 
 
 def test_old_names_of_the_table_have_a_converter_or_a_reason() -> None:
@@ -181,7 +180,7 @@ def test_fields_of_lora() -> None:
               "modules_to_save": None, "task_type": "TaskType.SEQ_CLS", "inference_mode": False,
               "bias": "some"}  # fmt: skip
     for name, value in fields.items():
-        assert take_adapter(made, name, value, 1)
+        assert take_adapter(made, name, Given(name, value, 1))
     fill_defaults(made, PEFT_DEFAULTS)
     assert taken(made) == {
         "adapter.r": 64, "adapter.lora_alpha": 16, "adapter.lora_dropout": 0.0, "adapter.use_dora": True,
@@ -189,22 +188,22 @@ def test_fields_of_lora() -> None:
     }  # fmt: skip
     assert effects(made) == {"bias": Effect.TRAINING}
     assert made.seen == set(fields)
-    assert not take_adapter(made, "ia3_dim", 1, 1)
+    assert not take_adapter(made, "ia3_dim", Given("ia3_dim", 1, 1))
 
 
 def test_a_task_type_of_another_kind_is_refused() -> None:
     made = Reading("test", "x.py")
-    take_adapter(made, "task_type", "QUESTION_ANS", 4)
+    take_adapter(made, "task_type", Given("task_type", "QUESTION_ANS", 4))
     assert made.refusals[0].line == 4
 
 
 def test_layers_that_nobody_names_are_those_of_peft_literally() -> None:
     made = Reading("test", "x.py")
-    made.take("model.name_or_path", "bigcode/starcoder", 1, "model")
+    made.take("model.name_or_path", "bigcode/starcoder", Given("model", None, 1))
     take_default_targets(made)
     assert made.value("adapter.target_modules") == ["c_attn"]
     unknown = Reading("test", "x.py")
-    unknown.take("model.name_or_path", "nobody/nothing", 1, "model")
+    unknown.take("model.name_or_path", "nobody/nothing", Given("model", None, 1))
     take_default_targets(unknown)
     assert "adapter.target_modules" not in unknown.taken
     assert effects(unknown) == {"adapter.target_modules": Effect.NEEDED}

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import yaml
 from axolotl_cases import CASES, FILE, FULL
+from migration_tables import HANDLED
 
 from launcher.errors import RecipeError
 from launcher.importing import axolotl
-from launcher.importing.axolotl import DPO_KEYS, HANDLED, KEYS, LEFT, SHARING, TYPES
+from launcher.importing.axolotl import DPO_KEYS, KEYS, TYPES
 from launcher.importing.join import import_files
-from launcher.importing.reading import Effect, Place, Reading
+from launcher.importing.reading import Call, Effect, Place, Reading
 
 
 def read(values: dict[str, Any], file: str = "a.yaml") -> Reading:
@@ -25,7 +26,7 @@ def dropped(reading: Reading) -> dict[str, Effect]:
 
 
 def test_every_mapped_key_has_a_case() -> None:
-    assert {key.name for key in (*KEYS, *DPO_KEYS)} | {row[0] for row in HANDLED} == set(CASES)
+    assert {*KEYS, *DPO_KEYS} | {row[0] for row in HANDLED["axolotl"]} == set(CASES)
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -49,22 +50,21 @@ def test_no_key_vanishes(key: str) -> None:
 def test_every_key_of_axolotl_is_taken_or_listed() -> None:
     """Whatever the value is: none is lost, and none ends the reading."""
     for value in ("x", 3, [1], {"a": 1}, True):
-        keys = list(axolotl._tool().keys)
+        keys = list(axolotl.tool().keys)
         for at in range(0, len(keys), 15):
             some = keys[at : at + 15]
             assert set(some) <= read({**FILE, **dict.fromkeys(some, value)}).seen, value
 
 
 def test_the_tables_name_keys_of_axolotl_once() -> None:
-    left = [name for entry in (*LEFT, *SHARING) for name in entry.names.split()]
-    known = set(axolotl._tool().keys) | {"debug", "gc_steps", "eval_table_max_new_tokens", "flash_attn_d512"}
+    left = [
+        name for part in ("keys", "unused") for entry in axolotl.tool().left[part] for name in entry.names
+    ]
+    known = set(axolotl.tool().keys) | {"debug", "gc_steps", "eval_table_max_new_tokens", "flash_attn_d512"}
     assert len(left) - len(set(left)) == 0
     assert set(left) - known == set()
-    taken = {key.name for key in KEYS} | {row[0] for row in HANDLED}
-    assert not taken & {name for entry in LEFT for name in entry.names.split()}
-    rows = axolotl.mapping_rows()
-    assert ("micro_batch_size", "trainer.per_device_train_batch_size", "1 where it is absent") in rows
-    assert all(len(row) == 3 for row in [*rows, *axolotl.row_types()])
+    taken = {*KEYS} | {row[0] for row in HANDLED["axolotl"]}
+    assert not taken & {name for entry in axolotl.tool().left["keys"] for name in entry.names}
 
 
 def test_what_axolotl_uses_where_the_file_is_silent() -> None:
@@ -509,17 +509,18 @@ def test_hostile_values_are_listed(value: Any) -> None:
 
 def test_what_the_launch_line_says_goes_first() -> None:
     place = Place("start.sh", 3)
-    reading = axolotl.read(yaml.safe_dump(FILE), "a.yaml", {"micro_batch_size": "4", "strange": "1"}, place)
+    call = Call("", None, {"micro_batch_size": "4", "strange": "1"}, place)
+    reading = axolotl.read(yaml.safe_dump(FILE), "a.yaml", call)
     assert reading.value("trainer.per_device_train_batch_size") == 4
     assert reading.taken["trainer.per_device_train_batch_size"].place == place
     assert [entry.place for entry in reading.dropped if entry.key == "strange"] == [place]
 
 
 def test_whose_file_it_is() -> None:
-    assert axolotl.tells(FILE)
-    assert axolotl.tells({"base_model": "x", "sequence_len": 1})
-    assert not axolotl.tells({"base_model": "x"})
-    assert not axolotl.tells({"model_name_or_path": "x", "datasets": []})
+    assert axolotl.is_recipe(FILE)
+    assert axolotl.is_recipe({"base_model": "x", "sequence_len": 1})
+    assert not axolotl.is_recipe({"base_model": "x"})
+    assert not axolotl.is_recipe({"model_name_or_path": "x", "datasets": []})
     assert read(FILE).dropped == []
     near = read({**FILE, "gradient_acumulation_steps": 2}).dropped[-1]
     assert near.effect is Effect.NONE

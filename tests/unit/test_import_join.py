@@ -14,7 +14,7 @@ from launcher.errors import RecipeError
 from launcher.importing.importers import LARGEST, read_file
 from launcher.importing.join import Imported, import_files
 from launcher.importing.reading import Effect
-from launcher.importing.writing import beside, recipe_text
+from launcher.importing.writing import files_of, recipe_text
 from launcher.recipe.yaml_reader import parse_yaml
 from launcher.recipe.yaml_writer import flow
 
@@ -59,7 +59,7 @@ def test_a_launch_line_and_the_configs_beside_it(folder: Folder) -> None:
     made = folder.read(run_sh=f"{LINE} --deepspeed ds.json --bf16 --learning_rate 1e-4")
     assert made.tools == ["launch line", "DeepSpeed config"]
     assert (made.taken["sharding.zero_stage"].value, made.taken["trainer.learning_rate"].value) == (2, 1e-4)
-    assert made.notes == ["hardware: made for 8 devices on 1 machine; plan with --on 8xDEVICE"]
+    assert made.notes == ["hardware: made for 8 devices on 1 node; plan with --on 8xDEVICE"]
     assert not [key for key in made.taken if key.startswith("hardware")]
 
 
@@ -93,8 +93,8 @@ def test_the_deepspeed_config_that_is_given_stands_for_the_one_that_is_named(fol
             {"run_sh": LINE, "acc_yaml": "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 2"},
             "hardware",
             [
-                "hardware: made for 8 devices on 2 machines; plan with --on 2x4xDEVICE",
-                "several machines: write launch.hostfile or launch.slurm, or start `run` on each",
+                "hardware: made for 8 devices on 2 nodes; plan with --on 2x4xDEVICE",
+                "several nodes: write launch.hostfile or launch.slurm, or start `run` on each",
             ],
         ),
         # DDP is how every engine begins
@@ -294,7 +294,7 @@ def test_paths_hold_from_where_the_recipe_lies(folder: Folder) -> None:
 
 def test_files_beside_a_recipe_have_its_name(folder: Folder) -> None:
     made = folder.read(ds_json={"zero_optimization": {"stage": 2, "overlap_comm": True}})
-    assert list(beside(made, "mine")) == ["mine_deepspeed.json"]
+    assert list(files_of(made, "mine")) == ["mine_deepspeed.json"]
     assert "config: mine_deepspeed.json" in recipe_text(made, "mine", folder.path)
 
 
@@ -303,10 +303,10 @@ def test_files_beside_a_recipe_have_its_name(folder: Folder) -> None:
     [
         (b"\x00\x01", "binary"),
         (b"\xff\xfe{", "binary"),
-        (b"", "no kind"),
-        (b"hello", "no kind"),
-        (b"42", "no kind"),
-        (b"- a\n- b", "no kind"),
+        (b"", "known kind"),
+        (b"hello", "known kind"),
+        (b"42", "known kind"),
+        (b"- a\n- b", "known kind"),
         (b"model:\n  _component_: torchtune.models.llama", "torchtune"),
         (b"model: {name_or_path: x}\ndata: {train: []}", "effilaunch plan"),
         (b"a: " + b"[" * 500, "kind|deep"),

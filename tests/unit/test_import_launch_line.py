@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from launcher.errors import RecipeError
 from launcher.importing import launch_line
 from launcher.importing.join import import_files
-from launcher.importing.reading import Effect, Reading
+from launcher.importing.reading import Effect, Given, Reading
 from launcher.importing.shell import Word
-from launcher.importing.transformers_examples import EXAMPLES, Flag, read_flags, take_flags
+from launcher.importing.transformers_examples import EXAMPLES, read_flags, take_flags
 from launcher.importing.unsupported import SCRIPT
 
 TOKEN = "hf_" + "Zq" * 14
@@ -22,7 +22,7 @@ CLM = "python run_clm.py --do_train"
 
 
 def read(text: str) -> Reading:
-    assert launch_line.tells(text)
+    assert launch_line.may_train(text)
     return launch_line.read(text, "run.sh")
 
 
@@ -468,7 +468,7 @@ _FLAGS = [
 @given(st.dictionaries(st.sampled_from(_FLAGS), st.sampled_from([True, "1", "x", "a/b", TOKEN, ["a", "b"]])))
 def test_no_flag_vanishes(values: dict[str, Any]) -> None:
     made = Reading("launch line", "run.sh")
-    take_flags(made, [Flag(name, value, 1) for name, value in values.items()], EXAMPLES["run_clm.py"], 1)
+    take_flags(made, [Given(name, value, 1) for name, value in values.items()], EXAMPLES["run_clm.py"], 1)
     told = {key.lstrip("-").partition(":")[0] for key in made.seen}
     told |= {(entry.path or "").lstrip("-") for entry in made.refusals} | {f"no_{name}" for name in told}
     assert set(values) <= told

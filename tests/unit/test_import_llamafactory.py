@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from migration_tables import HANDLED
 
 from launcher.errors import RecipeError
 from launcher.importing import llamafactory
-from launcher.importing.llamafactory import DPO_KEYS, HANDLED, KEYS, LEFT, LORA_KEYS
-from launcher.importing.reading import Effect, Place, Reading
+from launcher.importing.llamafactory import DPO_KEYS, KEYS, LORA_KEYS
+from launcher.importing.reading import Call, Effect, Place, Reading
 from launcher.recipe.field_tables import trainer_fields
 
 FILE: dict[str, Any] = {
@@ -139,7 +140,7 @@ def format_row(reading: Reading) -> Any:
 
 
 def test_every_mapped_key_has_a_case() -> None:
-    named = {key.name for key in (*KEYS, *LORA_KEYS, *DPO_KEYS)} | {row[0] for row in HANDLED}
+    named = {*KEYS, *LORA_KEYS, *DPO_KEYS} | {row[0] for row in HANDLED["llamafactory"]}
     assert named == set(CASES)
 
 
@@ -154,19 +155,18 @@ def test_a_key_is_taken_and_none_vanishes(key: str) -> None:
 
 def test_every_key_of_the_tool_is_taken_or_listed() -> None:
     for value in ("x", 3, [1], {"a": 1}, True):
-        keys = sorted({*llamafactory._tool().keys, *trainer_fields()})
+        keys = sorted({*llamafactory.tool().keys, *trainer_fields()})
         for at in range(0, len(keys), 15):
             some = keys[at : at + 15]
             assert set(some) <= read({**FILE, **dict.fromkeys(some, value)}).seen, value
 
 
 def test_the_tables_name_keys_of_the_tool_once() -> None:
-    left = [name for entry in LEFT for name in entry.names.split()]
-    known = {*llamafactory._tool().keys, *trainer_fields("seq2seq-lm")}
+    left = [name for entry in llamafactory.tool().left["keys"] for name in entry.names]
+    known = {*llamafactory.tool().keys, *trainer_fields("seq2seq-lm")}
     assert len(left) == len(set(left))
     assert set(left) <= known
     assert not set(left) & set(CASES) - {"mix_strategy"}
-    assert all(len(row) == 3 for row in llamafactory.mapping_rows())
 
 
 def test_what_the_tool_uses_where_the_file_is_silent() -> None:
@@ -355,8 +355,8 @@ def test_dataset_info_is_found_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "data" / "dataset_info.json").write_text("[" * 100_000)
     lost = llamafactory.read(text, str(tmp_path / "l.yaml"))
     assert dropped(lost)["dataset: rows"] is Effect.NEEDED
-    assert llamafactory.tells_info(info)
-    assert not llamafactory.tells_info({"a": {"path": "x"}})
+    assert llamafactory.is_dataset_info(info)
+    assert not llamafactory.is_dataset_info({"a": {"path": "x"}})
 
 
 def test_secrets_are_not_repeated() -> None:
@@ -380,7 +380,9 @@ def test_hostile_values_are_listed(value: Any) -> None:
 def test_what_the_launch_line_says_goes_first() -> None:
     place = Place("start.sh", 3)
     text = yaml.safe_dump(FILE)
-    reading = llamafactory.read(text, "l.yaml", {"learning_rate": "2e-5"}, place, (INFO, "i.json"))
+    reading = llamafactory.read(
+        text, "l.yaml", Call("", None, {"learning_rate": "2e-5"}, place), (INFO, "i.json")
+    )
     assert reading.value("trainer.learning_rate") == 2e-5
     assert reading.taken["trainer.learning_rate"].place == place
     with pytest.raises(RecipeError):
@@ -388,7 +390,7 @@ def test_what_the_launch_line_says_goes_first() -> None:
 
 
 def test_whose_file_it_is() -> None:
-    assert llamafactory.tells(FILE)
-    assert llamafactory.tells({"model_name_or_path": "m", "dataset": "a,b"})
-    assert not llamafactory.tells({"model_name_or_path": "m", "dataset_name": "a/b", "lora_r": 8})
+    assert llamafactory.is_recipe(FILE)
+    assert llamafactory.is_recipe({"model_name_or_path": "m", "dataset": "a,b"})
+    assert not llamafactory.is_recipe({"model_name_or_path": "m", "dataset_name": "a/b", "lora_r": 8})
     assert not read(FILE).dropped

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from migration_tables import TOOLS, mapping_rows
 
-from launcher.importing.mapping import TOOLS, mapping_rows
 from launcher.recipe.field_tables import TASK_TABLES, adapter_fields, trainer_fields
 from launcher.recipe.problems import field_descriptions
 from launcher.recipe.schema import Recipe
@@ -34,8 +34,3 @@ def test_keys_of_trainer_and_adapter_are_fields_that_are_there() -> None:
                 assert name in fields, key
             if section == "adapter" and name.isidentifier():
                 assert name in {*adapter_fields(), "path", "type", "autocast_adapter_dtype"}, key
-
-
-def test_another_name_is_none() -> None:
-    with pytest.raises(KeyError):
-        mapping_rows("nobody")

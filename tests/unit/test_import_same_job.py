@@ -17,7 +17,7 @@ from peers import sides  # noqa: E402  (benchmarks is no package)
 from peers.work import Work  # noqa: E402
 
 from launcher.importing import axolotl, llamafactory, trl  # noqa: E402
-from launcher.importing.reading import Effect, Place, Reading  # noqa: E402
+from launcher.importing.reading import Call, Effect, Place, Reading  # noqa: E402
 
 OURS = (
     "model.name_or_path",
@@ -36,19 +36,19 @@ OURS = (
 
 
 def of_axolotl(command: list[str]) -> Reading:
-    assert axolotl.tells(json.loads(Path(command[-1]).read_text()))
+    assert axolotl.is_recipe(json.loads(Path(command[-1]).read_text()))
     return axolotl.read(Path(command[-1]).read_text(), command[-1])
 
 
 def of_llamafactory(command: list[str]) -> Reading:
-    assert llamafactory.tells(json.loads(Path(command[-1]).read_text()))
+    assert llamafactory.is_recipe(json.loads(Path(command[-1]).read_text()))
     return llamafactory.read(Path(command[-1]).read_text(), command[-1])
 
 
 def of_trl(command: list[str]) -> Reading:
     flags = command[command.index("trl.scripts.sft") + 1 :]
     values = {name.removeprefix("--"): value for name, value in zip(flags[::2], flags[1::2], strict=True)}
-    return trl.read("", "run.sh", values, Place("run.sh", 1), "sft")
+    return trl.read("", "run.sh", Call("", None, values, Place("run.sh", 1), "sft"))
 
 
 READERS: dict[str, Callable[[list[str]], Reading]] = {

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from migration_tables import HANDLED
 
 from launcher.errors import RecipeError
 from launcher.importing import trl
-from launcher.importing.reading import Effect, Place, Reading
-from launcher.importing.trl import HANDLED, KEYS, LEFT, LORA_KEYS
+from launcher.importing.reading import Call, Effect, Place, Reading
+from launcher.importing.trl import KEYS, LORA_KEYS
 from launcher.recipe.field_tables import trainer_fields
 
 FILE: dict[str, Any] = {
@@ -149,7 +150,7 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
 
 
 def read(values: dict[str, Any], file: str = "t.yaml", word: str = "") -> Reading:
-    return trl.read(yaml.safe_dump(values, sort_keys=False), file, word=word)
+    return trl.read(yaml.safe_dump(values, sort_keys=False), file, Call("", None, {}, Place("run.sh"), word))
 
 
 def dropped(reading: Reading) -> dict[str, Effect]:
@@ -157,7 +158,7 @@ def dropped(reading: Reading) -> dict[str, Effect]:
 
 
 def test_every_mapped_key_has_a_case() -> None:
-    assert {key.name for key in (*KEYS, *LORA_KEYS)} | {row[0] for row in HANDLED} == set(CASES)
+    assert {*KEYS, *LORA_KEYS} | {row[0] for row in HANDLED["trl"]} == set(CASES)
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -172,7 +173,7 @@ def test_a_key_is_taken_and_none_vanishes(key: str) -> None:
 
 def test_every_key_of_trl_is_taken_or_listed() -> None:
     for value in ("x", 3, [1], {"a": 1}, True):
-        keys = sorted({*trl._tool().keys, *trainer_fields("dpo"), *CASES})
+        keys = sorted({*trl.tool().keys, *trainer_fields("dpo"), *CASES})
         for at in range(0, len(keys), 15):
             some = keys[at : at + 15]
             for word in ("sft", "dpo"):
@@ -180,10 +181,9 @@ def test_every_key_of_trl_is_taken_or_listed() -> None:
 
 
 def test_the_tables_name_keys_once() -> None:
-    left = [name for entry in LEFT for name in entry.names.split()]
+    left = [name for entry in trl.tool().left["keys"] for name in entry.names]
     assert len(left) == len(set(left))
     assert not set(left) & set(CASES)
-    assert all(len(row) == 3 for row in trl.mapping_rows())
 
 
 def test_what_trl_uses_where_the_file_is_silent() -> None:
@@ -363,14 +363,15 @@ def test_all_of_it_on_the_launch_line() -> None:
         "bf16": "false",
         "eval_strategy": "no",
     }
-    reading = trl.read("", "start.sh", flags, place, "sft")
+    reading = trl.read("", "start.sh", Call("", None, flags, place, "sft"))
     assert reading.value("trainer.max_steps") == 20
     assert reading.value("adapter.target_modules") == "all-linear"
     assert reading.value("adapter.lora_dropout") == 0
     assert reading.value("precision") == "fp32"
     assert "trainer.num_train_epochs" not in reading.taken
     assert all(found.place == place for found in reading.taken.values() if not found.is_default)
-    over = trl.read(yaml.safe_dump(FILE), "t.yaml", {"model_name_or_path": "org/other"}, place)
+    call = Call("", None, {"model_name_or_path": "org/other"}, place)
+    over = trl.read(yaml.safe_dump(FILE), "t.yaml", call)
     assert over.value("model.name_or_path") == "org/other"
     assert over.taken["model.name_or_path"].place == place
 
@@ -391,11 +392,11 @@ def test_hostile_values_are_listed(value: Any) -> None:
 
 
 def test_whose_file_it_is() -> None:
-    assert trl.tells(FILE)
-    assert trl.tells({"model_name_or_path": "m", "learning_rate": 1e-4})
-    assert trl.tells({"model_name_or_path": "m", "datasets": [{"path": "a/b"}]})
-    assert not trl.tells({"model_name_or_path": "m"})
-    assert not trl.tells({"base_model": "m", "datasets": []})
+    assert trl.is_recipe(FILE)
+    assert trl.is_recipe({"model_name_or_path": "m", "learning_rate": 1e-4})
+    assert trl.is_recipe({"model_name_or_path": "m", "datasets": [{"path": "a/b"}]})
+    assert not trl.is_recipe({"model_name_or_path": "m"})
+    assert not trl.is_recipe({"base_model": "m", "datasets": []})
     assert not read(FILE).dropped
 
 

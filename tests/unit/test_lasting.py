@@ -41,7 +41,7 @@ def test_a_log_without_room_goes_on_where_there_is_room_again(tmp_path, monkeypa
     assert said == [
         f"{tmp_path / 'log'} cannot be written (No space left on device): the run continues without it"
     ]
-    missing = "==== 2 lines are missing: the disk took none ===="
+    missing = "==== 2 lines are missing: the disk was full ===="
     assert (tmp_path / "log").read_text() == f"first\nsec\n{missing}\nfourth\nfifth\n"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.knowledge.lint.check import lint_text
-from launcher.knowledge.lint.ineffective import BELOW_STAGE3_ONLY, READ_NOWHERE, STAGE3_ONLY
+from launcher.knowledge.lint.consistency import BELOW_STAGE3_ONLY, READ_NOWHERE, STAGE3_ONLY
 from launcher.knowledge.lint.keys import known_keys, spellings, vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]

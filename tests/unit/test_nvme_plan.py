@@ -16,7 +16,7 @@ from memory_cases import states_of
 
 from launcher.doctor import start_checks
 from launcher.errors import MachineError, RecipeError
-from launcher.execute.leftovers import LOCK, claimed, swap_files
+from launcher.execute.leftovers import LOCK, reserved_folder, swap_files
 from launcher.knowledge.doctor.needs import built_ops, nvme_path
 from launcher.knowledge.lint.check import lint_text
 from launcher.plan.stored import StoredPlan
@@ -335,12 +335,12 @@ def leave_files(where):
 
 def test_files_of_a_killed_run_are_removed_and_no_others(tmp_path):
     where = tmp_path / "swap"
-    with claimed(where):
+    with reserved_folder(where):
         leave_files(where)
         assert len(swap_files(where)) == 3
     assert swap_files(where) == {}, "the end of a run leaves none"
     leave_files(where)
-    with claimed(where) as freed:
+    with reserved_folder(where) as freed:
         assert freed == 3000
     left = {str(path.relative_to(where)) for path in where.rglob("*") if path.is_file()}
     assert left == {LOCK, "precious.txt", "zero_stage_3/optimizer/rank0/notes.txt"}
@@ -353,7 +353,7 @@ def test_what_a_killed_run_left_counts_as_room(tmp_path, machine):
     free = start_checks.read_folder(where).free
     host = replace(plan.memory.host, nvme=free + 10 * GIB)
     plan = replace(plan, memory=replace(plan.memory, host=host))
-    with claimed(where):
+    with reserved_folder(where):
         pass
     leave_files(where)
     with pytest.raises(MachineError, match="the run needs"):
@@ -365,7 +365,7 @@ def test_what_a_killed_run_left_counts_as_room(tmp_path, machine):
 def test_files_of_somebody_elses_run_are_not_touched(tmp_path):
     where = tmp_path / "swap"
     leave_files(where)
-    with pytest.raises(MachineError, match="no run of effilaunch wrote") as raised, claimed(where):
+    with pytest.raises(MachineError, match="no run of effilaunch wrote") as raised, reserved_folder(where):
         pass
     assert raised.value.problems[0].code == "nvme-foreign"
     assert len(swap_files(where)) == 3
@@ -375,8 +375,8 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
     where = tmp_path / "swap"
     code = (
         "import sys; from pathlib import Path; from launcher.errors import MachineError\n"
-        "from launcher.execute.leftovers import claimed\n"
-        "try:\n    with claimed(Path(sys.argv[1])): print('got it')\n"
+        "from launcher.execute.leftovers import reserved_folder\n"
+        "try:\n    with reserved_folder(Path(sys.argv[1])): print('got it')\n"
         "except MachineError as error: print(error.problems[0].code, error.problems[0].message)\n"
     )
 
@@ -385,6 +385,6 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
             [sys.executable, "-c", code, str(where)], capture_output=True, text=True, check=True
         ).stdout
 
-    with claimed(where):
+    with reserved_folder(where):
         assert other().startswith(f"nvme-in-use another run (process {os.getpid()})")
     assert other() == "got it\n"

@@ -7,7 +7,7 @@ import tempfile
 import pytest
 
 from launcher.errors import Interrupted, MachineError, Problem, RecipeError, RunFailed
-from launcher.execute.scratch_run_dir import scratch_run_dir
+from launcher.execute.run_dir import scratch_run_dir
 
 
 @pytest.fixture(autouse=True)

@@ -71,7 +71,6 @@ def test_counts():
 def test_a_task_of_a_step():
     found = read(STEP)
     assert forgotten_srun(found, RUN) is None
-    assert runs_alone(found) == ""
     place = place_in(found, lambda host: f"address-of-{host}")
     assert place.job == "slurm-1.0"
     assert (place.member, place.members, place.num_nodes, place.node_rank) == (3, 4, 2, 1)

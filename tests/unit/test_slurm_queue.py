@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from launcher.commands import submitting
+from launcher.commands import submit
 from launcher.errors import (
     DoesNotFit,
     EffilaunchError,
@@ -21,7 +22,7 @@ from launcher.recipe.sweep import combine, folder_name, swept_overrides
 from launcher.schedulers import jobs as following
 from launcher.schedulers import slurm as scheduler
 from launcher.schedulers import slurm_queue
-from launcher.schedulers.jobs import follow, judge, said_errors
+from launcher.schedulers.jobs import follow, judge, printed_errors
 from launcher.schedulers.slurm_queue import Answer, Job, read_jobs, read_partitions
 from launcher.schedulers.submitted import Run, Submitted, read_submitted
 
@@ -111,7 +112,7 @@ def test_following_tells_each_change_once(tmp_path, monkeypatch):
     said: list[str] = []
     assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
     assert said == [
-        "job 4 waits behind jobs of higher priority",
+        "job 4 waits for jobs of higher priority",
         "  step 3: loss 1.5000",
         "job 4 runs on n[1-2]",
         "job 4 waits; Slurm starts a requeued job after two minutes; it was requeued 1 time(s)",
@@ -162,10 +163,10 @@ def test_a_job_that_never_starts_is_told_in_words(tmp_path, monkeypatch, reason)
         ("PartitionInactive", "waits until its partition starts jobs again: it is inactive"),
         ("NodeDown", "waits for a node that is down"),
         ("ReqNodeNotAvail,_UnavailableNodes:n1", "waits for nodes that are down, drained or reserved"),
-        ("JobHeldUser", "is held: `scontrol release` lets it go"),
+        ("JobHeldUser", "is held: `scontrol release` releases it"),
         ("JobHeldAdmin", "is held by an administrator"),
         ("Resources", "waits for free nodes"),
-        ("Priority", "waits behind jobs of higher priority"),
+        ("Priority", "waits for jobs of higher priority"),
     ],
 )
 def test_what_passes_is_told_and_waited_for(tmp_path, monkeypatch, reason, words):
@@ -211,14 +212,14 @@ def test_of_a_sweep_is_told_what_hinders_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("last", "code"), [("COMPLETED", 0), ("FAILED", 5)])
 def test_a_sweep_ends_as_its_worst_run(last, code, tmp_path, monkeypatch):
     jobs = {"4_0": Job("5", "COMPLETED", code=0), "4_1": Job("4", last, code=code)}
-    monkeypatch.setattr(submitting, "follow", lambda submitted, say: jobs)
+    monkeypatch.setattr(submit, "follow", lambda submitted, say: jobs)
     for number, job in enumerate(jobs.values()):
         (tmp_path / str(number)).mkdir()
         if job.code == 0:
             (tmp_path / str(number) / "COMPLETED").touch()
             (tmp_path / str(number) / "result.json").write_text('{"loss": {"last": 1.0}, "seconds": 2}')
     runs = tuple(Run(tmp_path / str(n), f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
-    outcome = submitting.follow_submitted(Submitted(tmp_path, "r.yaml", None, "4", runs, "slurm"), print)
+    outcome = submit.follow_submitted(Submitted(tmp_path, "r.yaml", None, "4", runs, "slurm"), print)
     assert (outcome.exit_code, len(outcome.problems)) == (code, bool(code))
 
 
@@ -253,7 +254,7 @@ def test_a_job_that_slurm_has_forgotten(tmp_path, monkeypatch):
         (Job("4", "CANCELLED", code=0, signal=15), "", Interrupted, "the job was cancelled"),
         (Job("4", "TIMEOUT", code=0), "", RunFailed, "reached its time limit"),
         (Job("4", "NODE_FAIL", code=0), "", RunFailed, "a node of the job failed"),
-        (Job("4", "PREEMPTED", code=0), "", RunFailed, "make room for another one"),
+        (Job("4", "PREEMPTED", code=0), "", RunFailed, "preempted"),
         (Job("4", "OUT_OF_MEMORY", code=0), "", RunFailed, "launch.slurm.mem"),
     ],
 )
@@ -296,15 +297,17 @@ def test_a_failed_prepare_job_is_the_cause(tmp_path):
 def test_what_is_told_of_a_job_that_was_not_taken(answer, kind, said, hint, tmp_path, monkeypatch):
     monkeypatch.setattr(scheduler, "submit", lambda script, dependency: answer)
     with pytest.raises(kind, match=said) as caught:
-        scheduler.submit_scripts(tmp_path, (None, tmp_path / "job.sbatch"), "r.yaml", [tmp_path], [])
+        scheduler.SCHEDULER.submit(
+            tmp_path, "r.yaml", ["job.sbatch"], [SimpleNamespace(run_dir=tmp_path, values={})]
+        )
     assert hint in caught.value.problems[0].hint
 
 
 def test_errors_are_those_of_the_last_start(tmp_path):
     log = tmp_path / "log"
     log.write_text("==== start 1\nerror: old\n==== start 2\n0: error: new\nerror: new\nno error: here\n")
-    assert said_errors(log) == ["new"]
-    assert said_errors(tmp_path / "absent") == []
+    assert printed_errors(log) == ["new"]
+    assert printed_errors(tmp_path / "absent") == []
 
 
 def test_what_was_submitted_is_read_again_and_a_stranger_refused(tmp_path):
@@ -337,9 +340,9 @@ def test_one_run_of_a_sweep_is_cancelled_without_the_prepare_job_of_all(
     run_dirs = [tmp_path / folder_name(number, v, 2) for number, v in enumerate(values)]
     for run_dir in run_dirs:
         run_dir.mkdir()
-    scripts = (tmp_path / "prepare.sbatch", tmp_path / "job.sbatch")
-    scheduler.submit_scripts(tmp_path, scripts, "r.yaml", run_dirs, values)
-    outcome = submitting.cancel_submitted(read_submitted(tmp_path / name))
+    runs = [SimpleNamespace(run_dir=path, values=v) for path, v in zip(run_dirs, values, strict=True)]
+    scheduler.SCHEDULER.submit(tmp_path, "r.yaml", ["prepare.sbatch", "job.sbatch"], runs)
+    outcome = submit.cancel_submitted(read_submitted(tmp_path / name))
     assert asked == [("scancel", *ended)]
     assert outcome.text.startswith(said)
     assert read_submitted(tmp_path / name).place == tmp_path / name  # what hints name

@@ -12,6 +12,7 @@ import pytest
 from factories import facts, recipe
 
 from launcher.errors import RecipeError
+from launcher.execute.run_dir import Stopped
 from launcher.facts.bash_syntax import check_shell
 from launcher.facts.hardware import parse_hardware
 from launcher.planner.planner import make_plan
@@ -256,7 +257,7 @@ def test_lines_of_setup_that_bash_can_read_are_not_run(lines, monkeypatch, tmp_p
 RUNNING = Job("7", "RUNNING", start="2026-01-01T10:00:00")
 PREEMPTED = Job("7", "RUNNING", start="2026-01-01T10:00:00", preempted="2026-01-01T11:00:00")
 LONG_AGO = Job("7", "RUNNING", start="2026-01-01T12:00:00", preempted="2026-01-01T11:00:00")
-USR1, TERM = {"signal": "SIGUSR1", "step": 9}, {"signal": "SIGTERM", "step": 9}
+USR1, TERM = Stopped("SIGUSR1", 9), Stopped("SIGTERM", 9)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 from checkpoints import checkpoint
 
 from launcher.errors import Problem, RunFailed
+from launcher.execute.attempts import Begun, may_pass, pause_before
 from launcher.execute.endings import KnownFailure, hang_problem, was_stopped
 from launcher.execute.following import Ended
 from launcher.execute.output import LogFile, Output, errors_in
-from launcher.execute.restarts import Begun, may_pass, pause_before
 from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost, parse_stack
 from launcher.facts.probe import OomKills, has_killed, read_oom_kills
 from launcher.facts.rank_status import LEFT_EARLY, RankStatus
@@ -337,7 +337,7 @@ TABLE = (
     "E1122 10:00:00.1 7 torch/distributed/elastic/multiprocessing/api.py:1000] failed (exitcode: 1)\n"
     "Traceback (most recent call last):\n  File launch.py\nChildFailedError:\n"
 )
-ELSEWHERE = "a process ended; what its launcher and the other ranks say is in "
+ELSEWHERE = "a process ended; the output of its launcher and of the other ranks is in "
 
 
 def test_a_launchers_table_is_in_the_log_alone(tmp_path):

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RunFailed
+from launcher.execute.attempts import may_pass
 from launcher.execute.endings import supervised_failure
 from launcher.execute.following import Ended
 from launcher.execute.nodes.peers import Part
-from launcher.execute.restarts import may_pass
 from launcher.execute.supervise import Watch
 from launcher.facts.probe import OomKills
 from launcher.facts.rank_status import process_started

@@ -30,7 +30,7 @@ from launcher.errors import (
 )
 from launcher.execute.binding import Order, bind_order
 from launcher.execute.following import Ended, Start, follow
-from launcher.execute.leftovers import claimed, remove_shared_buffers, remove_stale_locks
+from launcher.execute.leftovers import remove_shared_buffers, remove_stale_locks, reserved_folder
 from launcher.execute.nodes.group import HOST_LOST
 from launcher.execute.nodes.hello import look, own_hello
 from launcher.execute.nodes.peers import Said
@@ -319,7 +319,7 @@ def _holding_nvme(place: JobMember, order: Order) -> contextlib.AbstractContextM
     """This machine's folder of an offload: the head holds its own, and one member a machine does here."""
     if order.nvme is None or place.node_rank == 0 or place.local_task != 0:
         return contextlib.nullcontext()
-    return claimed(Path(order.nvme))
+    return reserved_folder(Path(order.nvme))
 
 
 def _take_part(

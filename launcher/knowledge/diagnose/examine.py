@@ -1,4 +1,4 @@
-"""Logs in, diagnosis out: read, take the errors, match them, and name the recipe's lines."""
+"""Diagnose logs and run directories: read them, collect errors, and find the cause."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from launcher.knowledge.diagnose.run_dir import (
 )
 from launcher.knowledge.diagnose.symptoms import Watch
 from launcher.knowledge.diagnose.tracebacks import Errors
-from launcher.knowledge.failures.failure import Failure
+from launcher.knowledge.failures.catalogue import Failure
 
 
 class Examination:
-    """What is gathered while logs are read once, one after the other."""
+    """What is collected while logs are read once, one after the other."""
 
     def __init__(self, registry: Sequence[Failure]) -> None:
         self.registry = registry
@@ -54,7 +54,7 @@ class Examination:
         self._order = 0
 
     def read(self, stream: IO[bytes], name: str, rank: int | None, *, skip: int = 0) -> None:
-        """One log, to its end. skip: its first bytes, which an earlier run wrote."""
+        """Read one log. skip: its first bytes, which an earlier run wrote."""
         learnt = Learnt()
         for number, raw, matters in raw_lines(stream, skip, forms.WORDS):
             self._order += 1
@@ -62,8 +62,8 @@ class Examination:
             self.watch.last = raw[:400].strip() or self.watch.last
             self.lines.every(raw, number, name)
             if not matters and self.errors.idle:
-                task_or_rank = forms.rank_in(raw)
-                self._count(task_or_rank[0], None if task_or_rank[1] == learnt.filled else task_or_rank[1])
+                line_rank, task = forms.rank_in(raw)
+                self._count(line_rank, None if task == learnt.filled else task)
                 continue
             for line in clean(raw, number, name, rank, learnt):
                 line.order = self._order
@@ -82,7 +82,7 @@ class Examination:
             self.tasks.add(task)
 
     def verdict(self) -> Diagnosis:
-        """The cause first; a known failure wherever one of the errors that count is one."""
+        """The diagnosis of all logs so far: a known failure if one of the possible causes is one."""
         errors = self.errors
         if not self.ranks:
             self.ranks |= self.tasks
@@ -93,63 +93,60 @@ class Examination:
             errors.found.values(), steps=errors.steps, success=errors.success, tests=errors.tests
         )
         found = self._known(left)
-        unknown: list[Unknown] = []
         failed = [error for error in left if proves_failure(error, success=bool(errors.success))]
         found = found or self.lines.shown(failed=bool(failed))
         if not found and not failed:
             symptoms = self.watch.divergence if errors.success else self.watch.findings
             found = symptoms(self.registry)
-        if not found and (told := self.lines.explained(failed)) is not None:
-            found = [Finding(told[0], told[1], *self._ranks(told[1]))]
-        if not found and failed and all(map(_names_no_cause, failed)):
+        if not found and (explained := self.lines.explained(failed)) is not None:
+            found = [Finding(*explained, *self._ranks(explained[1]))]
+        are_without_cause = all(
+            is_launchers(error) or (error.kind == "traceback" and not error.type) for error in failed
+        )
+        if not found and failed and are_without_cause:  # of launchers, or cut off
             found = self.lines.before_the_end()
+        unknown: list[Unknown] = []
         if not found and failed:
-            shown = failed[0]
-            if is_launchers(shown):  # it names no cause; a line that a process wrote before may
-                shown = next((error for error in left if not is_launchers(error)), shown)
+            # A launcher's error has no cause; one of a process before it may.
+            own = [error for error in left if not is_launchers(error)]
+            shown = own[0] if is_launchers(failed[0]) and own else failed[0]
             unknown = [Unknown(shown.real(), *self._ranks(shown, shown.real()))]
         noticed = [] if found or unknown else self.lines.noticed()
         return Diagnosis(found, unknown, max(1, len(self.ranks)), noticed)
 
     def _known(self, left: Sequence[Error]) -> list[Finding]:
-        """The first error that is a known failure, unless an unknown one stands before it."""
+        """The first error that is a known failure, unless an unknown cause comes before it."""
         decided: Error | None = None
         for error in left:
             if decided is not None and not _independent(decided, error):
                 continue
-            match = recognise_error(error, self.registry)
-            if match is not None:
+            if (match := recognise_error(error, self.registry)) is not None:
                 failure, link = match
-                alike = [
+                same = [
                     e
                     for e in left
                     if ((other := recognise_error(e, self.registry)) and other[0] is failure)
                     or (forms.KERNEL.search(error.message) and is_asynchronous(e))
                 ]
-                ranks = self._ranks(error, link, *alike)
+                ranks = self._ranks(error, link, *same)
                 return [Finding(self.lines.closer(failure), link, *ranks, meant=meant_field(link.headline))]
             if decided is None and error.kind == "traceback" and error.type and is_cause(error):
                 decided = error
         return []
 
-    def _ranks(self, error: Error, *alike: Error) -> tuple[tuple[int, ...], int | None]:
+    def _ranks(self, error: Error, *same: Error) -> tuple[tuple[int, ...], int | None]:
         """All ranks of an error and of those that are the same failure, and its first rank."""
-        ranks = set(error.ranks).union(*(other.ranks for other in alike))
+        ranks = set(error.ranks).union(*(other.ranks for other in same))
         first = error.first_rank
-        if not ranks and self.errors.root_rank is not None:  # its lines name none, the launcher's table does
+        if not ranks and self.errors.root_rank is not None:  # only the launcher's table has one
             first = self.errors.root_rank
             ranks = {first}
             self.ranks |= ranks
         return tuple(sorted(ranks)), first
 
 
-def _names_no_cause(error: Error) -> bool:
-    """Whether it is a launcher's, or a traceback whose end is not in the log."""
-    return is_launchers(error) or (error.kind == "traceback" and not error.type)
-
-
 def _independent(unknown: Error, other: Error) -> bool:
-    """Whether another rank's error may well be the earlier one: neither has a time, and both are causes."""
+    """Whether another rank's error may be the earlier one: they have no times, and both are causes."""
     timed = unknown.time is not None and other.time is not None
     apart = unknown.ranks and other.ranks and not unknown.ranks & other.ranks
     return bool(apart) and not timed and is_cause(other) and other.kind == "traceback"
@@ -173,7 +170,7 @@ def diagnose(paths: Sequence[str], registry: Sequence[Failure]) -> Diagnosis:
         examination.watch.read_run(folder)
         if (folder / "COMPLETED").is_file():
             return Diagnosis(examination.watch.divergence(registry), [], max(1, len(examination.ranks)))
-        examination.errors.success.clear()  # of a run directory the marker alone tells
+        examination.errors.success.clear()  # only the marker proves the success of a run directory
     verdict = examination.verdict()
     for folder in filter(is_run_dir, map(Path, paths)):
         verdict = _as_seen(verdict, folder)
@@ -183,20 +180,19 @@ def diagnose(paths: Sequence[str], registry: Sequence[Failure]) -> Diagnosis:
 
 
 _KILLED = re.compile(r"(?:exitcode *: *|return code = )-9\b|SIGKILL|[Ss]ignal 9\b|code:? 137\b|\bKilled\b")
-"""A process was killed: nothing says for what."""
+"""A process was killed, for an unknown reason."""
 
 
 def _as_seen(verdict: Diagnosis, folder: Path) -> Diagnosis:
-    """The verdict with what the supervisor knew of a killed rank: logs look alike, whoever did it."""
+    """The verdict with what the supervisor knows of a killed rank: the logs do not show who killed it."""
     lost = read_lost(folder)
     if lost is None:
         return verdict
     if not verdict.findings and not verdict.unknown:  # no log has a line of it
-        struck = "; the kernel's OOM killer was at work meanwhile" if lost.oom else ""
-        error = Error("", lost.message + struck, file=str(folder / "logs" / LOST), line=1)
-        return replace(
-            verdict, unknown=[Unknown(error, lost.ranks, min(lost.ranks, default=None))], noticed=[]
-        )
+        killer = "; meanwhile the kernel's OOM killer killed a process" if lost.oom else ""
+        error = Error("", lost.message + killer, file=str(folder / "logs" / LOST), line=1)
+        unknown = Unknown(error, lost.ranks, min(lost.ranks, default=None))
+        return replace(verdict, unknown=[unknown], noticed=[])
     if lost.oom is not False or not verdict.findings:
         return verdict
     first = verdict.findings[0]
@@ -208,7 +204,7 @@ def _as_seen(verdict: Diagnosis, folder: Path) -> Diagnosis:
 
 
 def _run_below(given: str) -> str:
-    """The run directory that a folder holds, for one who names the folder above it; else what was given."""
+    """The only run directory in a folder; a path without one is returned unchanged."""
     folder = Path(given)
     if given == "-" or not folder.is_dir() or is_run_dir(folder):
         return given
@@ -217,14 +213,9 @@ def _run_below(given: str) -> str:
         key=lambda run: (run / "plan.json").stat().st_mtime,
     )
     if len(runs) > 1:
-        raise RecipeError(
-            Problem(
-                "log-unreadable",
-                f"cannot diagnose: the folder holds {len(runs)} run directories",
-                given,
-                hint=f"name one of them; the latest is {runs[-1]}",
-            )
-        )
+        message = f"cannot diagnose: the folder contains {len(runs)} run directories"
+        hint = f"name one of them; the latest is {runs[-1]}"
+        raise RecipeError(Problem("log-unreadable", message, given, hint=hint))
     return str(runs[0]) if runs else given
 
 
@@ -232,7 +223,7 @@ def _run_below(given: str) -> str:
 class _Log:
     name: str
     rank: int | None
-    """Where the name of the file tells it."""
+    """From the name of the file."""
     open: Callable[[], ContextManager[IO[bytes]]]
     skip: int = 0
     """Bytes of earlier runs."""
@@ -242,11 +233,11 @@ def _logs(paths: Sequence[str]) -> Iterator[_Log]:
     for given in paths:
         path = Path(given)
         if given == "-":
-            yield _Log("-", None, _standard_input)
+            yield _Log("-", None, lambda: nullcontext(sys.stdin.buffer))  # not ours to close
         elif path.is_dir():
             logs = logs_of(path)
             if not logs and not recorded_errors(path) and not (path / "metrics.jsonl").is_file():
-                raise _unreadable(given, "the folder holds no logs")
+                raise _unreadable(given, "the folder contains no logs")
             earlier = earlier_bytes(path)
             for log in logs:
                 yield _Log(str(log), rank_of(log), partial(open_log, log), earlier.get(log.name, 0))
@@ -265,11 +256,6 @@ def open_log(path: Path) -> ContextManager[IO[bytes]]:
     return path.open("rb")
 
 
-def _standard_input() -> ContextManager[IO[bytes]]:
-    return nullcontext(sys.stdin.buffer)  # not ours to close
-
-
 def _unreadable(name: str, why: str) -> RecipeError:
-    return RecipeError(
-        Problem("log-unreadable", f"cannot diagnose: {why}", name, hint="name a run directory or a log")
-    )
+    hint = "name a run directory or a log"
+    return RecipeError(Problem("log-unreadable", f"cannot diagnose: {why}", name, hint=hint))

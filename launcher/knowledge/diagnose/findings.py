@@ -1,4 +1,4 @@
-"""What `diagnose` finds: errors, the known failures they are, and the lines of the recipe to change."""
+"""The result of `diagnose`: errors, their known failures, and the recipe lines to change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from launcher.knowledge.failures.failure import Failure
+from launcher.knowledge.failures.catalogue import Failure
 
 Kind = Literal["traceback", "exception", "line"]
 _INNERMOST = 6
@@ -21,7 +21,7 @@ class Frame:
     line: int
     function: str
     source: str = ""
-    """The line of code that is printed below it."""
+    """The line of code below it."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Error:
     frames: tuple[Frame, ...] = ()
     """The calls as printed: the innermost last."""
     kind: Kind = "traceback"
-    """A whole traceback, an exception's last line alone, or a line that is an error by its form."""
+    """A complete traceback, only the last line of one, or a line that is an error by its form."""
     causes: tuple[Error, ...] = ()
     """The exceptions that it was raised from or while handling, the first one first."""
     direct: bool = False
@@ -49,18 +49,18 @@ class Error:
     file: str = ""
     line: int = 0
     order: int = 0
-    """Its place among all lines read."""
+    """Its position among all lines read."""
     last: int = 0
-    """The same of its last repetition."""
+    """The position of its last repetition."""
     steps_before: int = 0
     """Training steps logged when it was last seen."""
     in_tests: bool = False
     """Whether pytest or unittest reported it, each time."""
 
     def text(self) -> str:
-        """What patterns are applied to: class and message, then the calls, innermost first.
+        """The text that patterns are applied to: class and message, then the calls, innermost first.
 
-        The innermost calls have their line of code below them; further out it is the user's own.
+        Only the innermost calls have their line of code: further out it is the user's own.
         """
         lines = [self.headline]
         for depth, frame in enumerate(reversed(self.frames)):
@@ -74,10 +74,8 @@ class Error:
         return ": ".join(part for part in (self.type, self.message) if part)
 
     def real(self) -> Error:
-        """The exception to show where nothing is known: the one that a chain was raised from."""
-        if self.causes and self.direct:
-            return self.causes[0]
-        return self
+        """The exception to show of an unknown failure: the first one of a chain of `raise … from …`."""
+        return self.causes[0] if self.causes and self.direct else self
 
     def to_json(self) -> dict[str, Any]:
         return {"type": self.type, "message": self.message, "frames": [asdict(f) for f in self.frames]}
@@ -97,7 +95,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A known failure that a run met."""
+    """A known failure in a log."""
 
     failure: Failure
     error: Error
@@ -115,10 +113,7 @@ class Finding:
             "cause": failure.cause,
             "mend": failure.fix,
             "error": self.error.to_json(),
-            "ranks": list(self.ranks),
-            "first_rank": self.first_rank,
-            "file": self.error.file,
-            "line": self.error.line,
+            **_place(self),
             "changes": dict(failure.changes),
             "recipe": [asdict(edit) for edit in self.recipe],
             "did_you_mean": self.meant,
@@ -134,27 +129,26 @@ class Unknown:
     first_rank: int | None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **self.error.to_json(),
-            "ranks": list(self.ranks),
-            "first_rank": self.first_rank,
-            "file": self.error.file,
-            "line": self.error.line,
-        }
+        return {**self.error.to_json(), **_place(self)}
+
+
+def _place(found: Finding | Unknown) -> dict[str, Any]:
+    error, ranks = found.error, list(found.ranks)
+    return {"ranks": ranks, "first_rank": found.first_rank, "file": error.file, "line": error.line}
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All that the logs tell: the cause first."""
+    """The result for all logs: the cause first."""
 
     findings: Sequence[Finding]
     unknown: Sequence[Unknown]
     ranks: int
-    """Ranks that the logs name; at least 1."""
+    """Number of ranks in the logs; at least 1."""
     noticed: Sequence[Finding] = ()
-    """Where nothing failed: what the logs warn of and people are surprised by later."""
+    """If nothing failed: known failures that stop no run, whose signs the logs have."""
     unfinished: str | None = None
-    """Where nothing failed: the run directory that has no result either."""
+    """If nothing failed: a run directory without a result."""
 
     def to_json(self) -> Mapping[str, Any]:
         return {

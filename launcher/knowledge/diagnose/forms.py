@@ -1,11 +1,11 @@
-"""The forms of log lines: what begins a traceback, is a call of it, ends it, or is an error on its own."""
+"""Patterns of log lines: the parts of a traceback, errors, endings of processes, and progress."""
 
 from __future__ import annotations
 
 import re
 
 DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+ .{0,80}\(most recent call first\):\s*$")
-"""Where a process stood, as faulthandler writes it: the innermost call first."""
+"""The calls of a process as faulthandler prints them: the innermost first."""
 HEADER = re.compile(r"Traceback \(most recent (?:call|caller) (?:last|first)\):?\s*$")
 WRAPPED = re.compile(r"(?:Original|Remote|Worker) Traceback \(most recent call last\)", re.IGNORECASE)
 IGNORED = re.compile(r"^\s*(?:Exception ignored in|Exception in thread .*tqdm|--- Logging error ---)")
@@ -17,14 +17,14 @@ CELL_FRAME = re.compile(
     r"(?:\]\(https?://\S{0,400}\))?"
     r"(?::(?P<line>\d{1,9}), in| in) (?P<function>[\w.<>]+|<cell line: \d+>)(?:\(|$)"
 )
-"""A call in a notebook's traceback; Colab makes a link of the file."""
+"""A call in a notebook's traceback; Colab turns the file into a link."""
 CELL_HEADER = re.compile(r"^(?P<type>[A-Z]\w*) {2,}Traceback \(most recent call last\)\s*$")
 """The first line of a notebook's traceback, which names the exception's class."""
 CELL_SOURCE = re.compile(r"^-{1,4}> ?\[?\d+(?:\]\(https?://\S+\))? ?(?P<code>.*)$|^---")
-"""A notebook's mark of the line that was called: the more digits, the shorter the arrow."""
+"""The arrow at the line that was called in a notebook; it is shorter for larger line numbers."""
 DIRECT = "The above exception was the direct cause of"
 HANDLING = "During handling of the above exception, another"
-"""Both without their ends, which a narrow terminal breaks off."""
+"""Both without their ends, which a narrow terminal wraps."""
 GROUP = re.compile(r"^\s*(?:\+-\+-+ (?:\d+|\.\.\.) -+|\+-{4,})\s*$")
 GROUP_MARGIN = re.compile(r"^\s*[+|](?: |$)")
 
@@ -37,22 +37,22 @@ EXCEPTION = re.compile(
 ANY_CLASS = re.compile(
     r"^(?P<indent>\s*)(?P<type>[A-Za-z_]\w*(?:\.\w+)*\.[A-Z]\w*|[A-Z][A-Za-z]\w*)(?:: ?(?P<message>.*))?$"
 )
-"""A class that is not called an error; only right after the lines of a traceback."""
+"""Any other class; only right after the lines of a traceback."""
 _EXPECTED = "XFAIL|XPASS|SKIPPED|PASSED|RERUN|[Ee]xpected failure|xfailed|skipped"
-"""What pytest and unittest say of a test that did not fail."""
+"""Results of tests that did not fail."""
 TOLD = re.compile(
     rf"^(?!.{{0,400}}?\b(?:{_EXPECTED})\b)"
     rf"(?:E {{2,}}|(?:FAILED|ERROR) \S+::.{{1,400}}? - |(?!\s|\S+:\d+:)[^\"'`]{{1,80}}?[:(] ?)"
     rf"(?P<type>{_NAME}[A-Z]\w*?{_ENDING})(?:: |\()(?P<message>.+)$"
 )
-"""An exception that somebody speaks of: pytest, or a program that caught it and may have dealt with it."""
+"""An exception in a report: of pytest, or of a program that caught it and may have handled it."""
 STOPPED = re.compile(
     r"^(?!\s)[^\"'`:]{0,60}\b(?:stopped|failed|aborted|crashed|died|gave up)\b[^\"'`:]{0,40}: "
     r"(?P<message>\S.+)$"
 )
-"""A program's own words for its end, with the exception's message but not its class."""
+"""A program's own message about its end, with the exception's message but not its class."""
 DOUBLED = re.compile(rf"(?P<type>[A-Z]\w*{_ENDING})(?P=type)(?:: ?)+(?P<message>.*)$")
-"""Two ranks wrote the same line at once."""
+"""The same line of two ranks, written at the same time."""
 
 KILLED = re.compile(
     r"oom.?kill|Out of memory: Kill|Killed process \d+|OUT_OF_MEMORY|"
@@ -87,11 +87,11 @@ ENDED = re.compile(
     r"^\S*python[\d.]*(?:\.exe)?: "
     r"(?:Error while finding module specification|No module named |can't open file )"
 )
-"""What Python's argparse, Python itself, or a scheduler, ends a program with."""
+"""The last line of a program that argparse, Python itself or a scheduler ended."""
 DIED = re.compile(r"thread terminated with exception|terminate called after throwing")
 NATIVE = re.compile(DIED.pattern + r"|^\s*what\(\):|Assertion [`'\"].*failed|^FAILED: |^ninja: |^nvcc fatal")
 KERNEL = re.compile(r"\.cuh?:\d+: .{0,400}Assertion [`'\"]")
-"""What a CUDA kernel prints when its assertion fails."""
+"""A failed assertion of a CUDA kernel."""
 WARNING = re.compile(
     r"^(?:[-|:\s]*\[?(?:WARNING|WARN|INFO|DEBUG)\b|\[?[WI](?:\d{3,4})? )|Warning: |\bWARNING\b|^wandb: "
 )
@@ -114,12 +114,12 @@ WORDS = (
     b"test session", b"Captured", b" passed", b" failed", b" error", b" skipped", b" xfailed", b" xpassed",
     b" deselected", b"Ran ", b"OK", b"FAILED",
 )  # fmt: skip
-"""A line without any of these matters only while a traceback is open: a fast sieve for logs of gigabytes."""
+"""A line without any of these matters only while a traceback is open: a fast filter for logs of gigabytes."""
 _RANK = re.compile(rb"\[(?:rank|default) ?(\d{1,6})\]:|\[\d+,(\d{1,6})\]<|^(\d{1,6}): ")
 
 
 def rank_in(raw: bytes) -> tuple[int | None, int | None]:
-    """The rank, and the task, that a line's first bytes name; fast."""
+    """The rank, and the task, at the beginning of a line; fast."""
     found = _RANK.search(raw[:80])
     if found is None:
         return None, None
@@ -129,21 +129,18 @@ def rank_in(raw: bytes) -> tuple[int | None, int | None]:
 
 
 def is_error(text: str) -> bool:
-    """Whether a line says by its form that it is an error, whatever it says."""
-    if any(_says(form, text) for form in (KILLED, CRASHED, EXITED)):
-        return True
+    """Whether a line is an error by its form, whatever its content."""
+    for form in (KILLED, CRASHED, EXITED):
+        # Text in quotes is only mentioned.
+        if any(text[: found.start()][-1:] not in ("`", '"', "'") for found in form.finditer(text)):
+            return True
     if WARNING.search(text[:200]) and not LEVEL.match(text):
         return False
     return bool(SAID.match(text) or ENDED.search(text) or LEVEL.match(text) or NATIVE.search(text))
 
 
-def _says(form: re.Pattern[str], text: str) -> bool:
-    """Whether a line says it itself: what stands in quotes is spoken about."""
-    return any(text[: found.start()][-1:] not in ("`", '"', "'") for found in form.finditer(text))
-
-
 def undouble(text: str) -> tuple[str, str] | None:
-    """Class and message of a line that two ranks wrote into one another; None when it is no such line."""
+    """Class and message of a line that two ranks wrote at the same time; None for other lines."""
     if text[:1].isspace():
         return None
     found = DOUBLED.search(text[:300])

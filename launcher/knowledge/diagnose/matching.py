@@ -1,7 +1,7 @@
 """Which error of a run is the cause, and which known failure it is.
 
 Causes come before consequences (a rank that waits for a dead one), then the earlier before the later.
-Patterns are applied to errors, and to arbitrary lines only for the failures that show themselves so.
+Patterns are applied to errors; to other lines only for the failures of BY_A_LINE and TOLD_BEFORE.
 """
 
 from __future__ import annotations
@@ -15,51 +15,47 @@ from launcher.knowledge.diagnose import forms
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.diagnose.reading import Learnt, clean
 from launcher.knowledge.diagnose.tracebacks import TestRuns
-from launcher.knowledge.failures.failure import Failure
-from launcher.knowledge.failures.installation import GONE
+from launcher.knowledge.failures.catalogue import GONE, Failure
 from launcher.recipe.field_tables import TASK_TABLES, field_table
 from launcher.recipe.suggestions import TRAINER_REMOVED, close_key
 
 BY_A_LINE = ("zero-steps", "cache-disk", "double-peft")
-"""Failures that stop no process: a line that is no error tells of them, and the run is none."""
+"""Failures of runs that end without an error, recognised by a line that is no error."""
 NEEDS_A_FAILURE = ("cache-disk",)
-"""Of those, the ones that are mere warnings in a run that goes on."""
-
+"""Of those, the ones that are only warnings in a run that continues."""
 TOLD_BEFORE = {"no-grad-fn": "adapter-not-trainable", "tokenizer-file-broken": "tokenizer-packages"}
-"""Failure by its error -> the one it is where a line that is no error told of that."""
-
+"""Failure -> a more specific one, if a line before the error matches it."""
 EXPLAINED = ((re.compile(r"Error no file named .{1,200} found in directory"), "zero3-no-gather"),)
-"""An error that may have many causes, and the failure that is its cause where the logs show its sign."""
+"""An error with many possible causes, and the failure that is its cause if the logs have its sign."""
 
+_HOST_KILLED = re.compile(r"oom.?kill|Out of memory: Kill|OUT_OF_MEMORY", re.IGNORECASE)
+_STEP_ENDED = re.compile(
+    r"^srun: error: .{1,200}: tasks? [\d,-]+: (?:Killed|Terminated)\b|"
+    r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ \*\*\*\s*$"
+)
+"""srun ends the other tasks of a step where one failed; a task without memory is `Out Of Memory`."""
+_ASYNCHRONOUS = re.compile(r"CUDA error: device-side assert triggered")
+"""Raised by some later call: the line of the kernel, which may have no rank, has the cause."""
+_OWN_NAME = re.compile(r"connectFullMesh failed with .{0,200}Connection refused, remote=\[127\.0\.1\.1\]")
+"""Refused by an address that no other machine has: the ranks were never connected, so none has failed."""
+_TIMED_OUT = re.compile(
+    r"[Ww]atchdog caught collective|collective operation timeout|Watchdog.*timeout|"
+    r"To avoid data inconsistency|NCCL (?:operations|watchdog)|Some NCCL operations have failed"
+)
+_WORKER_DIED = re.compile(r"DataLoader worker \(pid.*killed by signal: Kill|abruptly died during map")
 _FOLLOWS = re.compile(
     r"Connection (?:reset|closed|refused)|[Bb]roken pipe|Socket Timeout|Timed out waiting|store->get|"
     r"recvValue failed|sendBytes failed|NCCL error|ncclRemoteError|ncclSystemError|remote process exited|"
     r"[Rr]ead error \[|SignalException|got signal: \d+|SIGTERM|Signal 15|exit ?code ?: ?-15|"
-    r"DataLoader worker \(pid.*killed by signal: Kill|abruptly died during map|KeyboardInterrupt|SystemExit|"
+    r"KeyboardInterrupt|SystemExit|"
     r"[Cc]lient socket has |C10d store has failed|RendezvousTimeoutError|connect\(\) timed out\. Original"
-)
-_ASYNCHRONOUS = re.compile(r"CUDA error: device-side assert triggered")
-"""Raised by some later call: the kernel's own line, which may have no rank, tells what was wrong."""
-_OWN_NAME = re.compile(r"connectFullMesh failed with .{0,200}Connection refused, remote=\[127\.0\.1\.1\]")
-"""Refused by an address that no other machine has: the ranks have never met, so none of them is gone."""
-_TIMED_OUT = re.compile(
-    r"[Ww]atchdog caught collective|collective operation timeout|Watchdog.*timeout|"
-    r"To avoid data inconsistency|NCCL (?:operations|watchdog)|Some NCCL operations have failed"
 )
 _LAUNCHER = re.compile(
     r"ChildFailedError|CalledProcessError|exits with return code|failed \(exitcode|exitcode +:|"
     r"Exited with exit code|sigkill_handler|non-zero exit status|RayTaskError"
 )
-_STEP_ENDED = re.compile(
-    r"^srun: error: .{1,200}: tasks? [\d,-]+: (?:Killed|Terminated)\b|"
-    r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ \*\*\*\s*$"
-)
-"""srun ends the other tasks of a step where one failed; of memory it says `Out Of Memory`."""
-_HOST_KILLED = re.compile(r"oom.?kill|Out of memory: Kill|OUT_OF_MEMORY", re.IGNORECASE)
 _SURVIVED_STEPS = 3
-"""Logged steps after an error that prove that training went on."""
-
-
+"""Logged steps after an error that prove that training continued."""
 _HEAD, _END = 12_000, 4_000
 """Characters of an error's text that patterns are applied to, from its beginning and its end."""
 
@@ -70,7 +66,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def recognise(texts: Sequence[str], registry: Iterable[Failure]) -> Failure | None:
-    """The failure whose pattern fits one of the texts; of several, the one that fits most of it."""
+    """The failure whose pattern matches one of the texts; of several, the one with the longest match."""
     best: tuple[int, Failure] | None = None
     for failure in registry:
         for pattern in failure.patterns:
@@ -86,46 +82,40 @@ def recognise_error(error: Error, registry: Sequence[Failure]) -> tuple[Failure,
     """The failure of an exception or of one that it was raised from, and that exception."""
     if not error.type and "\n" in error.message:  # several lines that may be the message
         for line in error.message.splitlines():
-            failure = recognise((_shortened(line),), registry)
-            if failure is not None:
+            if (failure := recognise((_shortened(line),), registry)) is not None:
                 return failure, error
     for link in (error, *reversed(error.causes)):
-        # A terminal's width, or the library that draws tracebacks, may have broken the message into lines.
+        # A narrow terminal, or the library that draws tracebacks, may have split the message into lines.
         message, headline, text = map(_shortened, (link.message, link.headline, link.text()))
         texts = dict.fromkeys((message, headline, text, " ".join(headline.split())))
-        failure = recognise(tuple(texts), registry)
-        if failure is not None:
+        if (failure := recognise(tuple(texts), registry)) is not None:
             return failure, link
     return None
 
 
 def _shortened(text: str) -> str:
-    """A message may be a whole list of weights; a pattern's time grows with more than its length."""
+    """A message may list all weights, and the time of a pattern is more than linear in the length."""
     return text if len(text) <= _HEAD + _END else f"{text[:_HEAD]}\n{text[-_END:]}"
 
 
 def weight(error: Error) -> int:
-    """0: a cause; more: the further down the list of consequences."""
-    text = error.headline
-    if _OWN_NAME.search(text):
-        return 0
-    if _HOST_KILLED.search(text) and error.kind == "line":
-        return 0
-    if _STEP_ENDED.search(text):
-        return 8
-    if forms.KILLED.search(text) and not _is_plain_exception(error):
-        return 3
-    if is_launchers(error):
-        return 7
-    if is_asynchronous(error):
-        return 2
-    if _TIMED_OUT.search(text):
-        return 5
-    if _FOLLOWS.search(text):
-        return 4 if "abruptly" in text or "DataLoader" in text else 6
-    if error.kind == "line":
-        return 1
-    return 6 if not (text or error.causes) else 0
+    """0 for a cause; the larger, the further an error is from the cause."""
+    text, is_line = error.headline, error.kind == "line"
+    is_plain_exception = not is_line and "ChildFailedError" not in error.type  # it only mentions a signal
+    for applies, found in (
+        (_OWN_NAME.search(text) or (is_line and _HOST_KILLED.search(text)), 0),
+        (_STEP_ENDED.search(text), 8),
+        (not is_plain_exception and forms.KILLED.search(text), 3),
+        (is_launchers(error), 7),
+        (is_asynchronous(error), 2),
+        (_TIMED_OUT.search(text), 5),
+        (_WORKER_DIED.search(text), 4),
+        (_FOLLOWS.search(text), 6),
+        (is_line, 1),
+    ):
+        if applies:
+            return found
+    return 0 if text or error.causes else 6
 
 
 def is_asynchronous(error: Error) -> bool:
@@ -139,23 +129,17 @@ def is_cause(error: Error) -> bool:
 
 
 def is_launchers(error: Error) -> bool:
-    """Whether it is a launcher's, which tells that a process ended and not why."""
-    text = error.headline
-    return bool(_LAUNCHER.search(text) or forms.EXITED.search(text) or _STEP_ENDED.search(text))
-
-
-def _is_plain_exception(error: Error) -> bool:
-    """Whether it is Python's own error that merely speaks of a signal."""
-    return error.kind != "line" and "ChildFailedError" not in error.type
+    """Whether a launcher printed it, which knows that a process ended but not why."""
+    return any(form.search(error.headline) for form in (_LAUNCHER, forms.EXITED, _STEP_ENDED))
 
 
 def candidates(
     errors: Iterable[Error], *, steps: Mapping[str, int], success: Mapping[str, int], tests: TestRuns
 ) -> list[Error]:
-    """The errors that may be the end of the run, likeliest cause first.
+    """The errors that may have ended the run, likeliest cause first.
 
-    steps, success: file -> its logged steps, and the order of its last line that tells of a success. An error
-    that training or a success came after was none, nor was one that a test expected.
+    steps, success: file -> its logged steps, and the order of its last line that reports success. Errors that
+    training or a success followed are left out, and those that a test expected.
     """
     left = [
         e
@@ -165,25 +149,20 @@ def candidates(
         and not tests.dismisses(e)
     ]
     timed = all(error.time is not None for error in left if weight(error) == 0)
-
-    def key(error: Error) -> tuple[float, ...]:
-        return (weight(error), (error.time or 0.0) if timed else 0.0, error.order)
-
-    return sorted(left, key=key)
+    return sorted(left, key=lambda e: (weight(e), (e.time or 0.0) if timed else 0.0, e.order))
 
 
 def proves_failure(error: Error, *, success: bool) -> bool:
-    """Whether a run that printed this did fail: an unmatched line of level ERROR alone does not.
+    """Whether a run that printed this has failed: an unknown line of level ERROR is no proof.
 
-    success: training told of a success before, so that an exit code may be another program's.
+    success: training reported success before, so that an exit code may be another program's.
     """
     if error.kind in ("traceback", "exception"):
         return True
     text = error.message
-    code = forms.EXITED.search(text)
     if success:
         return bool(_HOST_KILLED.search(text))
-    if code is not None:
+    if (code := forms.EXITED.search(text)) is not None:
         return any(group not in (None, "0") for group in code.groups())
     return any(form.search(text) for form in (forms.KILLED, forms.CRASHED, forms.DIED, forms.ENDED))
 
@@ -202,15 +181,11 @@ _TRL = ("training_arguments", *(table.name for table in TASK_TABLES.values() if 
 
 
 def meant_field(message: str) -> str | None:
-    """The field whose name resembles the one that a constructor refused; None where nothing does.
-
-    None too for a field that another version has: it is spelt as it was meant.
-    """
+    """The field whose name resembles the one that a constructor refused; None for one of other versions."""
     found = _REFUSED.search(message)
     if found is None:
         return None
-    tables = _TABLES.get(found["owner"], _TRL)
-    fields = [name for table in tables for name in field_table(table)["fields"]]
+    fields = [name for table in _TABLES.get(found["owner"], _TRL) for name in field_table(table)["fields"]]
     name = found["name"]
     if name in fields or name in TRAINER_REMOVED or re.fullmatch(GONE, name):
         return None
@@ -218,30 +193,32 @@ def meant_field(message: str) -> str | None:
 
 
 _TAIL = 40
-"""Lines before a launcher's error among which a program's own words for the cause are looked for."""
+"""Last lines in which a failure is looked for if only a launcher reported an error."""
 _MOST_NOTICED = 20
 
 
 class Lines:
-    """The lines of all logs that the registry has a word for."""
+    """Lines of the logs that a known failure matches, whether or not they are errors."""
 
     def __init__(self, registry: Sequence[Failure]) -> None:
         self._registry = registry
-        told = {*BY_A_LINE, *TOLD_BEFORE.values()}
-        self._told = [(_bytes(p), f) for f in registry if f.id in told for p in f.patterns]
-        self._signs = [(_bytes(sign), failure) for failure in registry for sign in failure.signs]
+        by_line = {*BY_A_LINE, *TOLD_BEFORE.values()}
+        self._patterns = [
+            (re.compile(p.encode()), f) for f in registry if f.id in by_line for p in f.patterns
+        ]
+        self._signs = [(re.compile(sign.encode()), f) for f in registry for sign in f.signs]
         self.by_line: list[tuple[Failure, Error]] = []
         self._noticed: dict[str, Finding] = {}
         self._tail: deque[tuple[str, int, bytes]] = deque(maxlen=_TAIL)
 
     def every(self, raw: bytes, number: int, name: str) -> None:
-        """Any line, also one that nobody looks at: fast."""
+        """Any line, also one without a word of forms.WORDS: fast."""
         if raw and not raw.isspace():
             self._tail.append((name, number, raw))
 
     def some(self, raw: bytes, text: str, number: int, name: str) -> None:
         """A line with one of forms.WORDS; text: without its prefixes."""
-        for pattern, failure in self._told:
+        for pattern, failure in self._patterns:
             if pattern.search(raw):
                 self.by_line.append((failure, _error(text, name, number)))
                 break
@@ -251,19 +228,19 @@ class Lines:
                     self._noticed[failure.id] = Finding(failure, _error(text, name, number), (), None)
 
     def closer(self, failure: Failure) -> Failure:
-        """The failure, or the one that it is by a line of the same logs."""
+        """The failure, or the more specific one that a line of the same logs shows."""
         wanted = TOLD_BEFORE.get(failure.id)
-        return next((told for told, _ in self.by_line if told.id == wanted), failure)
+        return next((specific for specific, _ in self.by_line if specific.id == wanted), failure)
 
     def shown(self, *, failed: bool) -> list[Finding]:
-        """The failures that a line tells of that is no error."""
+        """The first failure of BY_A_LINE."""
         for failure, error in self.by_line:
             if failure.id in BY_A_LINE and (failed or failure.id not in NEEDS_A_FAILURE):
                 return [Finding(failure, error, (), None)]
         return []
 
     def explained(self, errors: Sequence[Error]) -> tuple[Failure, Error] | None:
-        """The first error whose cause a sign in the same logs tells."""
+        """The first error of EXPLAINED, and its cause."""
         for error in errors:
             for form, cause in EXPLAINED:
                 if form.search(error.message) and cause in self._noticed:
@@ -271,7 +248,7 @@ class Lines:
         return None
 
     def before_the_end(self) -> list[Finding]:
-        """A known failure in the last lines, whatever their form: of a run that is known to have failed."""
+        """A known failure in the last lines, whatever their form: for a run that is known to have failed."""
         learnt = Learnt()
         for name, number, raw in reversed(self._tail):
             for line in clean(raw, number, name, None, learnt):
@@ -281,13 +258,8 @@ class Lines:
         return []
 
     def noticed(self) -> list[Finding]:
-        """Known causes of surprise that stopped nothing, in the order of their lines."""
+        """Failures whose signs the logs have, in the order of their lines."""
         return list(self._noticed.values())
-
-
-@cache
-def _bytes(pattern: str) -> re.Pattern[bytes]:
-    return re.compile(pattern.encode())
 
 
 def _error(text: str, name: str, number: int) -> Error:

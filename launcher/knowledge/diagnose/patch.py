@@ -1,4 +1,4 @@
-"""Apply the changes of a failure to a recipe's text, at the position of each key.
+"""Find the recipe of a diagnosed run, and apply the changes of a failure to its text.
 
 Never overwrites a file, and keeps none that the loader refuses.
 """
@@ -6,14 +6,16 @@ Never overwrites a file, and keeps none that the loader refuses.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from launcher.errors import Problem, RecipeError
-from launcher.knowledge.diagnose.findings import Edit
+from launcher.facts.safe_files import parse_json
+from launcher.knowledge.diagnose.findings import Diagnosis, Edit
+from launcher.knowledge.diagnose.run_dir import is_run_dir
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.yaml_reader import parse_yaml
 from launcher.recipe.yaml_writer import flow
@@ -65,23 +67,43 @@ def write_fixed(recipe: Path, folder: Path, changes: Mapping[str, Any]) -> Path:
         message, hint = "already exists and is not overwritten", "move it away, or use it"
         raise RecipeError(Problem("mended-exists", message, str(target), hint=hint)) from None
     except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise RecipeError(
-            Problem("mended-unwritable", f"cannot change {recipe}: {error}", str(target))
-        ) from error
+        message = f"cannot change {recipe}: {error}"
+        raise RecipeError(Problem("mended-unwritable", message, str(target))) from error
     try:
         load_recipe(target)
     except RecipeError as error:
         target.unlink()
-        keys = ", ".join(changes)
-        problem = Problem(
-            "mend-refused",
-            f"with {keys} changed, the recipe is invalid: {error.problems[0].message}",
-            str(recipe),
-            path=error.problems[0].path,
-            hint="change it manually",
-        )
-        raise RecipeError(problem) from error
+        first, file = error.problems[0], str(recipe)
+        message = f"with {', '.join(changes)} changed, the recipe is invalid: {first.message}"
+        hint = "change it manually"
+        raise RecipeError(Problem("mend-refused", message, file, path=first.path, hint=hint)) from error
     return target
+
+
+def recipe_of(paths: Sequence[str]) -> Path | None:
+    """The recipe of the first run directory: the original if it is unchanged, else the copy in the run."""
+    for folder in filter(is_run_dir, map(Path, paths)):
+        copy = folder / "recipe.yaml"
+        for record in ("plan.json", "submit.json"):  # a job runs a copy of the recipe
+            try:
+                original = Path(parse_json((folder / record).read_text("utf-8"))["recipe"])
+                if original.is_file() and original.read_bytes() == copy.read_bytes():
+                    return original
+            except (OSError, ValueError, KeyError, TypeError):
+                pass  # the run directory is incomplete
+        if copy.is_file():
+            return copy
+    return None
+
+
+def with_recipe(diagnosis: Diagnosis, recipe: Path) -> Diagnosis:
+    """Add the recipe lines to change to the findings, if the recipe is readable."""
+    try:
+        text = recipe.read_text("utf-8", errors="replace")
+    except OSError:
+        return diagnosis
+    findings = [replace(f, recipe=edits(str(recipe), text, f.failure.changes)) for f in diagnosis.findings]
+    return replace(diagnosis, findings=findings)
 
 
 def _value(data: Any, path: str) -> Any:
@@ -111,13 +133,10 @@ def _at(mapping: yaml.MappingNode, path: Sequence[str], value: Any, text: str) -
 
 def _replaced(node: yaml.Node, value: Any, text: str) -> _Change:
     start, end = node.start_mark.index, _end(node)
-    written = flow(value)
-    if start > 0 and text[start - 1] == ":":  # `key:` without a value
-        return _Change(start, end, f" {written}")
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
         start = text.rindex(":", 0, start) + 1
-        return _Change(start, end, f" {written}")
-    return _Change(start, end, written)
+    is_after_colon = start > 0 and text[start - 1] == ":"  # also `key:` without a value
+    return _Change(start, end, f" {flow(value)}" if is_after_colon else flow(value))
 
 
 def _inserted(mapping: yaml.MappingNode, path: Sequence[str], value: Any, text: str) -> _Change:
@@ -148,7 +167,7 @@ def _without(mapping: yaml.MappingNode, position: int, text: str) -> _Change:
 
 
 def _end(node: yaml.Node) -> int:
-    """Where a value's text ends: a block's own mark lies behind the comments that follow it."""
+    """Where a value's text ends; the end mark of a block is after the comments that follow it."""
     if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
         key, child = node.value[-1]
         return max(_end(child), int(key.end_mark.index) + 1)

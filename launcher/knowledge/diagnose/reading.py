@@ -20,13 +20,13 @@ _ANSI_SPELLED = re.compile(r"(?:#033|\^\[|\\x1b|\\033|\\e|\\u001[bB])\[[\d;]*[mK
 """The same as syslog, `cat -v` or a repr spell them."""
 _BAR = re.compile(r"\d{1,3}%\|?[^\[\]]{0,200}\[[^\[\]]{0,80}/(?:s|it|example|examples)\b[^\[\]]{0,20}\]")
 _RANK = re.compile(r"\s{0,16}\[rank ?(\d{1,6})\]:[ ]?")
-"""Also where a whole log was pasted as an indented block."""
+"""Also in a log that was pasted as an indented block."""
 _LOCAL = re.compile(r"\[(?:default|trainer|worker)(\d{1,6})\]:[ ]?")
 _MPI = re.compile(
     r"\[\d+,(?:mpirank:)?(\d{1,6})(?:,algo-\d+)?\](?:<std(?:err|out)>:?[ ]?|<std(?:err|out)> ?:[ ]?|:[ ])"
 )
 _TASK = re.compile(r"(\d{1,6}): ?(?![\d:])|^ {1,5}(\d{1,6}): ")
-"""A label is filled up with spaces where there are ten tasks or more."""
+"""Labels of ten or more tasks are padded with spaces."""
 _RAY = re.compile(
     r"\((?:[\w./-]+(?:\(rank=(?P<own>\d{1,6})\))?,? )?"
     r"(?:rank=(?P<rank>\d{1,6})|(?:pid|ip)=[\w.:]+)"
@@ -56,22 +56,21 @@ _LEVEL = re.compile(
     r"\[?(?:ERROR|CRITICAL|INFO|WARNING)\]?(?:[:|-]? | [:|-] ))"
     r"(?=Traceback \(|  |(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception): )"
 )
-"""Before each line of a traceback that a launcher or a logger repeats; of other lines it tells the form."""
+"""Before each line of a traceback that a launcher or a logger repeats. Other lines keep it."""
 _STAMP = re.compile(
     r"\[?(\d{4}[-/]\d\d[-/]\d\d)[T _](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z| ?[+-]\d\d:?\d\d)?"
     r"(?: (?:UTC|GMT|CES?T|[PMCE][SD]T|BST|IST|JST|KST|MSK)\b)?\]?[ ]?"
 )
 _RECORD = re.compile(r"\s*\{.*\"(?:level|levelname|levelno|severity|lvl|stream)\": ?")
-"""A log's line as JSON; a row of data may hold a traceback too, and is no log."""
-_SAID = ("log", "message", "msg")
-"""Where such a line has its text."""
+"""A line of a log as JSON; a row of data may contain a traceback, too."""
+_TEXT_KEYS = ("log", "message", "msg")
+"""Keys of such a line's text."""
 _ESCAPED = r"Traceback (most recent call last):\n"
 _CALLSTACK = '"py_callstack": "'
-"""The key of torchelastic's error file that holds a traceback; its launcher prints the file line by line."""
+"""The key of a traceback in torchelastic's error file, which its launcher prints line by line."""
 _HEADER = "Traceback (most recent call last):"
 _LEARNABLE = re.compile(r"\S.{0,118}(?:[:|\]>)-]|\d) ?|[a-z][a-z0-9]*(?:-[a-z0-9]+)+ [\w.-]{1,60} ")
-"""What may stand before the lines of a log: it names something, and ends as a prefix does; or the names of a
-pod and its container."""
+"""A possible prefix of all lines of a log: it ends like a prefix, or names a pod and its container."""
 _QUOTED = re.compile(r"(?:> ?)+")
 _NUMBERED = re.compile(r" {0,8}(?:(\d{1,9})(\t| ?[|│] ?|[:.)-](?![\d:]) ?| )|\[(\d{1,9})\] ?)")
 _CLOCKED = re.compile(r"\d\d?[:.]\d\d[:.]\d\d")
@@ -89,11 +88,11 @@ class Line:
     """In its file, from 1."""
     file: str = ""
     rank: int | None = None
-    """The rank that the line, or the name of its file, names."""
+    """The rank in the line, or in the name of its file."""
     task: int | None = None
     """A bare number before the line (`0: `): Slurm's task, a rank or a node."""
     stream: str = ""
-    """All of its prefixes but the time: lines of one stream come from one process, as far as one can tell."""
+    """All of its prefixes but the time: lines of one stream probably come from one process."""
     time: float | None = None
     order: int = 0
 
@@ -101,9 +100,9 @@ class Line:
 def raw_lines(
     stream: IO[bytes], skip: int = 0, words: Sequence[bytes] = ()
 ) -> Iterator[tuple[int, bytes, bool]]:
-    """Each line, and each redraw after a \\r: number of the line, bytes, whether it holds one of the words.
+    """Each line, and each redraw after a \\r: line number, bytes, whether it contains one of the words.
 
-    skip: bytes to pass over.
+    skip: number of bytes at the beginning that are not read.
     """
     number, rest = 1, b""
     while skip > 0 and (chunk := stream.read(min(skip, _CHUNK))):
@@ -124,7 +123,7 @@ def raw_lines(
 
 
 def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
-    """The rest of a log as UTF-8, without a mark of its encoding: PowerShell's `>` writes UTF-16."""
+    """The rest of a log as UTF-8, without a byte order mark: PowerShell's `>` writes UTF-16."""
     chunk = stream.read(_CHUNK)
     begins = chunk[:400]
     wide = begins.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -163,32 +162,32 @@ def _cut(line: bytes) -> bytes:
 
 
 class Learnt:
-    """What a log's lines have before them: quotes, numbers, and prefixes that no list has.
+    """Prefixes of one log: quotation marks, line numbers, and other prefixes.
 
-    What stands before a traceback's first line stands before the others too.
+    The text before the first line of a traceback is before its other lines, too.
     """
 
     def __init__(self) -> None:
         self._shapes: dict[str, re.Pattern[str]] = {}
         self._last = 0
         self.filled = 0
-        """Lines so far that are not empty: what `nl` counts."""
+        """Lines so far that are not empty, as `nl` counts them."""
         self._quoted = 0
         self._ahead: int | None = None
-        """How much more than `filled` the last line's number was."""
+        """Difference of the last line's number and `filled`."""
 
     def count(self, raw: bytes, number: int) -> None:
-        """Any line of the log, in their order; fast."""
+        """Count a line of the log; fast."""
         if raw and number != self._last and not raw.isspace():
             self._last = number
             self.filled += 1
             self._quoted += raw[:1] == b">"
 
     def start(self, text: str) -> int:
-        """Where the text after quotation marks and the line's number begins.
+        """Position of the text after quotation marks and a line number.
 
-        A log is quoted when most of its lines are; a number counts lines when it is this line's, or as far
-        from it as the one of the line before.
+        A log is quoted if most of its lines are. A number is a line number if it is this line's, or differs
+        from it as much as the number of the line before.
         """
         position = 0
         quoted = _QUOTED.match(text)
@@ -199,16 +198,16 @@ class Learnt:
             return position
         ahead, before = int(found[1] or found[3]) - self.filled, self._ahead
         self._ahead = ahead
-        if (found[2] or "").startswith(":"):  # perhaps a task: theirs may grow, or be a line's by chance
+        if (found[2] or "").startswith(":"):  # perhaps a task, whose number may be a line's by chance
             counts = ahead == 0 and before in (None, 0)
         else:
             counts = ahead in (0, before)
         return found.end() if self.filled and counts else position
 
     def end(self, text: str, position: int) -> int:
-        """Where the text behind a prefix begins; `position` where there is none.
+        """Position of the text after a learnt prefix; `position` without one.
 
-        position: behind the prefixes that are known. What a traceback begins behind is remembered.
+        position: after the known prefixes. The prefix of a traceback's first line is learnt.
         """
         before, header, after = text[position:].partition(_HEADER)
         begins = header and not after.strip() and len(self._shapes) < _MAX_LEARNT
@@ -226,9 +225,9 @@ class Learnt:
 def clean(
     raw: bytes, number: int, file: str = "", rank: int | None = None, learnt: Learnt | None = None
 ) -> Iterator[Line]:
-    """The lines within one raw line: what stands before, between and after progress bars.
+    """The lines within one raw line: the text before, between and after progress bars.
 
-    learnt: the prefixes of this log, which grow with it.
+    learnt: the prefixes of this log, to which this line may add.
     """
     text = raw.decode("utf-8", errors="replace")
     if "\x1b" in text:
@@ -240,41 +239,39 @@ def clean(
     stamp = text[: found.end()] if (found := _STAMP.match(text)) is not None else ""
     record = text[len(stamp) :]
     if record.lstrip()[:1] == "{" and _RECORD.match(record):
-        parts = [stamp + line for line in _said(record) or ()] or parts
+        parts = [stamp + line for line in _json_lines(record) or ()] or parts
     elif _CALLSTACK in text and _ESCAPED in text:
         before, _, escaped = text.partition(_CALLSTACK)
         parts = [before.rstrip() + " " * bool(before.strip()) + line for line in _unescaped(escaped)]
     elif len(parts) > 1 and learnt is not None and any(part.startswith(_HEADER) for part in parts[1:]):
-        # What stands before the bar is before the traceback's other lines too.
+        # The text before the bar is before the traceback's other lines, too.
         _unprefixed(f"{parts[0].rstrip()} {_HEADER}", number, file, rank, learnt)
     for part in parts:
         if part.strip() or len(parts) == 1:
             yield _unprefixed(part, number, file, rank, learnt or Learnt())
 
 
-def _said(text: str) -> list[str] | None:
-    """The lines that one line of JSON says; None where it is no log's line."""
+def _json_lines(text: str) -> list[str] | None:
+    """The lines of text in one line of JSON; None if it is no line of a log."""
     try:
         record = parse_json(text)
     except ValueError:  # cut, or quoted once more
-        if _ESCAPED not in text:
-            return None
-        return _unescaped(text)
-    if _ESCAPED in text:  # wherever it stands in the record
+        return _unescaped(text) if _ESCAPED in text else None
+    if _ESCAPED in text:  # under any key
         texts = [value for value in record.values() if isinstance(value, str)]
         return [line for value in texts for line in value.encode("utf-8", "replace").decode().splitlines()]
-    said = next((record[key] for key in _SAID if isinstance(record.get(key), str)), None)
+    found = next((record[key] for key in _TEXT_KEYS if isinstance(record.get(key), str)), None)
     # Half a character, escaped, is valid JSON and cannot be printed.
-    return None if said is None else said.encode("utf-8", "replace").decode().splitlines() or [""]
+    return None if found is None else found.encode("utf-8", "replace").decode().splitlines() or [""]
 
 
 def _unescaped(text: str) -> list[str]:
-    """The lines of a JSON text without its end, which may be cut or quoted once more."""
+    """The lines of a JSON text, which may be cut off or quoted once more."""
     return text.replace(r"\\", "\\").replace(r"\"", '"').split(r"\n")
 
 
 def _unprefixed(text: str, number: int, file: str, rank: int | None, learnt: Learnt) -> Line:
-    """Take the prefixes off, whatever their order; each takes one space with it, no indentation."""
+    """Remove the prefixes, in any order, each with one space, but not the indentation."""
     line = Line(text, number, file, rank)
     position, names = learnt.start(text), []
     for _ in range(_MAX_PREFIXES):

@@ -1,4 +1,4 @@
-"""What a run directory holds for a diagnosis: its logs, what each process wrote when it ended, its recipe."""
+"""Read a run directory: its logs, and what each process wrote when it ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.knowledge.diagnose.tracebacks import Errors
 
 _RANK = re.compile(r"(?:^|[._/-])rank[._-]?(\d+)(?=\D|$)")
 LOST = "lost.json"
-"""In logs/: what `read_lost` reads."""
+"""File in logs/ about the ranks that the supervisor lost."""
 _ELASTIC = re.compile(r"/attempt_\d+/(\d+)/std(?:err|out)\.log$")
 
 
@@ -24,7 +24,7 @@ def is_run_dir(path: Path) -> bool:
 
 
 def logs_of(folder: Path) -> list[Path]:
-    """A run directory's logs in the order in which they begin; of any other folder, what looks like a log."""
+    """A run directory's logs in the order in which they begin; in another folder, files named like logs."""
     if is_run_dir(folder):
         logs = folder / "logs"
         named = [logs / "prepare.log", *sorted(logs.glob("rank-*.log"), key=_number)]
@@ -34,7 +34,7 @@ def logs_of(folder: Path) -> list[Path]:
 
 
 def launcher_logs(folder: Path) -> list[Path]:
-    """What the launchers of a run wrote: the first machine's, then the others'."""
+    """Logs of the launchers: that of node rank 0, then the others'."""
     logs = folder / "logs"
     others = logs.glob("launcher-*.log")
     return [logs / "launcher.log", *sorted(others, key=lambda log: (len(log.name), log.name))]
@@ -46,13 +46,13 @@ def _number(path: Path) -> int:
 
 
 def rank_of(path: Path) -> int | None:
-    """The rank that a log's name tells."""
+    """The rank in a log's name."""
     found = _ELASTIC.search(str(path)) or _RANK.search(path.name)
     return int(found.group(1)) if found else None
 
 
 def earlier_bytes(folder: Path) -> dict[str, int]:
-    """Log name -> its bytes when the last run began: a continued run writes behind the one before."""
+    """Log name -> its bytes when the last run began: a resumed run appends to the logs."""
     try:
         bound = parse_json((folder / "environment.json").read_text("utf-8"))["bound"]
         return {str(name): int(size) for name, size in bound["log_bytes"].items()}
@@ -62,16 +62,16 @@ def earlier_bytes(folder: Path) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Ranks that vanished, as the supervisor saw it: what their logs cannot tell."""
+    """Ranks that disappeared, as the supervisor recorded it."""
 
     message: str
     ranks: tuple[int, ...]
     oom: bool | None
-    """Whether the kernel's OOM killer struck meanwhile; None where its counters cannot be read."""
+    """Whether the kernel's OOM killer killed a process meanwhile; None where its counters cannot be read."""
 
 
 def read_lost(folder: Path) -> Lost | None:
-    """What the supervisor of the last try wrote of ranks that it lost; None where it lost none."""
+    """The ranks that the supervisor of the last attempt lost; None where it lost none."""
     try:
         found = parse_json((folder / "logs" / LOST).read_text("utf-8"))
         return Lost(str(found["message"]), tuple(map(int, found["ranks"])), found["oom"])

@@ -1,4 +1,4 @@
-"""Failures without an error: a loss that is not a number, one that does not move, steps that never start.
+"""Failures without an error: a loss that is not a number or does not change, training that never starts.
 
 Thresholds are conservative: what a healthy run may show for a while is no symptom.
 """
@@ -13,33 +13,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.safe_files import parse_json
+from launcher.facts.safe_files import read_lines
 from launcher.knowledge.diagnose import forms
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.diagnose.reading import Line, clean
-from launcher.knowledge.failures.failure import Failure
+from launcher.knowledge.failures.catalogue import Failure
 
 NOT_A_NUMBER_ROWS = 3
-"""Logged steps in a row whose loss is nan, or 0.0 beside a gradient of nan or 0."""
+"""Logged steps in a row whose loss is nan, or 0.0 with a gradient of nan or 0."""
 FLAT_ROWS = 30
 """Logged steps in a row with the same loss."""
 FLAT_SPREAD = 1e-5
 """Largest relative difference between losses that count as the same."""
 OVERFLOWS = 20
-"""Skipped steps in a row; a loss scale that starts at 2^32 settles within these."""
+"""Skipped steps in a row; a loss scale that starts at 2^32 needs fewer."""
 HANG_S = 1800.0
-"""Seconds without a step after which training counts as one that never starts."""
+"""Seconds without a first step after which a run hangs."""
 
 _ROW = re.compile(r"\{[^{}]*['\"](?:loss|step|epoch)['\"][^{}]*\}")
 _PAIR = re.compile(r"['\"](\w+)['\"]: ['\"]?(-?(?:nan|inf|NaN|Infinity|[\d.]+(?:[eE][-+]?\d+)?))['\"]?")
 
 FLAT = Failure(
     id="loss-flat",
-    title="the loss does not move",
-    cause="The loss is the same over many steps although the learning rate is not zero: no weight that "
-    "matters is trained. Frozen weights, 16-bit weights that swallow small updates or masked labels do it.",
-    fix="look at what is trainable (`effilaunch plan RECIPE`), at `precision` (mixed, not 16-bit only), and "
-    "at the loss mask (`effilaunch prepare RECIPE --show 3`)",
+    title="the loss does not change",
+    cause="The loss is the same over many steps although the learning rate is not zero: the weights do not "
+    "change. Weights are frozen, 16-bit weights round small updates to zero, or all labels are masked.",
+    fix="check what is trainable (`effilaunch plan RECIPE`), `precision` (mixed, not 16-bit only), and the "
+    "loss mask (`effilaunch prepare RECIPE --show 3`)",
     source="own observation",
     places=("diagnose",),
 )
@@ -48,8 +48,8 @@ NO_STEP = Failure(
     title="training never took its first step",
     cause="The run reached the training loop, or the set-up before it, and wrote nothing more for a long "
     "time: a rank waits for another one, or for a lock.",
-    fix="look where the processes stand (`py-spy dump --pid PID`); stale build locks and NCCL between the "
-    "devices are what `effilaunch doctor` checks",
+    fix="see what the processes wait for (`py-spy dump --pid PID`); `effilaunch doctor` checks for stale "
+    "build locks and for NCCL between the devices",
     source="own observation",
     places=("diagnose",),
 )
@@ -57,11 +57,11 @@ NO_STEP = Failure(
 
 @dataclass(slots=True)
 class Watch:
-    """What training itself reported."""
+    """The progress of training, from its log lines and metrics."""
 
     rows: int = 0
     bad: int = 0
-    """Rows at the end, one after the other, that are not a number."""
+    """Last rows in a row whose loss is not a number."""
     zero_gradient: bool = True
     """Whether all of those have a gradient of exactly 0."""
     bad_from: Line | None = None
@@ -73,7 +73,7 @@ class Watch:
     first_time: float | None = None
     last_time: float | None = None
     last: bytes = b""
-    """The beginning of the last line, as it stands."""
+    """The beginning of the last line, unchanged."""
     latest: Line | None = None
 
     def feed(self, line: Line) -> None:
@@ -109,41 +109,32 @@ class Watch:
         self.moving = row.get("learning_rate", 1.0) > 0
 
     def read_run(self, folder: Path) -> None:
-        """metrics.jsonl of a run directory, which replaces what its logs showed."""
+        """Read metrics.jsonl of a run directory, which replaces the rows of its logs."""
         path = folder / "metrics.jsonl"
         try:
-            lines = path.read_text("utf-8", errors="replace").splitlines()
+            rows = [row for _, row in read_lines(path)]
         except OSError:
             return
         self.rows, self.bad = 0, 0
         self.losses.clear()
-        for number, text in enumerate(lines, 1):
-            try:
-                row = parse_json(text)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and "loss" in (numbers := _numbers(row)):
-                self.row(numbers, Line(text, number, str(path)))
+        for number, row in enumerate(rows, 1):
+            if "loss" in (numbers := _numbers(row or {})):
+                self.row(numbers, Line("", number, str(path)))
 
     def findings(self, registry: Sequence[Failure]) -> list[Finding]:
-        """What is wrong with a run that printed no error and no success."""
+        """The failure of a run that printed neither an error nor a success."""
         return self.divergence(registry) or self._hang(registry)
 
     def divergence(self, registry: Sequence[Failure]) -> list[Finding]:
-        """A loss that is not a number, or does not move: a run may end in success with one."""
+        """A loss that is not a number or does not change, even if the run succeeded."""
         known = {failure.id: failure for failure in registry}
-        if self.overflows >= OVERFLOWS and "fp16-bf16-pretrained" in known:
-            return [
-                self._finding(known["fp16-bf16-pretrained"], f"{self.overflows} steps in a row overflowed")
-            ]
-        if self.bad >= NOT_A_NUMBER_ROWS:
-            masked = self.zero_gradient and self.bad == self.rows
-            name = "labels-all-masked" if masked else "nan-shown-as-zero"
-            if name in known:
-                message = (
-                    f"the last {self.bad} of {self.rows} logged losses are nan or a hidden nan (loss: 0.0)"
-                )
-                return [self._finding(known[name], message, self.bad_from)]
+        if self.overflows >= OVERFLOWS and (failure := known.get("fp16-bf16-pretrained")):
+            return [self._finding(failure, f"{self.overflows} steps in a row overflowed")]
+        masked = self.zero_gradient and self.bad == self.rows
+        failure = known.get("labels-all-masked" if masked else "nan-shown-as-zero")
+        if self.bad >= NOT_A_NUMBER_ROWS and failure is not None:
+            message = f"the last {self.bad} of {self.rows} logged losses are nan or a hidden nan (loss: 0.0)"
+            return [self._finding(failure, message, self.bad_from)]
         if len(self.losses) == FLAT_ROWS and self.moving:
             low, high = min(self.losses), max(self.losses)
             if low > 0 and high - low <= FLAT_SPREAD * high:
@@ -151,19 +142,16 @@ class Watch:
         return []
 
     def _hang(self, registry: Sequence[Failure]) -> list[Finding]:
-        """Training that never took a step: told by the clock of the log, never by its end alone."""
-        if self.rows or self.running is None:
+        """Training that never took a step, by the times of the log; its end alone is no proof."""
+        if self.rows or self.running is None or self.first_time is None:
             return []
-        waited = 0.0
         end = max((line.time or 0.0 for line in clean(self.last, 0)), default=0.0)
-        if self.first_time is not None:
-            waited = max(waited, max(end, self.last_time or 0.0) - self.first_time)
+        waited = max(end, self.last_time or 0.0) - self.first_time
         if waited < HANG_S:
             return []
-        known = {failure.id: failure for failure in registry}
         failure = NO_STEP
         if b"as PyTorch extensions root" in self.last:
-            failure = known.get("jit-stale-lock", NO_STEP)
+            failure = next((known for known in registry if known.id == "jit-stale-lock"), NO_STEP)
         return [self._finding(failure, f"no step in {waited / 60:.0f} minutes", self.running)]
 
     def _finding(self, failure: Failure, message: str, line: Line | None = None) -> Finding:

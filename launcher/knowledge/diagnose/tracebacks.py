@@ -1,6 +1,6 @@
 """Collect tracebacks and other errors from clean log lines, in one pass and bounded memory.
 
-Ranks that write into one file without a prefix interleave their lines: a traceback may lack its header or its
+Ranks that write into one file without prefixes interleave their lines: a traceback may lack its header or its
 last line, and two may be mixed. Frames are collected until a line that ends a traceback.
 """
 
@@ -41,7 +41,7 @@ class _File:
 
 
 class TestRuns:
-    """Follows the test runs of any number of logs."""
+    """Runs of pytest and unittest in any number of logs."""
 
     def __init__(self) -> None:
         self._files: dict[str, _File] = {}
@@ -73,15 +73,12 @@ class TestRuns:
 
         A traceback is one only where pytest repeats what a test printed.
         """
-        state = self._files.get(line.file)
-        if state is None:
-            state = _File()
-        return state.in_captured or (
-            kind == "line" and (state.in_session or _REPORTED.match(text) is not None)
-        )
+        state = self._files.get(line.file) or _File()
+        reported = state.in_session or _REPORTED.match(text) is not None
+        return state.in_captured or (kind == "line" and reported)
 
     def dismisses(self, error: Error) -> bool:
-        """Whether every test run that reported the error passed: the failure was expected."""
+        """Whether every test run that reported the error passed, so that the error was expected."""
         if not error.in_tests or error.file not in self._files:
             return False
         for order, passed in self._files[error.file].ends:
@@ -100,21 +97,22 @@ _LOCALS = re.compile(r"^[╭│╰┌└+|]")
 _CODE = re.compile(r"^(?P<mark>[❱>?])?\s*\d+(?: (?P<code>.*))?$")
 _CALL = re.compile(r"^(?P<file>.+):(?P<line>\d{1,9}) in (?P<function>[\w.<>]+)")
 _GUIDE = re.compile(r"[│|] {3}")
-"""What rich draws in the place of four columns of indentation."""
+"""rich draws it instead of four columns of indentation."""
 _LONGEST_CALL = 4000
 
 
 class Box:
-    """One stream's box: whether a line is inside, and the part of a call that a narrow box broke off."""
+    """The frame that rich draws around a traceback: the state of one stream."""
 
     def __init__(self) -> None:
         self.inside = False
         self._call = ""
-        self._told = False
-        """Whether the call was handed on; what follows of it is the rest of a long name."""
+        """The beginning of a call that is broken into several rows."""
+        self._is_complete = False
+        """Whether the call was returned; further rows are the rest of a long name."""
 
     def plain(self, text: str) -> str:
-        """The line as Python would have written it; empty where it has no such line."""
+        """The line as Python would have printed it; empty where Python prints none."""
         if _TOP.match(text):
             self.inside = True
             self._forget()
@@ -133,27 +131,27 @@ class Box:
             self._forget()
             return ""
         code = _CODE.match(content)
-        if code is not None and not (self._call and not self._told):
+        if code is not None and (self._is_complete or not self._call):
             self._forget()
             return f"    {_GUIDE.sub('    ', code['code'] or '').strip()}" if code["mark"] else ""
-        if self._told or len(self._call) > _LONGEST_CALL:
+        if self._is_complete or len(self._call) > _LONGEST_CALL:
             return ""
-        # A word that was cut fills the row; a space at its end is where the text was broken.
+        # A row without a space at its end was broken inside a word.
         self._call += content if inner[-1:] != " " else f"{content} "
         call = _CALL.match(self._call.rstrip())
         if call is None:
             return ""
-        self._told = True
+        self._is_complete = True
         return f'  File "{call["file"]}", line {call["line"]}, in {call["function"]}'
 
     def _forget(self) -> None:
-        self._call, self._told = "", False
+        self._call, self._is_complete = "", False
 
 
 _LONGEST_MESSAGE = 40
 """Lines of a message that are kept."""
 _LOST_AFTER = 200
-"""Foreign lines after which an open traceback counts as cut."""
+"""Lines of other processes after which an open traceback counts as cut off."""
 _MOST_ERRORS = 400
 _MOST_STREAMS = 4096
 _MOST_FRAMES = 200
@@ -175,20 +173,20 @@ class _Open:
     active: bool = False
     ignored: bool = False
     dumped: bool = False
-    """Whether its calls come innermost first."""
+    """Whether its innermost call comes first."""
     frames: list[Frame] = field(default_factory=list)
     indent: int | None = None
     """Of its calls."""
     named: str = ""
-    """The class that a notebook writes into the traceback's first line."""
+    """The exception's class, from the first line of a notebook's traceback."""
     loose: list[str] = field(default_factory=list)
-    """Lines right after the calls: messages of exceptions whose class is lost, or somebody else's lines."""
+    """Lines right after the calls: messages of exceptions whose class is lost, or of other processes."""
     inside: bool = False
     """Whether the line before belonged to the traceback."""
     foreign: int = 0
     start: Line | None = None
     ended: Error | None = None
-    """The exception whose message may go on in the next lines."""
+    """The exception whose message may continue in the next lines."""
     length: int = 0
     blank: bool = False
     """Whether an empty line followed it."""
@@ -200,14 +198,14 @@ class _Open:
 
 
 class Errors:
-    """Collects the errors of any number of logs; feed it lines, then read `found`."""
+    """The errors of any number of logs: `feed` all lines, then read `found`."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, str], Error] = {}
         self.steps: dict[str, int] = {}
         """File -> training steps logged in it."""
         self.success: dict[str, int] = {}
-        """File -> order of its last line that tells of a success."""
+        """File -> order of its last line that reports success."""
         self.tests = TestRuns()
         self.root_rank: int | None = None
         """The rank that torchrun's table names as the root cause."""
@@ -217,7 +215,7 @@ class Errors:
 
     @property
     def idle(self) -> bool:
-        """Whether no traceback is open, so that lines of no interest need not be fed."""
+        """Whether no traceback is open, so that lines without a word of forms.WORDS need not be fed."""
         return self._busy == 0
 
     def feed(self, line: Line) -> None:
@@ -233,7 +231,7 @@ class Errors:
         self._busy += (state.active or state.ended is not None) - was
 
     def close(self) -> None:
-        """The end of a file: what is open has no end."""
+        """End of a file: tracebacks that are still open are cut off."""
         for state in self._streams.values():
             cut = state.ended is None  # after the line that announces the next exception
             state.chained = False
@@ -244,7 +242,7 @@ class Errors:
         self._busy = 0
 
     def add(self, error: Error) -> None:
-        """Count an error, as one with its equals on other ranks."""
+        """Add an error; equal errors of several ranks are one."""
         key = (error.type.rpartition(".")[2], _NUMBERS.sub("0", error.message[:400]))
         known = self.found.get(key)
         if known is None:
@@ -299,7 +297,7 @@ class Errors:
         if not state.ended.message and state.ended.kind == "exception" and not text[:1].isspace():
             self._finish(state)
             return False
-        if not text.strip() and state.ended.message:  # a line that links it to the next exception may follow
+        if not text.strip() and state.ended.message:  # the line that chains exceptions may follow
             state.blank = not state.ended.message.endswith(":")
             return True
         if forms.WRAPPED.search(text) or (forms.HEADER.match(text) and state.ended.message.endswith(":")):
@@ -320,7 +318,7 @@ class Errors:
         return True
 
     def _begin(self, state: _Open, line: Line, *, wrapped: bool) -> None:
-        if state.active and state.frames:  # another rank's, or one that was cut
+        if state.active and state.frames:  # another rank's, or one that was cut off
             return
         if not (wrapped or state.chained):
             state.pending = None
@@ -340,7 +338,7 @@ class Errors:
             state.frames.insert(0 if state.dumped else len(state.frames), frame)
 
     def _inside(self, state: _Open, line: Line, text: str) -> None:
-        """A line while a traceback is open: source, marks, its end, or somebody else's."""
+        """A line while a traceback is open: source, marks, its end, or a line of another process."""
         doubled = forms.undouble(text)
         found = forms.EXCEPTION.match(text) or (forms.ANY_CLASS.match(text) if state.inside else None)
         if doubled is not None:
@@ -363,7 +361,7 @@ class Errors:
                 self._line(line, text, "line")
 
     def _source(self, state: _Open, code: str, *, marked: bool = False) -> None:
-        """The line of code of the last call; marked: as the called one among several."""
+        """The line of code of the last call. marked: with an arrow, among several."""
         fits = state.frames and (marked or (state.inside and not state.frames[-1].source))
         if fits and code.strip("^~- "):
             state.frames[-1] = replace(state.frames[-1], source=code[:_LONGEST_SOURCE])
@@ -383,15 +381,15 @@ class Errors:
         found = forms.EXCEPTION.match(text)
         if doubled is not None:
             self._line(line, doubled[1], "exception", doubled[0])
-        elif found is not None and found["indent"] and found["message"]:  # pasted as a block, or told
+        elif found is not None and found["indent"] and found["message"]:  # an indented block, or a report
             self._line(line, found["message"], "line", found["type"])
         elif found is not None and found["message"] is not None and not found["indent"]:
             state.start = line
             self._end(state, line, found["type"], found["message"], "exception")
         elif forms.is_error(text):
             self._line(line, text, "line")
-        elif (told := forms.TOLD.match(text)) is not None:
-            self._line(line, told["message"], "line", told["type"])
+        elif (reported := forms.TOLD.match(text)) is not None:
+            self._line(line, reported["message"], "line", reported["type"])
         elif (stopped := forms.STOPPED.match(text)) is not None:
             self._line(line, stopped["message"], "line")
 
@@ -405,14 +403,12 @@ class Errors:
             return
         error = self._error(line, name, message, kind, frames)
         if state.chained and state.pending is not None:
-            before = state.pending
-            error.causes = _chain(before)
-            error.direct = state.direct
+            error.causes, error.direct = _chain(state.pending), state.direct
         state.pending, state.chained = None, False
         state.ended, state.length, state.blank = error, 0, False
 
     def _lost(self, state: _Open) -> None:
-        """A traceback without its last line: its message may be the line right after the calls."""
+        """A traceback whose last line is missing: its message may be the line right after the calls."""
         frames, start = tuple(state.frames), state.start
         state.active, state.frames, state.foreign = False, [], 0
         if frames and start is not None and not state.ignored:
@@ -426,7 +422,7 @@ class Errors:
         state.ignored, state.pending = False, None
 
     def _finish(self, state: _Open) -> None:
-        """The message is whole; the exception is an error, or the cause of the next one."""
+        """The message is complete; the exception is an error, or the cause of the next one."""
         error, state.ended = state.ended, None
         if error is not None and error.kind == "exception" and not error.message:
             return  # a class alone, without a traceback: its message did not follow
@@ -458,14 +454,14 @@ class Errors:
 
 
 def _ends(found: re.Match[str], state: _Open) -> bool:
-    """Whether the line of an exception ends the open traceback: by its indentation, or, where no call was
-    recognised, because it has a message."""
+    """Whether the line of an exception ends the open traceback: by its indentation, or without calls, because
+    it has a message."""
     if state.frames:
         return len(found["indent"]) <= max((state.indent or 0) - 2, 0)
     return bool(found.re is forms.EXCEPTION and found["message"] and not found["indent"])
 
 
 def _chain(error: Error) -> tuple[Error, ...]:
-    """An exception and those that it was raised from: of a long chain the first and the last ones."""
+    """An exception and those that it was raised from; the first and the last ones of a long chain."""
     first, rest = error.causes[:1], error.causes[1:]
     return (*first, *rest[2 - _MOST_CAUSES :], replace(error, causes=()))

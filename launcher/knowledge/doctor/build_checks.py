@@ -35,7 +35,7 @@ def _for(ops: list[str]) -> str:
 
 
 def _to_build(machine: Builder, plan: Plan | None) -> list[str]:
-    """The operators that the run compiles here: those that came compiled are left out."""
+    """The operators that the run compiles here, without precompiled ones."""
     installed = machine.stack["deepspeed"].get("installed") or []
     return [op for op in built_ops(plan) if op not in installed]
 
@@ -48,28 +48,24 @@ def nvcc(machine: Machine, plan: Plan | None) -> Verdict:
         return skip(f"nvcc {build.nvcc}" if build.nvcc else "no nvcc", "torch is not built for CUDA")
     if build.nvcc is None:
         found = f"no nvcc under {build.cuda_home}" if build.cuda_home else "no CUDA toolkit"
-        if ops:
-            hint = (
-                "install the CUDA toolkit and set CUDA_HOME, or remove `optimizer` from the DeepSpeed config"
-            )
-            return fail(found, _for(ops), hint)
-        return ok(found, "not needed by the run; cpu_adam compiles without it")
+        if not ops:
+            return ok(found, "not needed by the run; cpu_adam compiles without it")
+        hint = "install the CUDA toolkit and set CUDA_HOME, or remove `optimizer` from the DeepSpeed config"
+        return fail(found, _for(ops), hint)
     found = f"nvcc {build.nvcc}, torch built with CUDA {built}"
     release = ".".join(built.split(".")[:2])
     if build.nvcc == release:
         return ok(found, "versions match")
     if numbers(build.nvcc)[0] != numbers(release)[0]:
         message = "different major version: CUDA operators do not compile or do not run"
-        return needed(
-            bool(ops), found, message, f"install the CUDA {release} toolkit and set CUDA_HOME to it"
-        )
+        hint = f"install the CUDA {release} toolkit and set CUDA_HOME to it"
+        return needed(bool(ops), found, message, hint)
     same = _ACCEPTED.get(numbers(release)[0], ())
     if build.nvcc in same and release in same:
         return ok(found, "different minor versions, which DeepSpeed accepts")
     message = "DeepSpeed refuses this combination for prebuilt operators (DS_BUILD_*)"
-    return warn(
-        found, message, "DS_SKIP_CUDA_CHECK=1 skips the check; compilation at start-up does not check"
-    )
+    hint = "DS_SKIP_CUDA_CHECK=1 skips the check; compilation at start-up does not check"
+    return warn(found, message, hint)
 
 
 def compiler(machine: Builder, plan: Plan | None) -> Verdict:
@@ -79,11 +75,10 @@ def compiler(machine: Builder, plan: Plan | None) -> Verdict:
     if version is None:
         message = _for(ops) if ops else "optimizer offload and DeepSpeed on CPUs compile operators"
         return needed(bool(ops), f"no {command}", message, hint)
-    found = f"{command} {version}"
     if numbers(version)[0] < _OLDEST_GCC:
         message = f"torch's headers need GCC {_OLDEST_GCC} or later"
-        return needed(bool(ops), found, message, hint)
-    return ok(found)
+        return needed(bool(ops), f"{command} {version}", message, hint)
+    return ok(f"{command} {version}")
 
 
 def ninja(machine: Builder, plan: Plan | None) -> Verdict:
@@ -101,25 +96,24 @@ def python_headers(machine: Builder, plan: Plan | None) -> Verdict:
         return ok("Python.h found")
     ops = _to_build(machine, plan)
     message = _for(ops) if ops else "operators and Triton's kernels cannot be compiled"
-    return needed(
-        bool(ops), "no Python.h", message, "apt install python3-dev (of this interpreter's version)"
-    )
+    hint = "apt install python3-dev (of this interpreter's version)"
+    return needed(bool(ops), "no Python.h", message, hint)
 
 
 def deepspeed_ops(machine: Builder, plan: Plan | None) -> Verdict:
-    """Operators that came compiled, and whether the others can be built."""
+    """Precompiled operators, and whether the others can be built."""
     facts, ops = machine.stack["deepspeed"], built_ops(plan)
     asked = plan is not None and plan.job.engine is DEEPSPEED
     if error := facts.get("error"):
         hint = "pip install 'effilaunch[train]'"
         return needed(asked, "DeepSpeed cannot be used", f"deepspeed: {error}", hint)
     installed, compatible = facts["installed"], facts["compatible"]
-    found = f"DeepSpeed {facts['version']}, " + (
-        f"installed: {', '.join(installed)}" if installed else "compiled when needed"
-    )
-    other = _other_torch(machine) if installed else None
-    if other:
-        message = f"the installed operators were compiled for torch {other}"
+    operators = f"installed: {', '.join(installed)}" if installed else "compiled when needed"
+    found = f"DeepSpeed {facts['version']}, {operators}"
+    then = str(facts["built_with"].get("version", "0.0")) if installed else "0.0"
+    now = str(machine.stack["torch"].get("version", ""))
+    if then != "0.0" and now and numbers(then)[:2] != numbers(now)[:2]:
+        message = f"the installed operators were compiled for torch {then}"
         hint = "reinstall DeepSpeed (pip install --force-reinstall --no-cache-dir --no-deps deepspeed)"
         return needed(asked, found, message, hint)
     missing = [op for op in ops if op not in installed and not compatible.get(op, True)]
@@ -129,32 +123,20 @@ def deepspeed_ops(machine: Builder, plan: Plan | None) -> Verdict:
     return ok(found)
 
 
-def _other_torch(machine: Builder) -> str | None:
-    """The torch that the installed operators were compiled for, where it is not this one."""
-    then = str(machine.stack["deepspeed"]["built_with"].get("version", "0.0"))
-    now = str(machine.stack["torch"].get("version", ""))
-    if then == "0.0" or not now or numbers(then)[:2] == numbers(now)[:2]:
-        return None
-    return then
-
-
 def libaio(machine: Builder, plan: Plan | None) -> Verdict:
-    """What the async_io operator of NVMe offload links."""
-    asked = "async_io" in _to_build(machine, plan)
-    there = machine.build.libaio or bool((machine.stack["deepspeed"].get("compatible") or {}).get("async_io"))
-    if there:
+    """The library that the async_io operator of NVMe offload links."""
+    compatible = machine.stack["deepspeed"].get("compatible") or {}
+    if machine.build.libaio or compatible.get("async_io"):
         return ok("libaio found")
-    if not asked:
+    if "async_io" not in _to_build(machine, plan):
         return skip("no libaio", "only NVMe offload needs it")
-    hint = (
-        "install libaio-dev (Debian, Ubuntu) or libaio-devel (Fedora, RHEL), or offload to cpu; for a "
-        "non-standard path set CFLAGS=-I… and LDFLAGS=-L…"
-    )
+    hint = "install libaio-dev (Debian, Ubuntu) or libaio-devel (Fedora, RHEL), or offload to cpu; for a "
+    hint += "non-standard path set CFLAGS=-I… and LDFLAGS=-L…"
     return fail("no libaio", "NVMe offload needs it to compile DeepSpeed's async_io", hint)
 
 
 def build_locks(machine: Machine, plan: Plan | None) -> Verdict:
-    """Locks of builds that were killed."""
+    """Locks that killed builds left behind."""
     locks = machine.build.stale_locks
     if not locks:
         return ok("none")
@@ -163,12 +145,11 @@ def build_locks(machine: Machine, plan: Plan | None) -> Verdict:
 
 
 def bitsandbytes(machine: Machine, plan: Plan | None) -> Verdict:
-    """The native library behind int8, nf4 and 8-bit optimizers."""
+    """The native library of int8, nf4 and 8-bit optimizers."""
     facts = machine.stack["bitsandbytes"]
     optim = plan.trainer.optim if plan is not None else ""
-    asked = plan is not None and (
-        plan.job.quantization != "none" or "bnb" in optim or optim.startswith("paged_") or "8bit" in optim
-    )
+    by_optimizer = "bnb" in optim or optim.startswith("paged_") or "8bit" in optim
+    asked = plan is not None and (plan.job.quantization != "none" or by_optimizer)
     if error := facts.get("error"):
         hint = "pip install 'effilaunch[train]'"
         return needed(asked, "bitsandbytes cannot be used", f"bitsandbytes: {error}", hint)

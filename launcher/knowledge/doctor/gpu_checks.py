@@ -29,7 +29,7 @@ def _below(machine: Machine, least: tuple[int, int]) -> list[str]:
 
 
 def devices(machine: Machine, plan: Plan | None) -> Verdict:
-    """Whether the GPUs that the plan asks for are here and visible."""
+    """Whether the GPUs of the plan are here and visible."""
     gpu = machine.gpu
     found = _names(gpu.usable) or "no GPU"
     if gpu.visible is not None and len(gpu.usable) < len(gpu.gpus):
@@ -42,14 +42,11 @@ def devices(machine: Machine, plan: Plan | None) -> Verdict:
             return fail(found, message, "set other hardware with --on; see also the check driver")
         smallest = min(g.total for g in gpu.usable[: wanted.devices_per_node])
         if wanted.device_bytes is not None and smallest < 0.97 * wanted.device_bytes:
-            message = (
-                f"the plan assumes {size(wanted.device_bytes)} per GPU, the smallest has {size(smallest)}"
-            )
+            assumed = size(wanted.device_bytes)
+            message = f"the plan assumes {assumed} per GPU, the smallest has {size(smallest)}"
             return fail(found, message, "plan for the local GPUs, without --on")
     if not gpu.gpus:
-        if plan is None:
-            return skip(found, "runs are planned for the CPU")
-        return skip(found, "the plan is for the CPU")
+        return skip(found, "runs are planned for the CPU" if plan is None else "the plan is for the CPU")
     if not gpu.usable:
         return warn(found, "CUDA_VISIBLE_DEVICES hides every GPU", "unset it, or use existing indices")
     if len({(g.name, g.total) for g in gpu.usable}) > 1:
@@ -58,7 +55,7 @@ def devices(machine: Machine, plan: Plan | None) -> Verdict:
 
 
 def device_memory(machine: Machine, plan: Plan | None) -> Verdict:
-    """Whether somebody else sits on the devices."""
+    """Whether other processes use the devices."""
     gpus = machine.gpu.usable
     if not gpus:
         return skip(_NO_GPU)
@@ -73,12 +70,13 @@ def device_memory(machine: Machine, plan: Plan | None) -> Verdict:
 
 
 def driver(machine: Machine, plan: Plan | None) -> Verdict:
-    """Whether the driver answers and is new enough for torch's CUDA."""
+    """Whether the driver responds and is new enough for torch's CUDA."""
     gpu = machine.gpu
+    if gpu.smi == "absent" and not on_gpu(plan):
+        return skip("no NVIDIA driver")
     if gpu.smi == "absent":
-        return needed(
-            True, "no nvidia-smi", "the plan needs GPUs, but there is no NVIDIA driver", "install the driver"
-        ) if on_gpu(plan) else skip("no NVIDIA driver")  # fmt: skip
+        message = "the plan needs GPUs, but there is no NVIDIA driver"
+        return fail("no nvidia-smi", message, "install the driver")
     if gpu.smi == "failed":
         hint = "reboot after a driver update; see also `dmesg`"
         return fail("nvidia-smi fails", f"the driver does not respond: {gpu.said or 'no message'}", hint)
@@ -118,7 +116,7 @@ def tf32(machine: Machine, plan: Plan | None) -> Verdict:
 
 
 def fp8(machine: Machine, plan: Plan | None) -> Verdict:
-    """8-bit floating point, which no recipe key asks for: a fact."""
+    """8-bit floating point, which no recipe uses."""
     if not machine.gpu.usable:
         return skip(_NO_GPU)
     old = _below(machine, ADA)
@@ -126,14 +124,13 @@ def fp8(machine: Machine, plan: Plan | None) -> Verdict:
 
 
 def torch(machine: Machine, plan: Plan | None) -> Verdict:
-    """Whether torch starts, and sees the devices that the driver shows."""
+    """Whether torch can be imported, and sees the devices of the driver."""
     facts = machine.stack["torch"]
     if error := facts.get("error"):
         hint = "pip install 'effilaunch[train]'"
         return needed(plan is not None, "torch cannot be used", f"torch: {error}", hint)
-    found = f"torch {facts['version']}, " + (
-        f"CUDA {facts['cuda']}" if facts["cuda"] else "built for the CPU"
-    )
+    build = f"CUDA {facts['cuda']}" if facts["cuda"] else "built for the CPU"
+    found = f"torch {facts['version']}, {build}"
     if facts.get("hip"):
         return warn(f"torch {facts['version']}, ROCm {facts['hip']}", "AMD GPUs are not tested")
     if not machine.gpu.usable:
@@ -168,7 +165,7 @@ def _runs_on(built: list[str], capability: tuple[int, ...]) -> bool:
 
 
 def p2p(machine: Machine, plan: Plan | None) -> Verdict:
-    """Whether GPUs have P2P access's memory."""
+    """Whether GPUs can access each other's memory."""
     gpus = machine.gpu.usable
     if len(gpus) < 2:
         return skip("fewer than two GPUs")

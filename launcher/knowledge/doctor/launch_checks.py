@@ -10,9 +10,7 @@ from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, ok, si
 from launcher.knowledge.doctor.needs import on_gpu
 from launcher.plan.plan import Plan
 
-_OLD_CACHE = (
-    "no longer read by transformers; a run uses its folder as HF_HUB_CACHE unless that or HF_HOME is set"
-)
+_OLD_CACHE = "no longer read by transformers; used as HF_HUB_CACHE unless that or HF_HOME is set"
 GONE = {
     "WANDB_DISABLED": "no longer read: set trainer.report_to instead",
     "TRANSFORMERS_CACHE": _OLD_CACHE,
@@ -45,7 +43,7 @@ _INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def interfaces(machine: Machine, plan: Plan | None) -> Verdict:
-    """Whether process groups find an address to meet on."""
+    """Whether process groups find an address to connect on."""
     there, env = machine.network.interfaces, machine.host.environment
     found = ", ".join(there) or "only loopback"
     for name in _INTERFACE_VARIABLES:
@@ -64,7 +62,7 @@ def interfaces(machine: Machine, plan: Plan | None) -> Verdict:
 
 
 def ports(machine: Machine, plan: Plan | None) -> Verdict:
-    """29500, which torchrun, accelerate and deepspeed use where nobody names another."""
+    """29500, the default port of torchrun, accelerate and deepspeed."""
     if machine.network.default_port_free:
         return ok(f"{DEFAULT_PORT} is free")
     message = "another job may use it; effilaunch picks a free port, other launchers do not"
@@ -72,7 +70,7 @@ def ports(machine: Machine, plan: Plan | None) -> Verdict:
 
 
 def hostfile(machine: Machine, plan: Plan | None) -> Verdict:
-    """deepspeed's default hostfile, which it reads without being asked."""
+    """deepspeed's default hostfile."""
     lines = machine.network.hostfile
     if lines is None:
         return ok(f"no {HOSTFILE}")
@@ -89,10 +87,9 @@ def hostfile(machine: Machine, plan: Plan | None) -> Verdict:
 
 
 def mpi4py(machine: Machine, plan: Plan | None) -> Verdict:
-    """Only a DeepSpeed script that is started without a launcher looks for it."""
-    return ok("installed") if machine.software.mpi4py else skip(
-        "not installed", "not needed: every run uses a launcher"
-    )  # fmt: skip
+    """Used only by a DeepSpeed script that is started without a launcher."""
+    absent = skip("not installed", "not needed: every run uses a launcher")
+    return ok("installed") if machine.software.mpi4py else absent
 
 
 def shared_memory(machine: Machine, plan: Plan | None) -> Verdict:
@@ -119,24 +116,22 @@ def shared_memory(machine: Machine, plan: Plan | None) -> Verdict:
 
 def leftovers(machine: Machine, plan: Plan | None) -> Verdict:
     """DeepSpeed's buffers of CPU runs that ended."""
-    count, taken = len(machine.disk.leftovers), machine.disk.leftover_bytes
+    count, used = len(machine.disk.leftovers), machine.disk.leftover_bytes
     if not count:
         return ok("none")
     message = "left by DeepSpeed CPU runs; they occupy memory"
-    return warn(
-        f"{count} buffers, {size(taken)}", message,
-        "if no DeepSpeed run is active: rm /dev/shm/deepspeed_allreduce_buffer_*",
-    )  # fmt: skip
+    hint = "if no DeepSpeed run is active: rm /dev/shm/deepspeed_allreduce_buffer_*"
+    return warn(f"{count} buffers, {size(used)}", message, hint)
 
 
 def environment(machine: Machine, plan: Plan | None) -> Verdict:
-    """Variables that change a run without a word."""
+    """Variables that change a run silently."""
     env = machine.host.environment
-    said = [f"{name}: {why}" for name, why in {**GONE, **CHANGES}.items() if name in env]
-    if not said:
-        watched = len(env)
-        return ok(f"none of {watched} variables changes runs")
-    return warn(f"{len(said)} variables", "; ".join(said), "unset those that are not meant for this run")
+    changes = [f"{name}: {why}" for name, why in {**GONE, **CHANGES}.items() if name in env]
+    if not changes:
+        return ok(f"none of {len(env)} variables changes runs")
+    hint = "unset those that are not meant for this run"
+    return warn(f"{len(changes)} variables", "; ".join(changes), hint)
 
 
 def accelerate_config(machine: Machine, plan: Plan | None) -> Verdict:

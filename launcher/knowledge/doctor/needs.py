@@ -36,25 +36,21 @@ def needed_modules(plan: Plan) -> list[str]:
     if plan.model.quantization != "none":
         needed.append("bitsandbytes")
     needed += plan.task.packages
-    if (
-        plan.model.attn_implementation == "flash_attention_2"
-        and importlib.util.find_spec("kernels") is None  # transformers takes the hub's kernel then
-    ):
+    has_kernels = importlib.util.find_spec("kernels") is not None  # then transformers uses the hub's kernel
+    if plan.model.attn_implementation == "flash_attention_2" and not has_kernels:
         needed.append("flash_attn")
-    if plan.trainer.use_liger_kernel:  # else the Trainer stops when the weights are loaded
+    if plan.trainer.use_liger_kernel:  # else the Trainer stops after loading the weights
         needed.append("liger_kernel")
     return needed + _tracker_modules(plan)
 
 
 def _tracker_modules(plan: Plan) -> list[str]:
-    """What the trackers need, for which the Trainer stops when the weights are loaded; `all` needs none."""
+    """Modules without which the Trainer stops after loading the weights; `all` needs none."""
     asked = plan.trainer.report_to
     if asked in ("all", ["all"]):
         return []
-    instead = importlib.util.find_spec("tensorboardX") is not None
-    return [
-        name for name in trackers(asked) if name in _OF_TRACKER and not (name == "tensorboard" and instead)
-    ]
+    instead = ("tensorboard",) if importlib.util.find_spec("tensorboardX") is not None else ()
+    return [name for name in trackers(asked) if name in _OF_TRACKER and name not in instead]
 
 
 def built_ops(plan: Plan | None) -> list[str]:
@@ -94,7 +90,7 @@ def has_env(plan: Plan | None, name: str) -> bool:
 
 
 def hub_model(plan: Plan) -> str | None:
-    """The hub id of the weights; None where they lie in a folder or are made at random."""
+    """The hub id of the weights; None for weights in a folder and random weights."""
     name = plan.model.name_or_path
     if not name or plan.model.config is not None or plan.tiny:
         return None
@@ -113,15 +109,15 @@ def result_bytes(plan: Plan) -> int:
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """One checkpoint: weights and, unless save_only_model, what continues the run."""
+    """One checkpoint: weights and, unless save_only_model, the state of the run."""
     alone = bool(plan.trainer.save_only_model)
     return plan.job.engine.checkpoint(plan.spec, plan.job, weights_alone=alone)
 
 
 def checkpoints_kept(plan: Plan) -> int | None:
-    """The most that lie on the disk at one time; None where nothing limits them and the length is unknown.
+    """Largest number of checkpoints on the disk; None without a limit and a known length of the run.
 
-    A new one is written before the oldest goes; and the best one stays beside the newest, whatever the limit.
+    A new one is written before the oldest is removed; the best one is kept besides the newest.
     """
     strategy = plan.trainer.save_strategy
     if strategy == "no":
@@ -133,22 +129,18 @@ def checkpoints_kept(plan: Plan) -> int | None:
         written = -(-steps // max(1, int(every if every >= 1 else every * steps)))
     if not limit or limit < 0:
         return written
-    stay = max(limit, 2 if _keeps_best(plan) else 1)
+    keeps_best = plan.trainer.load_best_model_at_end or plan.trainer.metric_for_best_model
+    stay = max(limit, 2 if keeps_best else 1)
     return stay + 1 if written is None else min(stay + 1, written)
 
 
-def _keeps_best(plan: Plan) -> bool:
-    """Whether checkpoints are compared, so that the best of them is kept."""
-    return bool(plan.trainer.load_best_model_at_end or plan.trainer.metric_for_best_model)
-
-
 def written_bytes(plan: Plan) -> int:
-    """The most that the run holds on the disk at one time: checkpoints, of which one at least, and result."""
+    """Largest size of the run on the disk: its checkpoints, at least one, and the result."""
     kept = checkpoints_kept(plan)
     return result_bytes(plan) + checkpoint_bytes(plan) * (1 if kept is None else kept)
 
 
 def saved_text(plan: Plan) -> str:
-    """What lies on the disk beside the result: `3 checkpoints of 16.3 GiB each`."""
+    """The checkpoints, for a message: `3 checkpoints of 16.3 GiB each`."""
     kept, one = checkpoints_kept(plan), size(checkpoint_bytes(plan))
     return f"one checkpoint of {one}" if kept in (None, 1) else f"{kept} checkpoints of {one} each"

@@ -1,4 +1,4 @@
-"""Takes out of a text what names a person, a machine or a login. Pure."""
+"""Remove names of people and machines, addresses and secrets from a text. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from launcher.facts.redaction import hide_unknown
 
 _SECRETS = (
-    # A report for strangers hides what is only the beginning of a token, too.
+    # A report for other people hides also the beginning of a token.
     re.compile(r"\b(?:hf|api_org|gh[opsur]|github_pat)_[A-Za-z0-9]{8,}|\b(?:sk|pk|glpat)-[A-Za-z0-9_-]{8,}"),
     re.compile(r"\b[0-9a-fA-F]{32,}\b"),  # wandb's keys are 40 hexadecimal digits
     re.compile(r"(?i)\b(?:bearer|basic) +[A-Za-z0-9._~+/=-]{8,}"),
@@ -74,17 +74,15 @@ def redact_json(value: object, private: Private) -> object:
     if isinstance(value, str):
         return redact(value, private)
     if isinstance(value, Mapping):
-        return {redact(str(key), private): _member(str(key), inner, private) for key, inner in value.items()}
+        return {
+            redact(str(key), private): "<secret>"
+            if isinstance(inner, str) and inner not in _HIDDEN and _SECRET_KEY.search(str(key))
+            else redact_json(inner, private)
+            for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
         return [redact_json(inner, private) for inner in value]
     return value
-
-
-def _member(key: str, value: object, private: Private) -> object:
-    """The value of a key, whose name may tell that it is a secret."""
-    if isinstance(value, str) and value not in _HIDDEN and _SECRET_KEY.search(key):
-        return "<secret>"
-    return redact_json(value, private)
 
 
 def _longest_first(names: Sequence[str]) -> list[str]:

@@ -16,16 +16,11 @@ _PACKAGE_OF = {"PIL": "pillow"}
 """Module -> package, where the names differ."""
 
 
-def _wanted(plan: Plan | None) -> list[str]:
-    """The packages without which the plan does not run."""
-    if plan is None:
-        return list(_ALWAYS)
-    return [*_ALWAYS, *(_PACKAGE_OF.get(module, module) for module in needed_modules(plan))]
-
-
 def versions(machine: Machine, plan: Plan | None) -> Verdict:
     """Packages against the supported ranges and the tested versions."""
-    installed, wanted = machine.software.installed, _wanted(plan)
+    modules = [] if plan is None else needed_modules(plan)
+    installed = machine.software.installed
+    wanted = [*_ALWAYS, *(_PACKAGE_OF.get(module, module) for module in modules)]
     known = len(TESTED.keys() & installed.keys())
     found = f"Python {machine.software.python}, {known} of {len(TESTED)} known packages"
     missing = [name for name in wanted if name not in installed]
@@ -52,18 +47,15 @@ def versions(machine: Machine, plan: Plan | None) -> Verdict:
 
 
 def hub(machine: Machine, plan: Plan | None) -> Verdict:
-    """Whether the model can be had."""
+    """Whether the model is in the cache or can be downloaded."""
     network, model = machine.network, machine.hub_model
     found = {"offline": "offline by HF_HUB_OFFLINE"}.get(network.hub, f"{network.endpoint} is {network.hub}")
     if plan is not None and model is None:
         return _data_from_hub(plan, found, network.hub)
     if plan is None or model is None:
         if network.hub == "unreachable":
-            return warn(
-                found,
-                "models and data must be in folders or in the cache",
-                "set HF_HUB_OFFLINE=1 to avoid timeouts",
-            )
+            message = "models and data must be in folders or in the cache"
+            return warn(found, message, "set HF_HUB_OFFLINE=1 to avoid timeouts")
         return ok(found)
     if model.cached:
         return ok(found, f"{model.name} is in the cache")
@@ -78,20 +70,19 @@ def hub(machine: Machine, plan: Plan | None) -> Verdict:
 
 
 def _data_from_hub(plan: Plan, found: str, hub: str) -> Verdict:
-    """For a run whose model lies in a folder."""
+    """For a run whose model is in a folder."""
     rows = [*plan.data.train, *(plan.data.eval or ())]
     names = [row["path"] for row in rows if isinstance(row, Mapping) and is_loaded_hub_id(row["path"])]
     if not names:
         return skip(found, "not used by the run")
     if hub == "reachable":
         return ok(found)
-    return warn(
-        found, f"must be in the cache: {', '.join(names)}", "`effilaunch prepare` downloads data in advance"
-    )
+    hint = "`effilaunch prepare` downloads data in advance"
+    return warn(found, f"must be in the cache: {', '.join(names)}", hint)
 
 
 def gated(machine: Machine, plan: Plan | None) -> Verdict:
-    """The login, and whether the hub hands the model out to it. Never the token."""
+    """The login, and whether the hub gives it access to the model. Never the token."""
     found = "logged in to the hub" if machine.host.hub_login else "not logged in to the hub"
     model = machine.hub_model
     if plan is None or model is None:
@@ -106,9 +97,8 @@ def gated(machine: Machine, plan: Plan | None) -> Verdict:
 def wandb(machine: Machine, plan: Plan | None) -> Verdict:
     """Login and server, without which a run with report_to: wandb is logged offline. Never the key."""
     found = "logged in to wandb" if machine.host.wandb_login else "not logged in to wandb"
-    if not reports_to(plan, "wandb"):
-        return skip(found, "not used") if plan is None else skip(found, "not reported to")
-    assert plan is not None, "a plan reports"
+    if plan is None or not reports_to(plan, "wandb"):
+        return skip(found, "not used")
     env = machine.host.environment
     mode = plan.launch.env.get("WANDB_MODE") or env.get("WANDB_MODE", "online")
     if mode in ("offline", "disabled", "dryrun"):

@@ -20,19 +20,18 @@ _CACHES = ("hub", "datasets", "cache", "extensions", "temporary")
 
 
 def download_bytes(machine: Machine, plan: Plan | None) -> int:
-    """What of the model is still to be fetched."""
+    """The size of the model if it is not in the cache."""
     model = machine.hub_model
     return 0 if plan is None or model is None or model.cached else weights_bytes(plan)
 
 
 def disk(machine: Machine, plan: Plan | None) -> Verdict:
-    """The run's folder against the checkpoints that will lie in it."""
+    """Free space of the run's folder for its checkpoints."""
     folder = machine.disk.folders["run"]
     found = f"{size(folder.free)} free at {folder.path}"
     if not folder.writable:
-        return needed(
-            plan is not None, found, "not writable for this user", "--output-dir, or another folder"
-        )
+        hint = "--output-dir, or another folder"
+        return needed(plan is not None, found, "not writable for this user", hint)
     if plan is None:
         if folder.free < _LEAST_FREE:
             return warn(found, "little space for checkpoints", "free space, or run on another disk")
@@ -80,9 +79,8 @@ def caches(machine: Machine, plan: Plan | None) -> Verdict:
     barred = [name for name in _CACHES if not folders[name].writable]
     if barred:
         message = "not writable: " + ", ".join(f"{name} ({folders[name].path})" for name in barred)
-        return needed(
-            plan is not None, found, message, "set HF_HOME, EFFILAUNCH_CACHE, TORCH_EXTENSIONS_DIR, TMPDIR"
-        )
+        hint = "set HF_HOME, EFFILAUNCH_CACHE, TORCH_EXTENSIONS_DIR, TMPDIR"
+        return needed(plan is not None, found, message, hint)
     wanted = download_bytes(machine, plan)
     if hub.free < wanted:
         message = f"the model download is {size(wanted)}"
@@ -96,7 +94,7 @@ def caches(machine: Machine, plan: Plan | None) -> Verdict:
 
 
 def host_memory(machine: Machine, plan: Plan | None) -> Verdict:
-    """What the ranks of this machine take beside the devices."""
+    """Host memory that the ranks of this machine use."""
     total, free = machine.host.memory, machine.host.available
     if total is None:
         return skip("unknown")
@@ -104,7 +102,7 @@ def host_memory(machine: Machine, plan: Plan | None) -> Verdict:
     if plan is None:
         return ok(found)
     wanted = plan.memory.host_bytes
-    hint = "use fewer ranks, no CPU offload, or a machine with more memory (else the OOM killer strikes)"
+    hint = "use fewer ranks, no CPU offload, or a machine with more memory (else the OOM killer ends the run)"
     if wanted > total:
         return fail(found, f"the run needs {size(wanted)}", hint)
     if free is not None and wanted > free:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from launcher.knowledge.lint.consistency import ZERO, overlap, stage, value
-from launcher.knowledge.lint.document import Document, Edit, Finding
+from launcher.knowledge.lint.consistency import ZERO, overlap, stage
+from launcher.knowledge.lint.document import Document, Finding
 from launcher.plan.draft import EXPLICIT
 from launcher.plan.plan import Plan
 
@@ -31,7 +32,7 @@ SAME_AS_RECIPE = {
 TRAINER_DEFAULTS = {"trainer.max_grad_norm": 1.0, "trainer.weight_decay": 0.0, "trainer.adam_epsilon": 1e-8}
 DEEPSPEED_CLIPS_AT = 1.0
 _OFFLOADED = "adamw_torch"
-"""What DeepSpeed's CPU Adam is a replacement for."""
+"""The optimizer that DeepSpeed's CPU Adam replaces without a difference."""
 
 
 class AgainstRecipe:
@@ -43,10 +44,8 @@ class AgainstRecipe:
     def __call__(self, document: Document) -> Iterator[Finding]:
         if document.root is None:
             return
-        yield from self._batch(document)
-        yield from self._precision(document)
-        yield from self._settings(document)
-        yield from self._clipping(document)
+        yield from self._values(document)
+        yield from self._missing(document)
         yield from self._blocks(document)
         yield from self._zero(document)
         bytes_here = self.plan.hardware.device_bytes
@@ -58,100 +57,75 @@ class AgainstRecipe:
         """Return the plan's value, or the Trainer's default."""
         return self.plan.at(name) if name in self.plan.names else TRAINER_DEFAULTS.get(name)
 
-    def fights(
-        self, document: Document, key: str, said: str, ours: Any, code: str = "ds-hf-mismatch"
-    ) -> Finding:
-        """Report one value that differs from the recipe's."""
-        member = document.member(key)
-        assert member is not None, "called for keys that are here"
-        node = member.node
-        new = '"auto"' if code != "ds-recipe-conflict" else json.dumps(ours)
-        hint = f"write {new}, or set {said} in the recipe"
-        message = f"{document.text[node.start : node.end]} here, but the recipe plans {said} = {ours}"
-        edits = (Edit(node.start, node.end, new),)
-        return document.found(node.start, key, code, message, hint, edits=edits)
-
-    def _batch(self, document: Document) -> Iterator[Finding]:
-        batch = self.plan.batch
-        for key, said, ours in (
-            ("train_batch_size", "global_batch_size", batch.global_size),
-            ("train_micro_batch_size_per_gpu", "trainer.per_device_train_batch_size", batch.micro),
-            ("gradient_accumulation_steps", "trainer.gradient_accumulation_steps", batch.accumulation),
-        ):
-            given = value(document, key)
-            if given not in (None, "auto", ours):
-                code = "ds-batch-mismatch" if key == "train_batch_size" else "ds-hf-mismatch"
-                yield self.fights(document, key, said, ours, code)
-
-        if document.member("gradient_accumulation_steps") is None and batch.accumulation > 1:
-            assert document.root is not None, "asked before"
-            yield document.found(
-                document.root.start,
-                "gradient_accumulation_steps",
-                "ds-hf-mismatch",
-                f"missing: accelerate sets 1, the recipe plans {batch.accumulation}",
-                'write "gradient_accumulation_steps": "auto"',
-            )
-
-    def _precision(self, document: Document) -> Iterator[Finding]:
-        planned = self.plan.precision
-        for kind in ("bf16", "fp16"):
-            given = value(document, f"{kind}.enabled")
-            if isinstance(given, bool) and given != (planned == kind):
-                yield self.fights(document, f"{kind}.enabled", "precision", planned)
-
-    def _settings(self, document: Document) -> Iterator[Finding]:
+    def _planned(self) -> Iterator[tuple[str, str, Any, str]]:
+        """Key of the config, setting of the plan, its value, and the code of a difference."""
+        batch, mismatch = self.plan.batch, "ds-hf-mismatch"
+        yield "train_batch_size", "global_batch_size", batch.global_size, "ds-batch-mismatch"
+        micro = "trainer.per_device_train_batch_size"
+        yield "train_micro_batch_size_per_gpu", micro, batch.micro, mismatch
+        steps = "gradient_accumulation_steps"
+        yield steps, f"trainer.{steps}", batch.accumulation, mismatch
         for key, name in SAME_AS_TRAINER.items():
-            given, ours = value(document, key), self.setting(name)
-            if given not in (None, "auto") and ours is not None and given != ours:
-                yield self.fights(document, key, name, ours)
+            yield key, name, self.setting(name), mismatch
         for key, name in SAME_AS_RECIPE.items():
-            given, known = value(document, key), self.plan.provenance.get(name)
-            explicit = known is not None and known.source in EXPLICIT
-            if explicit and given not in (None, "auto") and given != (held := self.plan.at(name)):
-                yield self.fights(document, key, name, held, "ds-recipe-conflict")
+            known = self.plan.provenance.get(name)
+            if known is not None and known.source in EXPLICIT:
+                yield key, name, self.plan.at(name), "ds-recipe-conflict"
 
-    def _clipping(self, document: Document) -> Iterator[Finding]:
-        ours = self.setting("trainer.max_grad_norm")
-        if document.member("gradient_clipping") is None and ours not in (None, DEEPSPEED_CLIPS_AT):
-            assert document.root is not None, "asked before"
-            yield document.found(
-                document.root.start,
-                "gradient_clipping",
-                "ds-clip-default",
-                f"no gradient_clipping: DeepSpeed clips at {DEEPSPEED_CLIPS_AT}, and the recipe's "
-                f"trainer.max_grad_norm = {ours} does not arrive",
-                'write "gradient_clipping": "auto"',
-            )
+    def _values(self, document: Document) -> Iterator[Finding]:
+        """Values that differ from the plan's."""
+        for key, name, ours, code in self._planned():
+            if ours is not None and document.value(key) not in (None, "auto", ours):
+                yield self._differs(document, key, name, ours, code)
+        for kind in ("bf16", "fp16"):
+            given, ours = document.value(f"{kind}.enabled"), self.plan.precision
+            if isinstance(given, bool) and given != (ours == kind):
+                yield self._differs(document, f"{kind}.enabled", "precision", ours, "ds-hf-mismatch")
+
+    def _differs(self, document: Document, key: str, name: str, ours: Any, code: str) -> Finding:
+        new = json.dumps(ours) if code == "ds-recipe-conflict" else '"auto"'
+        message = f"{document.source(key)} here, but the recipe plans {name} = {ours}"
+        hint = f"write {new}, or set {name} in the recipe"
+        return document.report(key, code, message, hint, at_value=True, new=new)
+
+    def _missing(self, document: Document) -> Iterator[Finding]:
+        """Keys without which a setting of the plan is not used."""
+        key, planned = "gradient_accumulation_steps", self.plan.batch.accumulation
+        if document.member(key) is None and planned > 1:
+            message = f"missing: accelerate sets 1, the recipe plans {planned}"
+            yield document.report(key, "ds-hf-mismatch", message, f'write "{key}": "auto"')
+        key, ours = "gradient_clipping", self.setting("trainer.max_grad_norm")
+        if document.member(key) is None and ours not in (None, DEEPSPEED_CLIPS_AT):
+            message = f"no gradient_clipping: DeepSpeed clips at {DEEPSPEED_CLIPS_AT}, and the recipe's "
+            message += f"trainer.max_grad_norm = {ours} is not used"
+            yield document.report(key, "ds-clip-default", message, f'write "{key}": "auto"')
 
     def _blocks(self, document: Document) -> Iterator[Finding]:
         for name, code, ours, effect in (
-            ("scheduler", "ds-scheduler-overrides", "trainer.lr_scheduler_type", "without a word"),
+            ("scheduler", "ds-scheduler-overrides", "trainer.lr_scheduler_type", "silently"),
             ("optimizer", "ds-optimizer-block", "trainer.optim", "and may have to be compiled first (nvcc)"),
         ):
-            member = document.member(name)
-            if member is not None and value(document, f"{name}.type") is not None:
-                said = f"a {name} block replaces the recipe's {ours} {effect}"
-                hint = f"remove the block and say {ours}"
-                yield document.found(member.start, name, code, said, hint, edits=document.removal(name))
+            if document.value(f"{name}.type") is not None:
+                message = f"a {name} block replaces the recipe's {ours} {effect}"
+                yield document.report(name, code, message, f"remove the block and set {ours}", remove=True)
 
     def _zero(self, document: Document) -> Iterator[Finding]:
-        device = document.member(f"{ZERO}.offload_optimizer.device")
+        where = f"{ZERO}.offload_optimizer.device"
         optim = str(self.setting("trainer.optim") or "adamw_torch")
-        own = value(document, "zero_force_ds_cpu_optimizer") is False or optim.startswith(_OFFLOADED)
-        if device is not None and device.node.value in ("cpu", "nvme") and not own:
-            said = f"offload silently replaces trainer.optim = {optim} by DeepSpeedCPUAdam"
-            where = f"{ZERO}.offload_optimizer.device"
+        own = document.value("zero_force_ds_cpu_optimizer") is False or optim.startswith(_OFFLOADED)
+        if document.value(where) in ("cpu", "nvme") and not own:
+            message = f"offload silently replaces trainer.optim = {optim} by DeepSpeedCPUAdam"
             hint = "train with adamw_torch, or without offload"
-            yield document.found(device.node.start, where, "ds-offload-optimizer-swap", said, hint)
-        section, name = document.member(ZERO), "gather_16bit_weights_on_model_save"
-        gathered = document.member(f"{ZERO}.stage3_{name}") or document.member(f"{ZERO}.{name}")
-        if section is None or stage(document) != 3 or self.plan.job.adapter:
+            yield document.report(where, "ds-offload-optimizer-swap", message, hint, at_value=True)
+        name = "gather_16bit_weights_on_model_save"
+        keys = (f"{ZERO}.stage3_{name}", f"{ZERO}.{name}")
+        written = next((key for key in keys if document.member(key) is not None), None)
+        if document.member(ZERO) is None or stage(document) != 3 or self.plan.job.adapter:
             return
-        if gathered is None or gathered.node.value is False:
-            at = section.start if gathered is None else gathered.node.start
-            said = "stage 3 without gathering: checkpoints contain no model.safetensors"
+        if written is None or document.value(written) is False:
+            message = "stage 3 without gathering: checkpoints contain no model.safetensors"
             hint = f'write "stage3_{name}": true'
-            edits = () if gathered is None else (Edit(gathered.node.start, gathered.node.end, "true"),)
-            where = f"{ZERO}.stage3_{name}"
-            yield document.found(at, where, "ds-zero3-no-gather", said, hint, edits=edits)
+            finding = document.report(
+                written or ZERO, "ds-zero3-no-gather", message, hint, at_value=bool(written), new="true"
+            )
+            yield replace(finding, path=keys[0], edits=finding.edits if written else ())

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from launcher.knowledge.lint.consistency import check_blocks, check_combinations, check_conflicts
+from launcher.knowledge.lint.consistency import check_blocks, check_conflicts, check_effects
 from launcher.knowledge.lint.document import Document, Edit, Finding, Node, read_json
-from launcher.knowledge.lint.ineffective import check_effects
 from launcher.knowledge.lint.keys import RENAMED, check_keys, known_keys, sections_with, spellings, vocabulary
 from launcher.knowledge.lint.values import check_autos, check_types
 from launcher.recipe.field_tables import trainer_fields
@@ -27,33 +25,22 @@ _FEWEST_FIELDS = 3
 """From this number of TrainingArguments fields on, a file is not a DeepSpeed config."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    name: str
-    any_of: frozenset[str] = frozenset()
-    """One of them is enough."""
-    all_of: frozenset[str] = frozenset()
-    """All of these together, if no top-level key is DeepSpeed's: such names are common."""
-
-
-def _kind(name: str, any_of: str = "", all_of: str = "") -> _Kind:
-    return _Kind(name, frozenset(any_of.split()), frozenset(all_of.split()))
-
-
 KINDS = (
-    _kind("an adapter's adapter_config.json", "peft_type"),
-    _kind("a tokenizer's tokenizer_config.json", "tokenizer_class added_tokens_decoder chat_template"),
-    _kind("a tokenizer.json", all_of="added_tokens model normalizer"),
-    _kind("a model's config.json", "model_type architectures", "hidden_size num_hidden_layers"),
-    _kind("a processor's config", "image_processor_type feature_extractor_type processor_class"),
-    _kind("an index of a model's weights", "weight_map"),
-    _kind("a model's generation_config.json", "_from_model_config", "transformers_version eos_token_id"),
-    _kind("a checkpoint's trainer_state.json", "log_history"),
-    _kind("accelerate's own config", "compute_environment distributed_type"),
-    _kind("a package.json", "devDependencies", "name version"),
-    _kind("a recipe of effilaunch", all_of="model data"),
-    _kind("LLaMA-Factory's arguments", "model_name_or_path finetuning_type"),
+    ("an adapter's adapter_config.json", "peft_type", ""),
+    ("a tokenizer's tokenizer_config.json", "tokenizer_class added_tokens_decoder chat_template", ""),
+    ("a tokenizer.json", "", "added_tokens model normalizer"),
+    ("a model's config.json", "model_type architectures", "hidden_size num_hidden_layers"),
+    ("a processor's config", "image_processor_type feature_extractor_type processor_class", ""),
+    ("an index of a model's weights", "weight_map", ""),
+    ("a model's generation_config.json", "_from_model_config", "transformers_version eos_token_id"),
+    ("a checkpoint's trainer_state.json", "log_history", ""),
+    ("accelerate's own config", "compute_environment distributed_type", ""),
+    ("a package.json", "devDependencies", "name version"),
+    ("a recipe of effilaunch", "", "model data"),
+    ("LLaMA-Factory's arguments", "model_name_or_path finetuning_type", ""),
 )
+"""Kind of file; keys of which one is enough; common keys that count all together, if no top-level key is
+DeepSpeed's."""
 
 
 def another_kind(document: Document) -> Finding | None:
@@ -64,52 +51,40 @@ def another_kind(document: Document) -> Finding | None:
     keys = {member.key: member.node for member in root.members}
     if keys.keys() & OWN:
         return None
-    below = _wrapped(keys)
-    name = below or _named(keys) or _arguments(keys) or _nothing_known(keys)
-    if name is None:
+    inside = [key for key, node in keys.items() if OWN & {member.key for member in node.members or ()}]
+    if inside:
+        what = f"contains a DeepSpeed config under `{inside[0]}`"
+        hint = f"move the object under `{inside[0]}` into its own file"
+    elif name := _named(keys) or _nothing_known(keys):
+        what = f"is {name}"
+        hint = "pass the file that is set as `deepspeed` in TrainingArguments or as `--deepspeed_config`"
+    else:
         return None
-    hint = (
-        f"move the object under `{below}` into its own file"
-        if below
-        else "pass the file that is set as `deepspeed` in TrainingArguments or as `--deepspeed_config`"
-    )
-    what = f"contains a DeepSpeed config under `{below}`" if below else f"is {name}"
-    return document.found(root.start, "", "ds-not-a-config", f"not a DeepSpeed config: it {what}", hint)
+    return document.report("", "ds-not-a-config", f"not a DeepSpeed config: it {what}", hint)
 
 
 def _named(keys: Mapping[str, Node]) -> str | None:
     known = spellings(known_keys()).keys() | RENAMED.keys() | vocabulary()["removed"].keys()
-    for kind in KINDS:
-        together = kind.all_of and kind.all_of <= keys.keys() and not keys.keys() & known
-        if kind.any_of & keys.keys() or together:
-            return kind.name
+    for name, any_of, all_of in KINDS:
+        together = all_of and keys.keys() >= set(all_of.split()) and not keys.keys() & known
+        if keys.keys() & set(any_of.split()) or together:
+            return name
     return None
-
-
-def _arguments(keys: Mapping[str, Node]) -> str | None:
-    fields = keys.keys() & trainer_fields().keys() - spellings(known_keys()).keys()
-    return "TrainingArguments as JSON" if len(fields) >= _FEWEST_FIELDS else None
 
 
 def _nothing_known(keys: Mapping[str, Node]) -> str | None:
     """Describe a file without any key that DeepSpeed knows or a misspelling of one."""
     known = spellings(known_keys())
     removed = vocabulary()["removed"]
+    if len(keys.keys() & trainer_fields().keys() - known.keys()) >= _FEWEST_FIELDS:
+        return "TrainingArguments as JSON"
     if len(keys) < _FEWEST:
         return None
     for key in keys:
-        misplaced = "_" in key and sections_with(key)  # `type` and `name` are everybody's
+        misplaced = "_" in key and sections_with(key)  # other files have `type` and `name`, too
         if key in known or key in RENAMED or key in removed or misplaced or close_key(key, known):
             return None
     return f"another kind of file: DeepSpeed knows none of its {len(keys)} keys"
-
-
-def _wrapped(keys: Mapping[str, Node]) -> str | None:
-    """Return the key whose value is a DeepSpeed config."""
-    for key, node in keys.items():
-        if OWN & {member.key for member in node.members or ()}:
-            return key
-    return None
 
 
 LARGEST = 100_000
@@ -124,7 +99,6 @@ RULES: tuple[Rule, ...] = (
     check_blocks,
     check_conflicts,
     check_effects,
-    check_combinations,
 )
 
 
@@ -136,9 +110,8 @@ def lint_text(text: str, file: str, *more: Rule) -> list[Finding]:
     if root is None:
         return found
     if root.members is None:
-        message = (
-            f"{'a list' if root.items is not None else 'a single value'}; a DeepSpeed config is a JSON object"
-        )
+        what = "a list" if root.kind == "list" else "a single value"
+        message = f"{what}; a DeepSpeed config is a JSON object"
         return [*found, document.found(root.start, "", "ds-not-an-object", message, 'write {"…": …}')]
     other = another_kind(document)
     if other is not None:
@@ -151,9 +124,9 @@ def lint_text(text: str, file: str, *more: Rule) -> list[Finding]:
 def decoded(raw: bytes, file: str) -> tuple[str | None, Finding | None]:
     """Return the text of a file, or the finding that explains why it is unreadable."""
     if len(raw) > LARGEST:
-        return None, _whole(file, f"larger than {LARGEST} bytes, which no DeepSpeed config is")
+        return None, _of_file(file, f"larger than {LARGEST} bytes, which no DeepSpeed config is")
     if b"\0" in raw:
-        return None, _whole(file, "binary or UTF-16 content; a DeepSpeed config is JSON in UTF-8")
+        return None, _of_file(file, "binary or UTF-16 content; a DeepSpeed config is JSON in UTF-8")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -163,16 +136,16 @@ def decoded(raw: bytes, file: str) -> tuple[str | None, Finding | None]:
         return None, Finding(file, line, column, "", "ds-json-syntax", message, "save the file as UTF-8")
     if file.endswith((".yaml", ".yml")) and not text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         hint = "convert it to JSON; to check a recipe, use `effilaunch validate`"
-        return None, _whole(file, "this is YAML; DeepSpeed and the Trainer read only JSON", hint)
+        return None, _of_file(file, "this is YAML; DeepSpeed and the Trainer read only JSON", hint)
     return text, None
 
 
-def _whole(file: str, message: str, hint: str | None = None) -> Finding:
+def _of_file(file: str, message: str, hint: str | None = None) -> Finding:
     return Finding(file, 1, 1, "", "ds-json-syntax", message, hint)
 
 
 def lint_bytes(raw: bytes, file: str, *more: Rule) -> list[Finding]:
-    """As `lint_text`, from what a file holds."""
+    """`lint_text` of a file's content."""
     text, finding = decoded(raw, file)
     return [finding] if finding is not None else lint_text(text or "", file, *more)
 

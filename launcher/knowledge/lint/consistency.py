@@ -1,15 +1,18 @@
-"""Find settings that contradict each other, and optimizer and scheduler sections that DeepSpeed refuses.
+"""Find settings of one file that contradict each other, and keys that its ZeRO stage or device ignores.
 
 Checked against DeepSpeed 0.19.8: runtime/config.py `_do_error_check`, runtime/precision_config.py,
-runtime/base_optimizer.py `_configure_master_weights`, runtime/lr_schedules.py, runtime/zero/stage3.py and
-stage_1_and_2.py `__init__`.
+runtime/base_optimizer.py `_configure_master_weights`, runtime/lr_schedules.py, runtime/engine.py
+`_configure_zero_optimizer` (which keys each stage's optimizer gets), runtime/zero/config.py, and `__init__`
+of runtime/zero/stage3.py and stage_1_and_2.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from launcher.engines.deepspeed_config import STAGE3_ONLY
 from launcher.knowledge.lint.document import Document, Edit, Finding, Member
 from launcher.knowledge.lint.keys import deepspeed_version, vocabulary
 from launcher.knowledge.lint.values import for_trainer
@@ -22,6 +25,55 @@ DEFAULT_BUCKET = 500_000_000
 LARGEST_DEVICE = 288e9
 """Bytes of the largest device there is."""
 
+# Handed to no optimizer, whatever the stage. At stages 1 and 2, true is what happens anyway.
+READ_NOWHERE = frozenset({"allgather_partitions"})
+_OFF_BY_DEFAULT = frozenset({"round_robin_gradients", "parameter_alignment", "elastic_checkpoint"})
+"""Off unless they are set, so that false has no effect."""
+BELOW_STAGE3_ONLY = _OFF_BY_DEFAULT | {
+    "allgather_bucket_size",
+    "ignore_unused_parameters",
+    "use_multi_rank_bucket_allreduce",
+}
+"""Not handed to the optimizer of stage 3."""
+_ANY_STAGE_BUT_0 = frozenset({"contiguous_gradients", "reduce_scatter", "overlap_comm", "reduce_bucket_size"})
+_READ_BY_BLOCK = {"allgather_bucket_size": "pipeline", "reduce_bucket_size": "compile"}
+"""Key -> the section that reads it, too."""
+_ALLOWED = {"compute_grad_norm": (False, (1, 2)), "legacy_stage1": (True, (0,))}
+"""Key -> a value, and the stages that accept it."""
+_NVME_ONLY = {
+    "offload_optimizer": ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write"),
+    "offload_param": ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu"),
+}
+_DYNAMIC_SCALE = (
+    "initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale",
+)  # fmt: skip
+"""Read by the dynamic loss scaler, which a fixed loss_scale replaces."""
+_WARMUPS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+
+
+def stage(document: Document) -> int | None:
+    """The ZeRO stage; 0 without the key, None where the file leaves it open."""
+    given = document.value(f"{ZERO}.stage")
+    if given is None and document.member(f"{ZERO}.stage") is None:
+        return 0
+    return int(given) if str(given) in ("0", "1", "2", "3") else None
+
+
+def written_stage(document: Document) -> int | None:
+    """The ZeRO stage; None where it is missing, as in a base profile, or open."""
+    return None if document.member(f"{ZERO}.stage") is None else stage(document)
+
+
+def offloads(document: Document) -> bool:
+    """Whether the optimizer is on the CPU."""
+    device = document.value(f"{ZERO}.offload_optimizer.device")
+    return device in ("cpu", "nvme") or document.value(f"{ZERO}.cpu_offload") is True
+
+
+def _number(document: Document, where: str) -> int | float | None:
+    found = document.value(where)
+    return found if isinstance(found, int | float) and not isinstance(found, bool) else None
+
 
 def check_conflicts(document: Document) -> Iterator[Finding]:
     """Find contradictions within one file."""
@@ -29,364 +81,345 @@ def check_conflicts(document: Document) -> Iterator[Finding]:
     yield from _batch(document)
     yield from _zero(document)
     yield from overlap(document, None)
-
-
-def value(document: Document, dotted: str) -> Any:
-    """The value at a dotted path; None where there is none."""
-    member = document.member(dotted)
-    return None if member is None else member.node.plain()
-
-
-def stage(document: Document) -> int | None:
-    """The ZeRO stage; None where the file leaves it open."""
-    said = value(document, f"{ZERO}.stage")
-    if said is None and document.member(f"{ZERO}.stage") is None:
-        return 0
-    return int(said) if str(said) in ("0", "1", "2", "3") else None
+    for refusals in (_refused_precision, _refused_gradients, _refused_warmup):
+        for where, why, hint, code in refusals(document, written_stage(document)):
+            if document.member(where) is not None:
+                message = f"`{where.rpartition('.')[2]}` = {document.source(where)[:40]}: {why}"
+                yield document.report(where, code, message, hint, at_value=True)
 
 
 def _precision(document: Document) -> Iterator[Finding]:
     fp16 = document.member("fp16.enabled")
     for name in ("bf16", "bfloat16"):
         bf16 = document.member(f"{name}.enabled")
-        if fp16 is None or bf16 is None or (fp16.node.value, bf16.node.value) != (True, True):
-            continue
-        later = max(fp16, bf16, key=lambda member: member.start)
-        where = f"{name if later is bf16 else 'fp16'}.enabled"
-        yield document.found(
-            later.node.start,
-            where,
-            "ds-fp16-and-bf16",
-            "fp16 and bf16 are both enabled; DeepSpeed refuses that",
-            "disable one of them",
-        )
-
-
-def _count(document: Document, key: str) -> int | None:
-    found = value(document, key)
-    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+        if fp16 and bf16 and (fp16.node.value, bf16.node.value) == (True, True):
+            where = f"{name}.enabled" if bf16.start > fp16.start else "fp16.enabled"
+            message = "fp16 and bf16 are both enabled; DeepSpeed refuses that"
+            yield document.report(where, "ds-fp16-and-bf16", message, "disable one of them", at_value=True)
 
 
 def _batch(document: Document) -> Iterator[Finding]:
-    whole = document.member("train_batch_size")
-    micro = document.member("train_micro_batch_size_per_gpu")
-    if whole is None and micro is None:
-        yield document.found(
-            0 if document.root is None else document.root.start,
-            "",
-            "ds-no-batch-size",
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    if document.member(keys[0]) is None and document.member(keys[1]) is None:
+        message = (
             "train_batch_size and train_micro_batch_size_per_gpu are both missing; DeepSpeed refuses that, "
-            "and the Trainer fills only existing keys",
-            'write "train_micro_batch_size_per_gpu": "auto"',
+            "and the Trainer fills only existing keys"
         )
-    total = _count(document, "train_batch_size")
-    each = _count(document, "train_micro_batch_size_per_gpu")
-    steps = _count(document, "gradient_accumulation_steps") or 1
-    if whole is None or total is None or each is None or total % (each * steps) == 0:
+        hint = 'write "train_micro_batch_size_per_gpu": "auto"'
+        yield document.report("", "ds-no-batch-size", message, hint)
+    counts = (_number(document, key) for key in keys)
+    total, each, steps = (n if isinstance(n, int) and n > 0 else None for n in counts)
+    if total is None or each is None or total % (each * (steps or 1)) == 0:
         return
-    product = f"{each} x {steps}" if steps > 1 else f"{each}"
-    yield document.found(
-        whole.node.start,
-        "train_batch_size",
-        "ds-batch-mismatch",
-        f"train_batch_size {total} is not a multiple of {product} (micro-batch x accumulation) for any "
-        "number of ranks",
-        "remove train_batch_size: DeepSpeed computes it",
-        edits=document.removal("train_batch_size"),
-    )
+    product = f"{each} x {steps}" if (steps or 1) > 1 else f"{each}"
+    message = f"train_batch_size {total} is not a multiple of {product} (micro-batch x accumulation) for any "
+    message += "number of ranks"
+    hint = "remove train_batch_size: DeepSpeed computes it"
+    yield document.report(keys[0], "ds-batch-mismatch", message, hint, at_value=True, remove=True)
 
 
 def _zero(document: Document) -> Iterator[Finding]:
-    section = document.member(ZERO)
-    if section is None:
-        if for_trainer(document) and document.root is not None:
-            yield document.found(
-                document.root.start,
-                ZERO,
-                "ds-no-zero-block",
-                "zero_optimization is missing: accelerate requires it",
-                'write "zero_optimization": {"stage": 0}',
-            )
+    if document.member(ZERO) is None:
+        if for_trainer(document):
+            message = "zero_optimization is missing: accelerate requires it"
+            hint = 'write "zero_optimization": {"stage": 0}'
+            yield document.report(ZERO, "ds-no-zero-block", message, hint)
         return
-    old, new = document.member(f"{ZERO}.cpu_offload"), document.member(f"{ZERO}.offload_optimizer")
-    if old is not None and new is not None and old.node.value is not None:
-        yield document.found(
-            old.start,
-            f"{ZERO}.cpu_offload",
-            "ds-alias-twice",
-            "cpu_offload and offload_optimizer are the same setting; DeepSpeed refuses both together",
-            "remove cpu_offload",
-            edits=document.removal(f"{ZERO}.cpu_offload"),
-        )
+    old = f"{ZERO}.cpu_offload"
+    if document.value(old) is not None and document.member(f"{ZERO}.offload_optimizer") is not None:
+        message = "cpu_offload and offload_optimizer are the same setting; DeepSpeed refuses both together"
+        yield document.report(old, "ds-alias-twice", message, "remove cpu_offload", remove=True)
 
 
 def overlap(document: Document, device_bytes: float | None) -> Iterator[Finding]:
-    """Buckets of overlap_comm that take more than a quarter of the device; without one, of the largest."""
-    if value(document, f"{ZERO}.overlap_comm") is not True or stage(document) not in (1, 2, 3, None):
+    """Buckets of overlap_comm that use more than a quarter of the device; without one, of the largest."""
+    level = stage(document)
+    if document.value(f"{ZERO}.overlap_comm") is not True or level == 0:
         return
-    names = ["reduce_bucket_size"] + (["allgather_bucket_size"] if stage(document) in (1, 2) else [])
-    sizes = {name: value(document, f"{ZERO}.{name}") for name in names}
-    elements = [DEFAULT_BUCKET if size is None else size for size in sizes.values()]
+    names = ["reduce_bucket_size"] + (["allgather_bucket_size"] if level in (1, 2) else [])
+    sizes = [document.value(f"{ZERO}.{name}") for name in names]
+    elements = [DEFAULT_BUCKET if size is None else size for size in sizes]
     if not all(isinstance(size, int | float) and not isinstance(size, bool) for size in elements):
         return
     need = OVERLAP_BYTES_PER_ELEMENT * sum(elements)
-    room = LARGEST_DEVICE if device_bytes is None else device_bytes / 4
-    if need <= room:
+    if need <= (LARGEST_DEVICE if device_bytes is None else device_bytes / 4):
         return
-    written = document.member(f"{ZERO}.{names[0]}") or document.member(f"{ZERO}.overlap_comm")
-    assert written is not None, "overlap_comm is here"
-    whose = "a quarter of this device" if device_bytes is not None else "any device has"
-    yield document.found(
-        written.node.start,
-        f"{ZERO}.{written.key}",
-        "ds-bucket-memory",
-        f"with overlap_comm the buckets use up to {need / 1e9:.1f} GB, more than {whose}",
-        "use smaller buckets (200000000 on 24 GB devices), or set overlap_comm to false",
-        severity="warning",
+    where = f"{ZERO}.{names[0]}" if document.member(f"{ZERO}.{names[0]}") else f"{ZERO}.overlap_comm"
+    most = "a quarter of this device" if device_bytes is not None else "any device has"
+    message = f"with overlap_comm the buckets use up to {need / 1e9:.1f} GB, more than {most}"
+    hint = "use smaller buckets (200000000 on 24 GB devices), or set overlap_comm to false"
+    yield document.report(where, "ds-bucket-memory", message, hint, at_value=True, severity="warning")
+
+
+def _scales_dynamically(document: Document) -> bool:
+    fixed = (_number(document, "fp16.loss_scale") or 0) > 0
+    return document.value("fp16.enabled") in (True, "auto") and not fixed
+
+
+_VALUE, _STAGE = "ds-wrong-value", "ds-stage-refuses"
+_Refusals = Iterator[tuple[str, str, str, str]]
+"""Values that DeepSpeed refuses or replaces because of another key: path, reason, hint, code."""
+
+
+def _refused_precision(document: Document, level: int | None) -> _Refusals:
+    value = document.value
+    for where in ("fp16.loss_scale_window", "fp16.min_loss_scale"):
+        if _scales_dynamically(document) and (_number(document, where) or 0) <= 0:
+            yield where, "must be more than 0 with a dynamic loss scale", "write 1 or more", _VALUE
+    states = value("bf16.bf16_optimizer_states") is True
+    for kind in ("fp16", "bf16"):
+        where = f"{kind}.{kind}_master_weights_and_grads"
+        if value(where) is not True:
+            continue
+        if level == 0:
+            yield where, "refused at stage 0", "write a stage from 1 to 3", _STAGE
+        elif level is not None and not offloads(document) and not (kind == "bf16" and states):
+            why = "refused without offload_optimizer: only DeepSpeedCPUAdam supports it"
+            yield where, why, "offload the optimizer, or remove it", _VALUE
+    if states and value("bf16.bf16_master_weights_and_grads") is not True:
+        why, hint = (
+            "refused without bf16_master_weights_and_grads",
+            "write bf16_master_weights_and_grads: true",
+        )
+        yield "bf16.bf16_optimizer_states", why, hint, _VALUE
+
+
+def _refused_gradients(document: Document, level: int | None) -> _Refusals:
+    value = document.value
+    if (_number(document, "gradient_clipping") or 0) < 0:
+        yield "gradient_clipping", "must not be negative", "write 0 to disable clipping", _VALUE
+    if _number(document, "steps_per_print") == 0:
+        yield "steps_per_print", "the first step divides by it", "remove it to print nothing", _VALUE
+    where = f"{ZERO}.compute_grad_norm"
+    if value(where) is False and level in (1, 2) and value("gradient_clipping") != 0:
+        why = "refused unless gradient_clipping is 0 (the default is 1.0)"
+        yield where, why, 'write "gradient_clipping": 0', _VALUE
+    if level in (2, 3) and value(f"{ZERO}.reduce_scatter") is not False:
+        for where, usual in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):
+            if value(where) not in (None, usual, "auto"):
+                why = f"refused at stage {level} unless reduce_scatter is false (the default is true)"
+                yield where, why, f'remove it, or write "reduce_scatter": false in {ZERO}', _STAGE
+    where = f"{ZERO}.zero_quantized_weights"
+    if level == 3 and value(where) is True and value("torch_autocast.enabled") is True:
+        yield where, "refused together with torch_autocast", "remove one of them", _VALUE
+
+
+def _refused_warmup(document: Document, _: int | None) -> _Refusals:
+    if document.value("scheduler.type") not in _WARMUPS:
+        return
+    where = "scheduler.params.warmup_type"
+    if document.value(where) not in (None, "log", "linear", "auto"):
+        yield where, "must be log or linear; DeepSpeed falls back to log", 'write "log" or "linear"', _VALUE
+    where = "scheduler.params.total_num_steps"
+    total, warmup = _number(document, where), _number(document, "scheduler.params.warmup_num_steps")
+    if total is not None and warmup is not None and 0 < total < warmup:
+        why = f"fewer than the {warmup:g} warm-up steps"
+        yield where, why, "write the number of steps of the run", _VALUE
+
+
+def check_effects(document: Document) -> Iterator[Finding]:
+    """Find keys without effect, and keys that the stage refuses."""
+    if document.value("fp16.enabled") in (True, "auto") and not _scales_dynamically(document):
+        for key in _DYNAMIC_SCALE:
+            if document.value(where := f"fp16.{key}") not in (None, False):
+                hint = 'remove it, or write "loss_scale": 0'
+                yield _no_effect(document, where, "with a fixed loss_scale", hint)
+    yield from _contiguous_checkpoints(document)
+    section, level = document.member(ZERO), written_stage(document)
+    for member in (section.node.members or ()) if section is not None else ():
+        where = f"{ZERO}.{member.key}"
+        if member.key in _NVME_ONLY:
+            yield from _offload(document, member, where, level)
+            continue
+        reason = _reason(document, member.key, member.node.plain(), level)
+        if reason is not None:
+            yield _no_effect(document, where, f"at stage {level}: {reason[0]}", reason[1], member)
+        refused, stages = _ALLOWED.get(member.key, (None, ()))
+        if level is not None and level not in stages and member.node.value is refused is not None:
+            message = f"`{member.key}` = {str(refused).lower()} is refused at stage {level}"
+            yield document.report(where, "ds-stage-refuses", message, "remove it", member=member, remove=True)
+
+
+def _no_effect(document: Document, where: str, why: str, hint: str, member: Member | None = None) -> Finding:
+    message = f"`{where.rpartition('.')[2]}` has no effect {why}"
+    return document.report(
+        where, "ds-no-effect", message, hint, member=member, severity="warning", remove=True
     )
+
+
+def _reason(document: Document, key: str, given: Any, level: int | None) -> tuple[str, str] | None:
+    """Why a key of `zero_optimization` has no effect, and what to do; None where it has one."""
+    name = key.removeprefix("stage3_")
+    if given is None or level is None:
+        return None
+    if name in STAGE3_ONLY:
+        ignored = level < 3 and given is not False and not _gathers_parts(document, key)
+        return ("only stage 3 reads it", "set stage 3, or remove it") if ignored else None
+    if name in READ_NOWHERE:
+        is_default = given == "auto" or (given is True and level in (1, 2))
+        return None if is_default else (f"DeepSpeed {deepspeed_version()} never reads it", "remove it")
+    if given == "auto" or (given is False and (level == 0 or name in _OFF_BY_DEFAULT)):
+        return None
+    if level == 0 and name in BELOW_STAGE3_ONLY | _ANY_STAGE_BUT_0:
+        by_block = name in _READ_BY_BLOCK and document.member(_READ_BY_BLOCK[name]) is not None
+        return None if by_block else ("nothing is sharded", "set another stage, or remove it")
+    if level == 3 and name in BELOW_STAGE3_ONLY:
+        return "only stages 1 and 2 read it", "remove it"
+    if name == "ignore_unused_parameters" and given is False and not offloads(document):
+        return "it is read only with offload_optimizer", "remove it"
+    return None
+
+
+def _gathers_parts(document: Document, key: str) -> bool:
+    """Whether accelerate reads the key at other stages, too, to gather the shards of AutoTP."""
+    size = document.value("tensor_parallel.autotp_size")
+    return "weights_on_model_save" in key and isinstance(size, int) and size > 1
+
+
+def _offload(document: Document, section: Member, where: str, level: int | None) -> Iterator[Finding]:
+    given = section.node.plain()
+    device = given.get("device", "none") if isinstance(given, dict) else "none"
+    if device not in ("cpu", "nvme"):
+        return
+    if section.key == "offload_param" and level in (0, 1, 2):
+        message = f"offload_param has no effect at stage {level}: only stage 3 shards the weights"
+        hint = "set stage 3, or remove it"
+        yield document.report(where, "ds-stage2-offload-param", message, hint, member=section, remove=True)
+        return
+    if level == 0:
+        message = "offload_optimizer at stage 0: the CPU optimizer is created, and its first step refuses "
+        message += "weights on a GPU"
+        hint = "set a stage from 1 to 3, or remove it"
+        yield document.report(where, "ds-stage-refuses", message, hint, member=section, remove=True)
+        return
+    at = f"{where}.device"
+    if device == "nvme" and level in (1, 2):
+        message = f"nvme at stage {level} offloads to CPU memory: only stage 3 writes to disk"
+        hint = 'set stage 3, or "cpu"'
+        yield document.report(at, "ds-no-effect", message, hint, at_value=True, severity="warning")
+    elif device == "nvme" and not document.value(f"{where}.nvme_path"):
+        message = "offload to nvme without nvme_path: DeepSpeed fails at engine start"
+        hint = 'write "nvme_path": "/a/local/disk"'
+        yield document.report(at, "ds-nvme-path-missing", message, hint, at_value=True)
+    for member in section.node.members or ():
+        yield from _offload_key(document, section.key, member, level, device)
+
+
+def _offload_key(
+    document: Document, name: str, member: Member, level: int | None, device: str
+) -> Iterator[Finding]:
+    """One key of an offload section whose device is `cpu` or `nvme`."""
+    where, given = f"{ZERO}.{name}.{member.key}", member.node.plain()
+    if given is None or given is False:
+        return
+    if member.key in _NVME_ONLY[name] and device == "cpu":
+        why = 'with device "cpu": only "nvme" reads it'
+    elif member.key == "super_offload" and level in (1, 2):
+        why = f"at stage {level}: only stage 3 reads it"
+    elif member.key == "fast_init" and "nvme" not in (device, document.value(f"{ZERO}.offload_param.device")):
+        why = "without nvme"
+    elif member.key == "ratio" and level in (1, 2) and isinstance(given, int | float) and given < 1:
+        message = f"`ratio` below 1 is refused at stage {level}: only stage 3 supports partial offload"
+        hint = "set it to 1, or stage 3"
+        yield document.report(where, "ds-stage-refuses", message, hint, member=member, remove=True)
+        return
+    else:
+        return
+    yield _no_effect(document, where, why, "remove it", member)
+
+
+def _contiguous_checkpoints(document: Document) -> Iterator[Finding]:
+    """What `configure` of runtime/activation_checkpointing/checkpointing.py asserts."""
+    block = "activation_checkpointing"
+    where = f"{block}.contiguous_memory_optimization"
+    if document.value(where) is not True:
+        return
+    if document.value(f"{block}.partition_activations") is not True:
+        key, needs = "partition_activations", "true"
+    elif document.value(f"{block}.number_checkpoints") is None:
+        key, needs = "number_checkpoints", "the number of layers"
+    else:
+        return
+    message = (
+        f"`contiguous_memory_optimization` needs `{key}`: DeepSpeed refuses it unless the script sets it"
+    )
+    hint = f'write "{key}": {needs}, or contiguous_memory_optimization false'
+    yield document.report(where, "ds-contiguous-checkpoints", message, hint, severity="warning")
 
 
 _GONE = ("onebitadam", "zerooneadam", "onebitlamb", "deepspeed_adam", "cpuadam", "fusedadam")
+"""Optimizers of earlier versions, in small letters."""
 
 
 def check_blocks(document: Document) -> Iterator[Finding]:
-    """Findings of `optimizer` and of `scheduler`."""
-    yield from _optimizer(document)
-    yield from _scheduler(document)
+    """Find classes and parameters of `optimizer` and `scheduler` that DeepSpeed does not have."""
+    for block, others in (("optimizer", ("AdamW", "Adam", "Lamb", "Lion")), ("scheduler", ())):
+        name = document.value(f"{block}.type")
+        if not isinstance(name, str) or name == "auto":
+            continue
+        table: dict[str, dict[str, Any]] = vocabulary()[f"{block}s"]
+        row = table.get(name.lower()) if table.get(name.lower(), {}).get("any_case") else table.get(name)
+        if row is None:
+            yield _unknown_class(document, block, name, [*others, *table])
+        elif block == "scheduler":
+            yield from _scheduler(document, name, row)
+        elif row.get("device"):
+            yield from _params(document, block, name, _accepted(document, row))
 
 
-def offloads(document: Document) -> bool:
-    """Whether the optimizer is on the CPU."""
-    device = document.member("zero_optimization.offload_optimizer.device")
-    old = document.member("zero_optimization.cpu_offload")
-    return (device is not None and device.node.value in ("cpu", "nvme")) or (
-        old is not None and old.node.value is True
-    )
+def _unknown_class(document: Document, block: str, name: str, names: list[str]) -> Finding:
+    if block == "optimizer" and name.lower() in _GONE:
+        message = f"DeepSpeed {deepspeed_version()} has no {name}; the engine fails to start"
+        near, hint = None, "use Adam or AdamW: offload selects the CPU version"
+    else:
+        message = f"neither DeepSpeed {deepspeed_version()} nor torch has "
+        message += f"{'an optimizer' if block == 'optimizer' else 'a scheduler'} {name}"
+        near = close_key(name, names)
+        hint = f"did you mean {near}?" if near else f"one of {', '.join(names)}"
+    new = f'"{near}"' if near else None
+    return document.report(f"{block}.type", f"ds-{block}-type", message, hint, at_value=True, new=new)
 
 
-def _named(document: Document, block: str) -> tuple[Member, str] | None:
-    member = document.member(f"{block}.type")
-    if member is None or not isinstance(member.node.value, str) or member.node.value == "auto":
-        return None
-    return member, member.node.value
-
-
-def _unknown_type(document: Document, block: str, member: Member, names: Sequence[str], what: str) -> Finding:
-    name = member.node.value
-    near = close_key(name, names)
-    edits = (Edit(member.node.start, member.node.end, f'"{near}"'),) if near else ()
-    hint = f"did you mean {near}?" if near else f"one of {', '.join(names)}"
-    where = f"{block}.type"
-    return document.found(member.node.start, where, f"ds-{block}-type", what, hint, edits=edits)
-
-
-def _optimizer(document: Document) -> Iterator[Finding]:
-    table: dict[str, Any] = vocabulary()["optimizers"]
-    named = _named(document, "optimizer")
-    if named is None:
-        return
-    member, name = named
-    row = table.get(name.lower()) if table.get(name.lower(), {}).get("any_case") else table.get(name)
-    if row is None and name.lower() in _GONE:
-        yield document.found(
-            member.node.start,
-            "optimizer.type",
-            "ds-optimizer-type",
-            f"DeepSpeed {deepspeed_version()} has no {name}; the engine fails to start",
-            "use Adam or AdamW: offload selects the CPU version",
-        )
-    elif row is None:
-        said = f"neither DeepSpeed {deepspeed_version()} nor torch has an optimizer {name}"
-        yield _unknown_type(document, "optimizer", member, ["AdamW", "Adam", "Lamb", "Lion", *table], said)
-    elif row.get("device"):
-        yield from _params(document, name, _taken(document, row), name.lower() == "muon")
-
-
-def _taken(document: Document, row: dict[str, Any]) -> list[str]:
-    """The parameters that the class takes which this file would get."""
-    own = document.member("optimizer.params.torch_adam")
-    if own is not None and own.node.value is True and "torch" in row:
+def _accepted(document: Document, row: dict[str, Any]) -> list[str]:
+    """Parameters of the optimizer class that DeepSpeed would choose for this file."""
+    if document.value("optimizer.params.torch_adam") is True and "torch" in row:
         return list(row["torch"])
     return list(row["offload"] if offloads(document) and "offload" in row else row["device"])
 
 
-def _params(document: Document, name: str, taken: Sequence[str], silent: bool) -> Iterator[Finding]:
-    params = document.member("optimizer.params")
+def _params(document: Document, block: str, name: str, accepted: list[str]) -> Iterator[Finding]:
+    params = document.member(f"{block}.params")
     for member in (params.node.members or ()) if params is not None else ():
-        where = f"optimizer.params.{member.key}"
-        if member.key == "max_grad_norm":
-            clipped = document.member("gradient_clipping") is not None
-            yield document.found(
-                member.start,
-                where,
-                "ds-max-grad-norm-param",
-                "`max_grad_norm` is not an optimizer parameter; the engine fails to start",
+        where = f"{block}.params.{member.key}"
+        if member.key == "max_grad_norm" and block == "optimizer":
+            clips = document.member("gradient_clipping") is not None
+            message = "`max_grad_norm` is not an optimizer parameter; the engine fails to start"
+            hint = (
                 "remove it: `gradient_clipping` is set"
-                if clipped
-                else "set `gradient_clipping` at the top level",
-                edits=document.removal(where) if clipped else (),
+                if clips
+                else "set `gradient_clipping` at the top level"
             )
-        elif member.key not in taken:
-            near = close_key(member.key, taken) or {"learning_rate": "lr"}.get(member.key)
-            effect = "it is silently ignored" if silent else "the engine fails to start"
-            hint = f"did you mean `{near}`?" if near else f"known parameters: {', '.join(taken)}"
+            yield document.report(where, "ds-max-grad-norm-param", message, hint, member=member, remove=clips)
+        elif member.key not in accepted:
+            near = close_key(member.key, accepted) or {"learning_rate": "lr"}.get(member.key)
+            effect = "it is silently ignored" if name.lower() == "muon" else "the engine fails to start"
+            hint = f"did you mean `{near}`?" if near else f"known parameters: {', '.join(accepted)}"
             free = near is not None and params is not None and params.node.get(near) is None
             edits = (Edit(member.start, member.end, f'"{near}"'),) if free else ()
             message = f"`{member.key}` is not a parameter of {name}; {effect}"
             yield document.found(member.start, where, "ds-typo-nested", message, hint, edits=edits)
 
 
-def _scheduler(document: Document) -> Iterator[Finding]:
-    table: dict[str, dict[str, bool]] = vocabulary()["schedulers"]
-    named = _named(document, "scheduler")
-    if named is None:
-        return
-    member, name = named
-    row = table.get(name)
-    if row is None:
-        said = f"neither DeepSpeed {deepspeed_version()} nor torch has a scheduler {name}"
-        yield _unknown_type(document, "scheduler", member, list(table), said)
-        return
-    params = document.member("scheduler.params")
-    given = {} if params is None else {m.key: m for m in params.node.members or ()}
-    for key, inner in given.items():
-        if key not in row:
-            near = close_key(key, row)
-            edits = (Edit(inner.start, inner.end, f'"{near}"'),) if near and near not in given else ()
-            message = f"`{key}` is not a parameter of {name}; the engine fails to start"
-            hint = f"did you mean `{near}`?" if near else f"known parameters: {', '.join(row)}"
-            where = f"scheduler.params.{key}"
-            yield document.found(inner.start, where, "ds-typo-nested", message, hint, edits=edits)
+def _scheduler(document: Document, name: str, row: dict[str, Any]) -> Iterator[Finding]:
+    yield from _params(document, "scheduler", name, list(row))
     for key, needed in row.items():
-        if needed and key not in given:
+        if needed and document.member(f"scheduler.params.{key}") is None:
             code = "ds-total-steps" if key == "total_num_steps" else "ds-scheduler-params"
             message = f"{name} requires `{key}`; the engine fails to start"
-            yield document.found(member.node.start, "scheduler.params", code, message, f"write `{key}`")
-    warmup = given.get("warmup_num_steps")
-    steps = None if warmup is None else warmup.node.value
-    if warmup is not None and isinstance(steps, int) and not isinstance(steps, bool) and steps <= 0:
+            finding = document.report("scheduler.type", code, message, f"write `{key}`", at_value=True)
+            yield replace(finding, path="scheduler.params")
+    where = "scheduler.params.warmup_num_steps"
+    steps = _number(document, where)
+    if isinstance(steps, int) and steps <= 0:
         message = f"DeepSpeed {deepspeed_version()} refuses {steps} warm-up steps"
-        where = "scheduler.params.warmup_num_steps"
-        yield document.found(warmup.node.start, where, "ds-warmup-zero", message, "write 1 or more")
-
-
-_DYNAMIC = (
-    "initial_scale_power",
-    "loss_scale_window",
-    "hysteresis",
-    "consecutive_hysteresis",
-    "min_loss_scale",
-)
-"""Read by the loss scaler that adapts itself, which a fixed loss_scale replaces."""
-_WARMUPS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
-
-
-def check_combinations(document: Document) -> Iterator[Finding]:
-    """Find values that DeepSpeed refuses or replaces because of another key."""
-    yield from _loss_scale(document)
-    yield from _low_precision_weights(document)
-    yield from _gradients(document)
-    yield from _warmup(document)
-
-
-def _number(document: Document, where: str) -> float | None:
-    found = value(document, where)
-    return found if isinstance(found, int | float) and not isinstance(found, bool) else None
-
-
-def _refused(document: Document, where: str, why: str, hint: str, code: str = "ds-wrong-value") -> Finding:
-    member = document.member(where)
-    assert member is not None, "it was read before"
-    given = document.text[member.node.start : member.node.end]
-    return document.found(member.node.start, where, code, f"`{member.key}` = {given[:40]}: {why}", hint)
-
-
-def _loss_scale(document: Document) -> Iterator[Finding]:
-    """Of fp16: a scale that adapts itself has to stay above 0, and a fixed one does not adapt itself."""
-    if value(document, "fp16.enabled") not in (True, "auto"):
-        return
-    if document.member("fp16.loss_scale") is not None and (_number(document, "fp16.loss_scale") or 0) > 0:
-        for key in _DYNAMIC:
-            member = document.member(f"fp16.{key}")
-            if member is not None and member.node.value not in (None, False):
-                yield document.found(
-                    member.start,
-                    f"fp16.{key}",
-                    "ds-no-effect",
-                    f"`{key}` has no effect with a fixed loss_scale",
-                    'remove it, or write "loss_scale": 0',
-                    severity="warning",
-                    edits=document.removal(f"fp16.{key}"),
-                )
-        return
-    for key in ("loss_scale_window", "min_loss_scale"):
-        given = _number(document, f"fp16.{key}")
-        if given is not None and given <= 0:
-            why = "must be more than 0 with a dynamic loss scale"
-            yield _refused(document, f"fp16.{key}", why, "write 1 or more")
-
-
-def _low_precision_weights(document: Document) -> Iterator[Finding]:
-    level = None if document.member(f"{ZERO}.stage") is None else stage(document)
-    states = value(document, "bf16.bf16_optimizer_states") is True
-    for kind in ("fp16", "bf16"):
-        where = f"{kind}.{kind}_master_weights_and_grads"
-        if value(document, where) is not True:
-            continue
-        if level == 0:
-            yield _refused(
-                document, where, "refused at stage 0", "write a stage from 1 to 3", "ds-stage-refuses"
-            )
-        elif level is not None and not offloads(document) and not (kind == "bf16" and states):
-            why = "refused without offload_optimizer: only DeepSpeedCPUAdam supports it"
-            yield _refused(document, where, why, "offload the optimizer, or remove it")
-    if states and value(document, "bf16.bf16_master_weights_and_grads") is not True:
-        why = "refused without bf16_master_weights_and_grads"
-        yield _refused(
-            document, "bf16.bf16_optimizer_states", why, "write bf16_master_weights_and_grads: true"
-        )
-
-
-def _gradients(document: Document) -> Iterator[Finding]:
-    level = None if document.member(f"{ZERO}.stage") is None else stage(document)
-    clip = _number(document, "gradient_clipping")
-    if clip is not None and clip < 0:
-        yield _refused(document, "gradient_clipping", "must not be negative", "write 0 to disable clipping")
-    if document.member("steps_per_print") is not None and _number(document, "steps_per_print") == 0:
-        yield _refused(
-            document, "steps_per_print", "the first step divides by it", "remove it to print nothing"
-        )
-    unnormed = value(document, f"{ZERO}.compute_grad_norm") is False
-    if unnormed and level in (1, 2) and value(document, "gradient_clipping") != 0:
-        why = "refused unless gradient_clipping is 0 (the default is 1.0)"
-        yield _refused(document, f"{ZERO}.compute_grad_norm", why, 'write "gradient_clipping": 0')
-    if level in (2, 3) and value(document, f"{ZERO}.reduce_scatter") is not False:
-        for key, usual in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):
-            if value(document, key) not in (None, usual, "auto"):
-                why = f"refused at stage {level} unless reduce_scatter is false (the default is true)"
-                hint = f'remove it, or write "reduce_scatter": false in {ZERO}'
-                yield _refused(document, key, why, hint, "ds-stage-refuses")
-    quantized = f"{ZERO}.zero_quantized_weights"
-    if (
-        level == 3
-        and value(document, quantized) is True
-        and value(document, "torch_autocast.enabled") is True
-    ):
-        yield _refused(document, quantized, "refused together with torch_autocast", "remove one of them")
-
-
-def _warmup(document: Document) -> Iterator[Finding]:
-    if value(document, "scheduler.type") not in _WARMUPS:
-        return
-    params = "scheduler.params"
-    form: Any = value(document, f"{params}.warmup_type")
-    if form not in (None, "log", "linear", "auto"):
-        why = "must be log or linear; DeepSpeed falls back to log"
-        yield _refused(document, f"{params}.warmup_type", why, 'write "log" or "linear"')
-    total, warmup = (
-        _number(document, f"{params}.total_num_steps"),
-        _number(document, f"{params}.warmup_num_steps"),
-    )
-    if total is not None and warmup is not None and 0 < total < warmup:
-        why = f"fewer than the {warmup:g} warm-up steps"
-        yield _refused(document, f"{params}.total_num_steps", why, "write the number of steps of the run")
+        yield document.report(where, "ds-warmup-zero", message, "write 1 or more", at_value=True)

@@ -21,7 +21,7 @@ _LONGEST = 2000
 
 
 def printable(text: str) -> str:
-    """The text on one line, with escapes for what a terminal would not show; the end of a long one is cut."""
+    """The text on one line, with escapes for unprintable characters; long texts are shortened."""
     if len(text) > _LONGEST:
         text = text[:_LONGEST] + "…"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -38,7 +38,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with a ds_config."""
+    """One problem of a ds_config."""
 
     file: str
     line: int
@@ -46,7 +46,7 @@ class Finding:
     column: int
     """In characters, from 1."""
     path: str
-    """Dotted path of the key, "" for the whole file."""
+    """Dotted path of the key, "" for the file."""
     code: str
     message: str
     hint: str | None = None
@@ -66,7 +66,7 @@ class Finding:
 
 DEEPEST = 64
 MOST = 500
-"""Duplicate keys, comments and the like that are told one by one."""
+"""Most findings about syntax that is not strict JSON."""
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?![\w.+-])")
 _STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"')
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -78,7 +78,7 @@ _NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
 
 
 class _Broken(Exception):
-    """The text cannot be read on from `offset`."""
+    """The text cannot be read further than `offset`."""
 
     def __init__(self, message: str, offset: int, hint: str | None = None) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ class _Broken(Exception):
 
 @dataclass(slots=True)
 class Node:
-    """A value and where it stands: `start` up to `end`, in characters of the text."""
+    """A value and its position: `start` up to `end`, in characters of the text."""
 
     start: int
     end: int
@@ -97,8 +97,17 @@ class Node:
     """Those of an object, in order, duplicates included."""
     items: list[Node] | None = None
 
+    @property
+    def kind(self) -> str:
+        """dict | list | bool | int | float | str | null"""
+        if self.members is not None:
+            return "dict"
+        if self.items is not None:
+            return "list"
+        return "null" if self.value is None else type(self.value).__name__
+
     def plain(self) -> Any:
-        """The value as json.load gives it: of equal keys, the last counts."""
+        """The value as json.load returns it: of equal keys, the last counts."""
         if self.members is not None:
             return {member.key: member.node.plain() for member in self.members}
         if self.items is not None:
@@ -122,7 +131,7 @@ class Member:
 
 @dataclass(slots=True)
 class Document:
-    """One text that was read. `root` is None when it could not be; then a finding says why."""
+    """A text that was read. `root` is None where it is not JSON; then there is a finding."""
 
     file: str
     text: str
@@ -150,10 +159,40 @@ class Document:
     ) -> Finding:
         """A finding at this character."""
         line, column = self.place(offset)
-        said = None if hint is None else printable(hint)
-        return Finding(
-            self.file, line, column, printable(path), code, printable(message), said, severity, edits
-        )
+        path, message, hint = printable(path), printable(message), None if hint is None else printable(hint)
+        return Finding(self.file, line, column, path, code, message, hint, severity, edits)
+
+    def report(
+        self,
+        where: str,
+        code: str,
+        message: str,
+        hint: str | None = None,
+        *,
+        member: Member | None = None,
+        at_value: bool = False,
+        severity: Severity = "error",
+        remove: bool = False,
+        new: str | None = None,
+    ) -> Finding:
+        """A finding at a dotted key, or at its value; at the beginning of the file where the key is missing.
+
+        member: the key's, where it is known. Fixes: `remove` the key, or write `new` for its value.
+        """
+        member = member or self.member(where)
+        edits: tuple[Edit, ...] = ()
+        offset = 0 if self.root is None else self.root.start
+        if member is not None:
+            offset = member.node.start if at_value else member.start
+            edits = () if new is None else (Edit(member.node.start, member.node.end, new),)
+        if remove:
+            edits = self.removal(where)
+        return self.found(offset, where, code, message, hint, severity=severity, edits=edits)
+
+    def value(self, dotted: str) -> Any:
+        """The value at a dotted path; None where there is none."""
+        member = self.member(dotted)
+        return None if member is None else member.node.plain()
 
     def member(self, dotted: str) -> Member | None:
         """The member at a dotted path, None where there is none."""
@@ -165,19 +204,22 @@ class Document:
             node = member.node
         return member
 
+    def source(self, dotted: str) -> str:
+        """The text of the value at a dotted path; empty where there is none."""
+        member = self.member(dotted)
+        return "" if member is None else self.text[member.node.start : member.node.end]
+
     def removal(self, dotted: str) -> tuple[Edit, ...]:
-        """The edit that takes a member out, with one of the commas beside it."""
+        """The edit that removes a member and one of the commas next to it."""
         parent, _, key = dotted.rpartition(".")
-        holder = self.root
-        if parent:
-            outer = self.member(parent)
-            holder = None if outer is None else outer.node
+        outer = self.member(parent) if parent else None
+        holder = self.root if not parent else None if outer is None else outer.node
         member = None if holder is None else holder.get(key)
         return () if holder is None or member is None else removal(holder, member)
 
 
 def removal(holder: Node, member: Member) -> tuple[Edit, ...]:
-    """The edit that takes `member` out of the object that holds it."""
+    """The edit that removes `member` from its object."""
     members = holder.members or []
     at = next(index for index, other in enumerate(members) if other is member)
     if at + 1 < len(members):
@@ -188,7 +230,7 @@ def removal(holder: Node, member: Member) -> tuple[Edit, ...]:
 
 
 def read_json(text: str, file: str) -> Document:
-    """Read a text; never raises. What is no strict JSON is in the findings."""
+    """Read a text; never raises. The findings report what is not strict JSON."""
     document = Document(file, text)
     try:
         document.root = _Reader(document).read()
@@ -207,17 +249,13 @@ def _duplicates(document: Document, node: Node, path: str) -> Iterator[Finding]:
         where = join(path, member.key)
         first = seen.setdefault(member.key, member)
         if first is not member:
-            line = document.place(first.start)[0]
-            same = first.node.plain() == member.node.plain()
-            yield document.found(
-                member.start,
-                where,
-                "ds-duplicate-keys",
-                f"duplicate key `{member.key}`, first in line {line}: DeepSpeed refuses it, the Trainer "
-                "uses the last one",
-                "keep one of the two",
-                edits=removal(node, member) if same else (),
+            message = (
+                f"duplicate key `{member.key}`, first in line {document.place(first.start)[0]}: DeepSpeed "
             )
+            message += "refuses it, the Trainer uses the last one"
+            same = first.node.plain() == member.node.plain()
+            edits, hint = removal(node, member) if same else (), "keep one of the two"
+            yield document.found(member.start, where, "ds-duplicate-keys", message, hint, edits=edits)
         yield from _duplicates(document, member.node, where)
     for index, item in enumerate(node.items or ()):
         yield from _duplicates(document, item, f"{path}[{index}]")
@@ -235,7 +273,7 @@ class _Reader:
         self.into, self.text, self.at = into, into.text, 0
 
     def read(self) -> Node:
-        """The whole text."""
+        """Read the complete text."""
         if self.text.startswith("\ufeff"):
             message = "starts with a byte order mark, which the Trainer cannot read"
             self.note(0, "", "ds-json-syntax", message, Edit(0, 1))
@@ -254,7 +292,7 @@ class _Reader:
             self.into.findings.append(self.into.found(offset, path, code, message, edits=edits))
 
     def skip(self, path: str) -> None:
-        """Go over blanks, and over comments with a finding each."""
+        """Skip blanks, and comments with a finding each."""
         while True:
             blank = _BLANK.match(self.text, self.at)
             self.at = self.at if blank is None else blank.end()
@@ -299,7 +337,7 @@ class _Reader:
         return Node(start, self.at, json.loads(found[0]))
 
     def word(self, path: str) -> Node:
-        """true, false, null, and what others write for them."""
+        """true, false, null, and their spellings in Python and JavaScript."""
         start, found = self.at, _WORD.match(self.text, self.at)
         word = found[0] if found else ""
         if word in _WORDS:
@@ -318,7 +356,7 @@ class _Reader:
         raise self.unexpected("expected a value")
 
     def unexpected(self, expected: str) -> _Broken:
-        """What is here instead, said as plainly as can be."""
+        """The error for what is here instead."""
         here = self.peek()
         if not here:
             return _Broken(f"unexpected end of file, {expected}", self.at)
@@ -326,8 +364,8 @@ class _Reader:
             return _Broken("string in single quotes", self.at, 'use double quotes: "…"')
         word = _WORD.match(self.text, self.at)
         if word is not None:
-            said = SECRET if looks_secret(word[0]) else word[0][:40]
-            return _Broken(f"{expected}, not the unquoted word {said}", self.at, 'write strings in "…"')
+            shown = SECRET if looks_secret(word[0]) else word[0][:40]
+            return _Broken(f"{expected}, not the unquoted word {shown}", self.at, 'write strings in "…"')
         return _Broken(f"{expected}, not {here!r}", self.at)
 
     def list(self, path: str, depth: int) -> Node:
@@ -356,7 +394,7 @@ class _Reader:
         return node
 
     def next_item(self, path: str, close: str, some: bool) -> bool:
-        """Go to the next item; False behind the end of the list or object."""
+        """Go to the next item; False after the end of the list or object."""
         if not some:
             self.at += 1
         self.skip(path)

@@ -39,21 +39,21 @@ def known_keys() -> dict[str, Row]:
 
 
 def spellings(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """Every spelling that a section takes -> its row."""
+    """Every spelling that a section accepts -> its row."""
     other = {row["other_name"]: row for row in rows.values() if "other_name" in row}
     return {**other, **rows}
 
 
 def sections_with(name: str) -> list[str]:
     """Sections in which a key of this name is known."""
-    return [path for path, rows in _sections("", known_keys()) if name in spellings(rows)]
+    return [path for path, rows in _tables("", known_keys()) if name in spellings(rows)]
 
 
-def _sections(path: str, rows: Mapping[str, Row]) -> Iterator[tuple[str, Mapping[str, Row]]]:
+def _tables(path: str, rows: Mapping[str, Row]) -> Iterator[tuple[str, Mapping[str, Row]]]:
     yield path, rows
     for key, row in rows.items():
         if "keys" in row and key != "bfloat16":
-            yield from _sections(f"{path}.{key}" if path else key, row["keys"])
+            yield from _tables(f"{path}.{key}" if path else key, row["keys"])
 
 
 # Key of another version or tool -> the key in its section that is meant.
@@ -79,50 +79,36 @@ _WIDEST = 40
 """Known keys that a hint lists at most."""
 
 
+def sections(document: Document) -> Iterator[tuple[str, Node, dict[str, Row], bool, bool]]:
+    """Each section that DeepSpeed knows: path, object, spelling -> row, strict, whether names are open."""
+    pending = [] if document.root is None else [("", document.root, known_keys(), False, False)]
+    for path, node, rows, strict, is_open in pending:
+        known = spellings(rows)
+        yield path, node, known, strict, is_open
+        for member in node.members or ():
+            row = known.get(member.key, {})
+            if "keys" in row and member.node.members is not None:
+                below = is_open or bool(row.get("open_below"))
+                pending.append((join(path, member.key), member.node, row["keys"], row["strict"], below))
+
+
 def check_keys(document: Document) -> Iterator[Finding]:
     """Find unknown, removed and renamed keys at every depth."""
-    if document.root is not None:
-        yield from _level(document, document.root, "", known_keys(), False, frozenset())
-
-
-def _level(
-    document: Document,
-    node: Node,
-    path: str,
-    rows: Mapping[str, Row],
-    strict: bool,
-    also: frozenset[str],
-) -> Iterator[Finding]:
-    known = spellings(rows)
-    for member in node.members or ():
-        where = join(path, member.key)
-        row = known.get(member.key)
-        if where in vocabulary()["removed"]:
-            yield _removed(document, where, member)
-        elif row is None:
-            # A key that starts with an underscore is how people write comments into JSON.
-            if member.key in also or (member.key.startswith("_") and not strict):
-                continue
-            yield _unknown(document, node, member, path, known, strict)
-        else:
-            yield from _known(document, node, member, where, row)
-            below = frozenset(row.get("open_below", ()))
-            if below:
-                continue
-            if "keys" in row and member.node.members is not None:
-                yield from _level(document, member.node, where, row["keys"], row["strict"], below)
+    for path, node, known, strict, is_open in sections(document):
+        for member in (node.members or ()) if not is_open else ():
+            where, row = join(path, member.key), known.get(member.key)
+            if where in vocabulary()["removed"]:
+                yield _removed(document, where, member)
+            elif row is not None:
+                yield from _known(document, node, member, where, row)
+            elif strict or not member.key.startswith("_"):  # else it is a comment
+                yield _unknown(document, node, member, path, known, strict)
 
 
 def _removed(document: Document, where: str, member: Member) -> Finding:
     reason = vocabulary()["removed"][where].split(" See https")[0].rstrip(".")
-    return document.found(
-        member.start,
-        where,
-        "ds-removed-key",
-        f"DeepSpeed {deepspeed_version()} refuses `{member.key}` with any value: {reason}",
-        "remove it",
-        edits=document.removal(where),
-    )
+    message = f"DeepSpeed {deepspeed_version()} refuses `{member.key}` with any value: {reason}"
+    return document.report(where, "ds-removed-key", message, "remove it", member=member, remove=True)
 
 
 def _unknown(
@@ -132,7 +118,7 @@ def _unknown(
     near = RENAMED.get(where)
     if near is None:
         near = close_key(member.key, known) or _longer(member.key, known)
-        near = near if near and _takes(known[near], member.node.value) else None
+        near = near if near and _accepts(known[near], member.node.value) else None
     effect = "refuses it" if strict else "ignores it silently"
     level = f"`{path}`" if path else "the top level"
     edits: tuple[Edit, ...] = ()
@@ -156,7 +142,7 @@ def _unknown(
     return document.found(member.start, where, code, message, hint, edits=edits)
 
 
-def _takes(row: Row, value: Any) -> bool:
+def _accepts(row: Row, value: Any) -> bool:
     """Whether a value may be meant for a key: a word is not meant for a number."""
     is_word = isinstance(value, str) and value != "auto" and value.isalnum() and value[:1].isalpha()
     return not is_word or not {"int", "float"} & {*row.get("types", ())} or "str" in row["types"]
@@ -176,13 +162,8 @@ def _known(document: Document, holder: Node, member: Member, where: str, row: Ro
         yield _deprecated(document, holder, member, where, str(row["deprecated"]))
     other = row.get("other_name")
     if other and other != member.key and holder.get(other) is not None:
-        yield document.found(
-            member.start,
-            where,
-            "ds-alias-twice",
-            f"`{member.key}` and `{other}` are the same setting; DeepSpeed refuses both together",
-            f"remove `{other}`",
-        )
+        message = f"`{member.key}` and `{other}` are the same setting; DeepSpeed refuses both together"
+        yield document.report(where, "ds-alias-twice", message, f"remove `{other}`", member=member)
     if where == "bfloat16":
         yield _bfloat16(document, holder, member)
 
@@ -212,10 +193,7 @@ def _bfloat16(document: Document, holder: Node, member: Member) -> Finding:
         "`bfloat16` is the old name: the Trainer does not fill it, and accelerate's own `bf16` overrides it, "
         "so the run is silently fp32"
     )
-    edits = (
-        (Edit(member.start, member.end, '"bf16"'),)
-        if holder.get("bf16") is None
-        else document.removal("bfloat16")
-    )
-    hint = "write `bf16`" if holder.get("bf16") is None else "remove it: `bf16` is set"
+    hint, edits = "remove it: `bf16` is set", document.removal("bfloat16")
+    if holder.get("bf16") is None:
+        hint, edits = "write `bf16`", (Edit(member.start, member.end, '"bf16"'),)
     return document.found(member.start, "bfloat16", "ds-bfloat16-alias", message, hint, edits=edits)

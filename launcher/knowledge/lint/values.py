@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.knowledge.lint.document import Document, Edit, Finding, Member, Node, join
-from launcher.knowledge.lint.keys import Row, known_keys, spellings, vocabulary
+from launcher.knowledge.lint.document import Document, Finding, Member, join
+from launcher.knowledge.lint.keys import Row, sections, vocabulary
 from launcher.recipe.suggestions import close_key
 
 # No two neighbours of it match the same digits: a long text is refused in one pass.
@@ -19,7 +20,7 @@ _LONGEST_NUMBER = 40
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # DeepSpeed's other spellings of the types of communication_data_type.
 _FLOATS = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
-# What the Trainer compares with its own value, or reads by itself: a text there is no number to it.
+# Values that the Trainer compares with its own or reads itself: it does not convert strings.
 _READ_RAW = ("zero_optimization.stage", "fp16.enabled", "bf16.enabled")
 _WORDS = {
     "int": "an integer",
@@ -30,21 +31,26 @@ _WORDS = {
     "dict": 'an object {"…": …}',
     "null": "null",
 }
-_NAMES = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null"}
+_BOUNDS = {
+    "above": (operator.gt, "more than"),
+    "at_least": (operator.ge, "at least"),
+    "below": (operator.lt, "less than"),
+    "at_most": (operator.le, "at most"),
+}
 # "auto" that DeepSpeed itself reads; a file with no other is not for the Trainer.
 OWN_AUTO = ("zero_optimization.zenflow.", "pipeline.", "expert_parallel.", "data_types.")
 
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """One value, and what is known of its key."""
+    """One value, and the table's row of its key."""
 
     document: Document
     member: Member
     where: str
     row: Row
     converted: bool
-    """Whether DeepSpeed turns texts into numbers here."""
+    """Whether DeepSpeed converts strings to numbers here."""
 
     @property
     def value(self) -> Any:
@@ -53,32 +59,35 @@ class _Spot:
     def found(
         self, code: str, message: str, hint: str | None = None, new: str | None = None, **more: Any
     ) -> Finding:
-        node = self.member.node
-        edits = () if new is None else (Edit(node.start, node.end, new),)
-        return self.document.found(node.start, self.where, code, message, hint, edits=edits, **more)
+        return self.document.report(
+            self.where, code, message, hint, member=self.member, at_value=True, new=new, **more
+        )
 
 
 def check_types(document: Document) -> Iterator[Finding]:
-    """Each value of a known key."""
-    if document.root is not None:
-        yield from _level(document, document.root, "", known_keys(), False)
+    """Find values of the wrong type or out of range."""
+    for path, node, known, strict, _ in sections(document):
+        for member in node.members or ():
+            if member.key in known:
+                row = known[member.key]
+                finding = _check(_Spot(document, member, join(path, member.key), row, strict))
+                yield from () if finding is None else (finding,)
 
 
 def check_autos(document: Document) -> Iterator[Finding]:
-    """Each "auto" that neither the Trainer nor accelerate fills."""
+    """Find each "auto" that neither the Trainer nor accelerate replaces."""
     if not for_trainer(document):
         return
     for where, member in autos(document):
         if where in vocabulary()["auto"] or where.startswith("bfloat16"):
             continue
-        yield document.found(
-            member.node.start,
-            where,
-            "ds-auto-unresolved",
+        message = (
             f'"auto" for `{member.key}` is not replaced: an error under the Trainer; DeepSpeed alone uses '
-            "its default or the string",
-            "write a value, or remove the key",
-            edits=document.removal(where),
+        )
+        message += "its default or the string"
+        hint = "write a value, or remove the key"
+        yield document.report(
+            where, "ds-auto-unresolved", message, hint, member=member, at_value=True, remove=True
         )
 
 
@@ -87,31 +96,14 @@ def for_trainer(document: Document) -> bool:
     return any(not where.startswith(OWN_AUTO) for where, _ in autos(document))
 
 
-def autos(document: Document) -> list[tuple[str, Member]]:
-    """Dotted path and member of every "auto"; those in lists are looked at by nobody."""
-    return [] if document.root is None else list(_autos(document.root, ""))
-
-
-def _autos(node: Node, path: str) -> Iterator[tuple[str, Member]]:
-    for member in node.members or ():
-        where = join(path, member.key)
-        if member.node.value == "auto":
-            yield where, member
-        yield from _autos(member.node, where)
-
-
-def _level(document: Document, node: Node, path: str, rows: Any, strict: bool) -> Iterator[Finding]:
-    known = spellings(rows)
-    for member in node.members or ():
-        row = known.get(member.key)
-        if row is None:
-            continue
-        where = join(path, member.key)
-        finding = _check(_Spot(document, member, where, row, strict))
-        if finding is not None:
-            yield finding
-        elif "keys" in row and member.node.members is not None:
-            yield from _level(document, member.node, where, row["keys"], row["strict"])
+def autos(document: Document) -> Iterator[tuple[str, Member]]:
+    """Dotted path and member of every "auto" outside of lists."""
+    pending = [] if document.root is None else [("", document.root)]
+    for path, node in pending:
+        for member in node.members or ():
+            if member.node.value == "auto":
+                yield join(path, member.key), member
+            pending.append((join(path, member.key), member.node))
 
 
 def _check(spot: _Spot) -> Finding | None:
@@ -120,9 +112,7 @@ def _check(spot: _Spot) -> Finding | None:
         return _section(spot)
     if "any" in types or node.value == "auto":
         return None
-    kind = (
-        "dict" if node.members is not None else "list" if node.items is not None else _NAMES[type(node.value)]
-    )
+    kind = node.kind
     if kind == "float" and not math.isfinite(node.value):
         if spot.document.text[node.start : node.end].lstrip("-")[0].isdigit():
             return spot.found("ds-wrong-value", f"`{spot.member.key}` is too large for a number")
@@ -136,46 +126,35 @@ def _check(spot: _Spot) -> Finding | None:
 
 def _section(spot: _Spot) -> Finding | None:
     node = spot.member.node
-    if node.members is not None:
-        return None
-    if node.value is None and node.items is None and ("null" in spot.row["types"] or not _crashes(spot)):
-        return None
     key = spot.member.key
+    # Other sections break DeepSpeed's reader.
+    may_be_null = not spot.row["strict"] and key not in ("optimizer", "scheduler")
+    if node.kind == "dict" or (node.kind == "null" and ("null" in spot.row["types"] or may_be_null)):
+        return None
     if key == "zero_optimization" and node.value is True:
         message = "`zero_optimization: true` is outdated; the Trainer cannot read it"
         return spot.found("ds-wrong-type", message, 'write {"stage": 1}', '{"stage": 1}')
     enabled = "enabled" in spot.row["keys"]
     if enabled and (isinstance(node.value, bool) or node.value == "auto"):
-        said = '"auto"' if node.value == "auto" else str(node.value).lower()
-        new = f'{{"enabled": {said}}}'
-        return spot.found("ds-wrong-type", f"`{key}` must be an object, not {said}", f"write {new}", new)
+        given = '"auto"' if node.value == "auto" else str(node.value).lower()
+        new = f'{{"enabled": {given}}}'
+        return spot.found("ds-wrong-type", f"`{key}` must be an object, not {given}", f"write {new}", new)
     return spot.found("ds-wrong-type", f"`{key}` must be an object, not {_shown(spot)}", 'write {"…": …}')
-
-
-def _crashes(spot: _Spot) -> bool:
-    """Whether null for this section breaks DeepSpeed's reader."""
-    return bool(spot.row["strict"]) or spot.member.key in ("optimizer", "scheduler")
 
 
 def _shown(spot: _Spot) -> str:
     node = spot.member.node
-    if node.items is not None:
-        return "a list"
-    if node.members is not None:
-        return "an object"
+    if node.kind in ("list", "dict"):
+        return "a list" if node.kind == "list" else "an object"
     text = spot.document.text[node.start : node.end]
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _expected(types: list[str]) -> str:
-    return " or ".join(_WORDS[kind] for kind in types)
-
-
 def _wrong(spot: _Spot, kind: str) -> Finding | None:
-    """A value of a type that the key does not have, and what was probably meant."""
+    """A value of a wrong type, and the value that was probably meant."""
     value, types, key = spot.value, spot.row["types"], spot.member.key
     number = "int" in types or "float" in types
-    expected = f"`{key}` must be {_expected(types)}, not {_shown(spot)}"
+    expected = f"`{key}` must be {' or '.join(_WORDS[kind] for kind in types)}, not {_shown(spot)}"
     lax = spot.converted and spot.where not in _READ_RAW
     if kind == "float" and "int" in types:
         return _decimal(spot, expected)
@@ -183,17 +162,11 @@ def _wrong(spot: _Spot, kind: str) -> Finding | None:
         return _number_text(spot, expected, lax=lax)
     if kind == "str" and "bool" in types and value.strip().lower() in _TRUTH:
         new = str(_TRUTH[value.strip().lower()]).lower()
-        effect = (
-            "DeepSpeed converts it"
-            if lax
-            else "DeepSpeed treats every string as true"
-            if not spot.converted
-            else None
-        )
-        message = f"{expected}; {effect}" if effect else expected
-        return spot.found(
-            "ds-wrong-type", message, f"write {new}", new, severity="warning" if lax else "error"
-        )
+        message = f"{expected}; DeepSpeed converts it" if lax else expected
+        if not spot.converted:
+            message += "; DeepSpeed treats every string as true"
+        severity = "warning" if lax else "error"
+        return spot.found("ds-wrong-type", message, f"write {new}", new, severity=severity)
     if kind == "int" and types[0] == "bool" and value in (0, 1):
         new = str(bool(value)).lower()
         return spot.found("ds-wrong-type", expected, f"write {new}", new, severity="warning")
@@ -201,7 +174,7 @@ def _wrong(spot: _Spot, kind: str) -> Finding | None:
 
 
 def _decimal(spot: _Spot, expected: str) -> Finding | None:
-    """A number with a point or an exponent where a whole one belongs."""
+    """A number with a point or an exponent where an integer is required."""
     value = spot.value
     if not value.is_integer():
         near = round(value) or (1 if value > 0 else 0)
@@ -244,16 +217,10 @@ def _range(spot: _Spot) -> Finding | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    above, least = row.get("above"), row.get("at_least")
-    below, most = row.get("below"), row.get("at_most")
-    for wrong, said in (
-        (above is not None and value <= above, f"more than {above}"),
-        (least is not None and value < least, f"at least {least}"),
-        (below is not None and value >= below, f"less than {below}"),
-        (most is not None and value > most, f"at most {most}"),
-    ):
-        if wrong:
-            return spot.found("ds-wrong-value", f"`{key}` must be {said}, not {_shown(spot)}")
+    for bound, (holds, phrase) in _BOUNDS.items():
+        if bound in row and not holds(value, row[bound]):
+            message = f"`{key}` must be {phrase} {row[bound]}, not {_shown(spot)}"
+            return spot.found("ds-wrong-value", message)
     return None
 
 

@@ -1,4 +1,4 @@
-"""`submit`: a recipe as jobs of a cluster: checked before they wait in a queue, submitted, followed."""
+"""`submit`: a recipe as jobs of a cluster: checked, submitted, followed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.plan.draft import Draft
 from launcher.planner.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
-from launcher.recipe.sweep import Values, combine, folder_name, refuse_same, said, swept_overrides
+from launcher.recipe.sweep import Values, combine, folder_name, refuse_same, shown, swept_overrides
 from launcher.recipe.yaml_writer import snapshot
 from launcher.render.bundle import Bundle, render
 from launcher.report.outcome import Outcome, echo, note
@@ -92,7 +93,8 @@ def submit_command(
         queue.require()
     recipe = load_recipe(target, overrides).path
     with _own_folder(str(recipe), output_dir, dry_run=dry_run) as folder:
-        found = _configurations(queue, target, overrides, on, sweeps, tiny, folder, dry_run=dry_run)
+        configure = partial(_configuration, queue, target, overrides, on, tiny=tiny, dry_run=dry_run)
+        found = _configurations(configure, combine(sweeps), folder)
         loaded, job, runs = found[0].loaded, _submission(found[0], tiny), [c.run for c in found]
         for warning in queue.warnings(job):
             note(warning)
@@ -140,24 +142,15 @@ def _refuse_run_dir(queue: Queue, target: Path) -> None:
 
 
 def _configurations(
-    queue: Queue,
-    target: str,
-    overrides: Sequence[str],
-    on: str | None,
-    sweeps: Sequence[str],
-    tiny: bool,
-    folder: Path,
-    *,
-    dry_run: bool,
+    configure: Callable[[Values, Path], Configuration], sweep: Sequence[Values], folder: Path
 ) -> list[Configuration]:
     """All runs, planned; the problems of all of them at once."""
     found: list[Configuration] = []
     errors: list[tuple[Values, EffilaunchError]] = []
-    every = combine(sweeps)
-    for index, values in enumerate(every):
-        run_dir = folder / folder_name(index, values, len(every)) if values else folder
+    for index, values in enumerate(sweep):
+        run_dir = folder / folder_name(index, values, len(sweep)) if values else folder
         try:
-            found.append(_configuration(queue, target, overrides, on, values, run_dir, tiny, dry_run=dry_run))
+            found.append(configure(values, run_dir))
         except (RecipeError, DoesNotFit) as error:
             errors.append((values, error))
     if errors:
@@ -174,25 +167,24 @@ def _configuration(
     on: str | None,
     values: Values,
     run_dir: Path,
-    tiny: bool,
     *,
+    tiny: bool,
     dry_run: bool,
 ) -> Configuration:
     loaded = load_recipe(target, overrides, swept_overrides(values))
-    absent = [] if dry_run or tiny else data_problems(loaded)
-    if absent:
+    if not (dry_run or tiny) and (absent := data_problems(loaded)):
         raise RecipeError(absent)
     if on is None and loaded.recipe.hardware is None:
         hint = "write --on, e.g. --on 2x8xA100-80GB, or `hardware:` in the recipe"
-        message = "a job needs to know its hardware, which this machine does not say"
+        message = "the hardware of the job must be set: it is not that of this machine"
         raise RecipeError(Problem("submit-hardware", message, file=str(loaded.path), hint=hint))
     hardware = find_hardware(loaded.recipe, on)
     planned, facts = gather(loaded, on, tiny=tiny)
     if cpus := queue.cpus_per_node(loaded.recipe.launch, facts.hardware):
-        # What the job has, and not this machine.
+        # Those of the job, not of this machine.
         facts = replace(facts, cpu_cores=cpus, processor=None)
     bundle = render(make_plan(planned, facts))
-    if tiny:  # a rehearsal takes one node, and finds its devices there
+    if tiny:  # a rehearsal uses one node, with the devices that it finds there
         hardware = replace(hardware, num_nodes=1)
     if not dry_run:
         check_room(bundle.plan, run_dir)
@@ -200,33 +192,33 @@ def _configuration(
 
 
 def _all_at_once(errors: Sequence[tuple[Values, EffilaunchError]]) -> EffilaunchError:
-    """The problems of all configurations; what several have in common once, else with their values."""
+    """The problems of all configurations; those that all have once, the others with their values."""
     if len(errors) == 1 and not errors[0][0]:
         return errors[0][1]
     problems: dict[Problem, list[Values]] = {}
     for values, error in errors:
         for problem in error.problems:
             problems.setdefault(problem, []).append(values)
-    told = [
+    every = [
         problem
         if len(holders) == len(errors) > 1
-        else replace(problem, message=f"with {' or '.join(map(said, holders))}: {problem.message}")
+        else replace(problem, message=f"with {' or '.join(map(shown, holders))}: {problem.message}")
         for problem, holders in problems.items()
     ]
-    wrong = any(isinstance(error, RecipeError) for _, error in errors)
-    return RecipeError(told) if wrong else DoesNotFit(told, errors[0][1].nearest_miss)  # type: ignore[attr-defined]
+    first = errors[0][1]
+    if isinstance(first, DoesNotFit) and not any(isinstance(error, RecipeError) for _, error in errors):
+        return DoesNotFit(every, first.nearest_miss)
+    return RecipeError(every)
 
 
 def _check_sizes(found: Sequence[Configuration]) -> None:
     sizes = {c.hardware.label for c in found}
     slurm = {repr(c.loaded.recipe.launch.slurm) for c in found}
+    message = "the runs of a sweep are one array, whose jobs are equal"
     if len(sizes) > 1:
-        alike = "the runs of a sweep are one array, whose jobs are alike"
-        message = f"{alike}: this one needs {', '.join(sorted(sizes))}"
-        hint = "submit each size on its own"
+        message, hint = f"{message}: this one needs {', '.join(sorted(sizes))}", "submit each size separately"
         raise RecipeError(Problem("sweep-sizes", message, path="hardware", hint=hint))
     if len(slurm) > 1:
-        message = "the runs of a sweep are one array, whose jobs are alike"
         raise RecipeError(Problem("sweep-sizes", message, path="launch.slurm", hint="sweep another key"))
 
 
@@ -283,12 +275,12 @@ def _write(
 
 
 def cancel_submitted(submitted: Submitted) -> Outcome:
-    """Remove the jobs from the queue, or end them, for good. Of one run of a sweep its own job."""
+    """Remove the jobs from the queue, or end them, without a requeue. Of one run of a sweep its own job."""
     queue = queue_named(submitted.to)
     queue.cancel(submitted.own_jobs)
     try:
         states = {number: job.state for number, job in queue.jobs(submitted.jobs).items()}
-    except MachineError:  # the jobs are cancelled all the same
+    except MachineError:  # the jobs are cancelled nevertheless
         states = {}
     return Outcome({**submitted.to_json(), "states": states}, cancelled_text(submitted))
 
@@ -298,7 +290,9 @@ def follow_submitted(submitted: Submitted, say: Say) -> Outcome:
     try:
         jobs = follow(submitted, say)
     except KeyboardInterrupt:
-        raise Interrupted(_goes_on(submitted)) from None
+        message = f"job {submitted.job} is no longer followed; it continues"
+        hint = f"`effilaunch submit {submitted.place} --follow` follows it again, `--cancel` ends it"
+        raise Interrupted(Problem("interrupted", message, hint=hint)) from None
     if submitted.is_sweep:
         return _sweep(submitted, jobs)
     (run,) = submitted.runs
@@ -307,23 +301,10 @@ def follow_submitted(submitted: Submitted, say: Say) -> Outcome:
     return Outcome(data, result_text(result, str(run.run_dir), []))
 
 
-def _goes_on(submitted: Submitted) -> Problem:
-    return Problem(
-        "interrupted",
-        f"job {submitted.job} is no longer followed; it continues",
-        hint=f"`effilaunch submit {submitted.place} --follow` follows it again, `--cancel` ends it",
-    )
-
-
 def _sweep(submitted: Submitted, jobs: Mapping[str, Job | None]) -> Outcome:
-    """A row for each run, and what became of those that did not finish."""
-    rows: list[dict[str, Any]] = []
-    problems: list[Problem] = []
-    for run in submitted.runs:
-        row, problem = _row(submitted, run, jobs)
-        rows.append(row)
-        if problem is not None:
-            problems.append(problem)
+    """A row for each run, and the problems of those that did not finish."""
+    rows, found = zip(*(_row(submitted, run, jobs) for run in submitted.runs), strict=True)
+    problems = [problem for problem in found if problem is not None]
     code = RunFailed.exit_code if problems else 0
     return Outcome({**submitted.to_json(), "table": rows}, sweep_text(submitted, rows), problems, code)
 
@@ -347,9 +328,8 @@ def _row(
         job = jobs.get(run.job)
         row["state"] = "gone" if job is None else job.text
         problem = error.problems[0]
-        return row, Problem(
-            problem.code, f"run {run.run_dir.name}: {problem.message}", problem.file, hint=problem.hint
-        )
+        message = f"run {run.run_dir.name}: {problem.message}"
+        return row, Problem(problem.code, message, problem.file, hint=problem.hint)
     row |= {"loss": result["loss"]["last"], "seconds": total_seconds(result) or result["seconds"]}
     row["eval_loss"] = (result.get("eval") or {}).get("eval_loss", row["eval_loss"])
     return row, None

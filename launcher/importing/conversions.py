@@ -1,0 +1,196 @@
+"""One key of another tool -> a recipe key: values converted, or the reason why it is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.importing.reading import Effect, Given, Reading
+
+_TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
+_DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+Convert = Callable[[Any], Any]
+"""A value there -> the recipe's; None: it sets nothing. ValueError: what was expected; or `Refused`."""
+Taker = Callable[[Reading, Given], None]
+"""Takes, drops or refuses one key."""
+
+
+class Refused(Exception):
+    """No recipe can be made of this value: the message after the key, and a hint."""
+
+
+@dataclass(frozen=True, slots=True)
+class To:
+    """A key whose converted value is the value of one recipe key."""
+
+    key: str
+    convert: Convert
+    note: str = ""
+    """For the page about coming from that tool."""
+    comment: str = ""
+    """For the recipe."""
+    effect: Effect = Effect.NEEDED
+    """Of a value that cannot be converted."""
+
+    def __call__(self, reading: Reading, given: Given) -> None:
+        try:
+            value = self.convert(given.value)
+        except Refused as error:
+            reading.refuse(given, *error.args)
+        except ValueError as error:
+            hint = f"write `{self.key}`" if self.effect is Effect.NEEDED else ""
+            reading.drop(given, self.effect, f"expected {error}", hint)
+        else:
+            reading.know(given.name)
+            if value is not None:
+                reading.take(self.key, value, given, note=self.comment)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A key that is dropped for one reason."""
+
+    effect: Effect
+    reason: str
+    hint: str = ""
+    when: bool | None = None
+    """Of a switch: the value that is reported; the other one is the default here, too."""
+
+    def __call__(self, reading: Reading, given: Given) -> None:
+        if self.when is None or as_bool(given.value) is self.when:
+            reading.drop(given, self.effect, self.reason, self.hint)
+        else:
+            reading.know(given.name)
+
+
+def ignore(reading: Reading, given: Given) -> None:
+    """A key that needs no report."""
+    reading.know(given.name)
+
+
+def as_bool(value: Any) -> bool | None:
+    """A switch, also as the text of a flag or of YAML 1.1; None where it is none."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    return True if text in _TRUE else False if text in _FALSE else None
+
+
+def as_number(value: Any) -> int | float | None:
+    """A number, also as text such as 2e-5; None where it is none, nor finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    if number != number or number in (float("inf"), float("-inf")):
+        return None
+    if isinstance(value, int):
+        return value
+    return int(number) if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() else number
+
+
+def is_off(value: Any) -> bool:
+    """Whether a value means that something is not used."""
+    return value in (None, False, 0, "", [], {}) or str(value).strip().lower() in (
+        "false",
+        "no",
+        "off",
+        "none",
+    )
+
+
+def dtype_name(value: Any) -> str | None:
+    """float32, bfloat16, float16 or auto from text, `torch.bfloat16` or a short form; None for others."""
+    text = str(value).rpartition(".")[2].strip().lower()
+    text = _DTYPES.get(text, text)
+    return text if text in ("float32", "bfloat16", "float16", "auto") else None
+
+
+def text(value: Any) -> str:
+    """A text, not empty."""
+    if isinstance(value, bool | dict | list) or not str(value).strip():
+        raise ValueError("a text")
+    return str(value)
+
+
+def label(value: Any) -> str | None:
+    """A text; an empty one sets nothing."""
+    return str(value) if value else None
+
+
+def revision(value: Any) -> str | None:
+    """A branch or a commit; main is the default here, too."""
+    branch = text(value)
+    return None if branch == "main" else branch
+
+
+def whole(value: Any) -> int:
+    """A whole number from 1, also as text or as 8.0."""
+    number = as_number(value)
+    if number is None or number < 1 or number != int(number):
+        raise ValueError("a whole number from 1")
+    return int(number)
+
+
+def count(value: Any) -> int | None:
+    """A number of nodes, processes or the like; -1 sets nothing."""
+    number = as_number(value)
+    if number == -1:
+        return None
+    if number is None or number < 1 or number != int(number):
+        raise ValueError("a number from 1")
+    return int(number)
+
+
+def tokens(value: Any) -> int:
+    """A length in tokens."""
+    length = whole(value)
+    if not 8 <= length <= 1_000_000_000:
+        raise ValueError("a number of tokens from 8")
+    return length
+
+
+def stage(value: Any) -> int:
+    """A ZeRO stage."""
+    number = as_number(value)
+    if number is None or number not in (0, 1, 2, 3):
+        raise ValueError("a stage from 0 to 3")
+    return int(number)
+
+
+def offload(value: Any) -> str | None:
+    """Where ZeRO offloads to."""
+    if value in ("cpu", "nvme"):
+        return str(value)
+    if str(value).lower() not in ("none", "false"):
+        raise ValueError("none, cpu or nvme")
+    return None
+
+
+def switch(value: Any) -> bool:
+    """A switch, also as YAML 1.1 spells it."""
+    found = as_bool(value)
+    if found is None:
+        raise ValueError("true or false")
+    return found
+
+
+def on(value: Any) -> Convert:
+    """A switch whose true means `value`, and whose false sets nothing."""
+    return lambda given: value if as_bool(given) else None
+
+
+def if_on(value: Any) -> bool | None:
+    """A switch that sets nothing where it is off."""
+    return switch(value) or None
+
+
+def texts(value: Any) -> list[str] | None:
+    """A list of texts, or one text with commas; None where it is empty."""
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or any(isinstance(item, dict | list) for item in items):
+        raise ValueError("a list of texts")
+    return [str(item).strip() for item in items if str(item).strip()] or None
