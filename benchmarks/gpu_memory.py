@@ -36,13 +36,14 @@ from typing import Any
 from gpu_grid import ROWS, GpuRow
 from installed import versions
 
+from launcher.engines import engine_named
 from launcher.facts.hardware import Hardware, parse_hardware
 from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
+from launcher.planner.candidates import kept_by_sample
 from launcher.planner.speed import predict_step
-from launcher.planner.strategy import kept_by_sample
 
 RECORDS = Path(__file__).parent / "records"
 BUDGET_S = 500.0
@@ -146,7 +147,7 @@ def job_of(row: GpuRow, spec: ModelSpec) -> MemoryJob:
         double_quant=True,
         trainable_params=spec.lora_params(RANK, targets) if row.adapter else spec.params,
         adapter=row.adapter is not None,
-        engine=row.engine,
+        engine=engine_named(row.engine),
         zero_stage=row.zero_stage,
         offload_optimizer=row.offload_optimizer,
         offload_param="none",

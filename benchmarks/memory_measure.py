@@ -135,13 +135,11 @@ def build_trainer(row: Row, plan: Plan, run_dir: Path) -> Any:
     from launcher.train.model.adapters import attach_adapter
     from launcher.train.model.models import load_model
     from launcher.train.training import make_arguments, make_trainer
-    from launcher.train.worker import join_processes
 
     job = read_job(run_dir)
     args = make_arguments(job)
     if row.engine == "fsdp":
         args = fsdp_arguments(args)
-    join_processes(job)
     processing = None if plan.task.name == "image-classification" else tokenizer()
     data = random_data(row, plan, processing)
     set_seed(args.seed)

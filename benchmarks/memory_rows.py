@@ -10,16 +10,16 @@ from typing import Any
 
 from memory_grid import MODELS, Row
 
+from launcher.engines import engine_named
+from launcher.engines.deepspeed_config import render_ds_config
 from launcher.errors import DoesNotFit
 from launcher.facts.hardware import Hardware, parse_hardware
 from launcher.facts.model import ModelSpec, read_model_spec
-from launcher.memory.engines import engine_of
 from launcher.memory.job import MemoryJob
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe
-from launcher.render.ds_config import render_ds_config
 
 STEPS = 2
 """Of the optimizer: from the second on, every step holds the same (three were tried: equal to the byte)."""
@@ -97,7 +97,7 @@ def job_of(row: Row, plan: Plan) -> MemoryJob:
     """The plan's job with what the recipe does not say: FSDP, small buckets, and whether rows are padded."""
     return replace(
         plan.job,
-        engine=row.engine,
+        engine=engine_named(row.engine),
         reduce_bucket_size=row.bucket,
         allgather_bucket_size=row.bucket,
         padded=row.padded,
@@ -117,5 +117,5 @@ def ds_config_of(row: Row, plan: Plan) -> dict[str, Any] | None:
 def host_share(spec: ModelSpec, job: MemoryJob) -> int:
     """Bytes of offloaded states of one process, and of the buffers through which they travel: on a CPU they
     lie in the same memory as the rest."""
-    states = engine_of(job).states(spec, job)
+    states = job.engine.states(spec, job)
     return states.host + states.staging

@@ -30,8 +30,8 @@ from speed_grid import CHOICES, FRESH, ROWS, Choice
 from launcher.facts.hardware import Processor, parse_hardware
 from launcher.memory.estimate import estimate_memory
 from launcher.plan.plan import StepTime
+from launcher.planner.candidates import kept_by_sample
 from launcher.planner.speed import predict_step
-from launcher.planner.strategy import kept_by_sample
 
 RECORD = Path(__file__).parent / "records" / "speed_cpu.json"
 CORRELATION = 0.9

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from launcher.engines.deepspeed_config import flatten
 from launcher.facts.safe_files import parse_json
 from launcher.importing import accelerate, axolotl, deepspeed, llamafactory, trl
 from launcher.importing.key_tables import Keys, Left
 from launcher.importing.reading import Reading, shown
-from launcher.planner.profile import flatten
 
 Row = tuple[str, str, str]
 """(key there, key of the recipe or empty, note)."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from launcher.engines.ddp import DDP
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.architectures import Layout
 from launcher.facts.hardware import Hardware, parse_hardware
 from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.activations import make_block
-from launcher.memory.engines import engine_of
-from launcher.memory.engines.engine import Held
+from launcher.memory.engine import Held
 from launcher.memory.job import MemoryJob
 from launcher.memory.layers import Dtypes, record
 from launcher.memory.states import States
@@ -44,7 +45,7 @@ FULL = MemoryJob(
     double_quant=False,
     trainable_params=LLAMA_7B.params,
     adapter=False,
-    engine="ddp",
+    engine=DDP,
     zero_stage=0,
     offload_optimizer="none",
     offload_param="none",
@@ -60,7 +61,7 @@ FULL = MemoryJob(
 """Pure 16-bit training of a Llama 7B on one device."""
 JOB_1B = replace(FULL, micro_batch=4, trainable_params=LLAMA_1B.params)
 LORA_1B = LLAMA_1B.lora_params(16, "all-linear")
-ZERO = replace(FULL, engine="deepspeed", precision="bf16", data_parallel=8, devices_per_node=8)
+ZERO = replace(FULL, engine=DEEPSPEED, precision="bf16", data_parallel=8, devices_per_node=8)
 """The 7B under DeepSpeed on a node of eight."""
 
 
@@ -80,16 +81,16 @@ def layer_bytes(
 
 
 def states_of(model: ModelSpec, job: MemoryJob) -> States:
-    return engine_of(job).states(model, job)
+    return job.engine.states(model, job)
 
 
 def held_of(model: ModelSpec, job: MemoryJob) -> Held:
-    return engine_of(job).held(model, job)
+    return job.engine.held(model, job)
 
 
 def buffers_of(model: ModelSpec, job: MemoryJob) -> int:
-    return engine_of(job).buffers(model, job)
+    return job.engine.buffers(model, job)
 
 
 def step_of(model: ModelSpec, job: MemoryJob, hardware: Hardware) -> int:
-    return engine_of(job).step(model, job, hardware)
+    return job.engine.step(model, job, hardware)

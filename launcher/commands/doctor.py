@@ -99,7 +99,9 @@ def examine_recipe(
     absent = data_problems(loaded)
     plan, problems = _planned(loaded, on)
     label = (
-        "" if plan is None else f"{plan.hardware.label}, {plan.job.engine}, micro-batch {plan.batch.micro}"
+        ""
+        if plan is None
+        else f"{plan.hardware.label}, {plan.job.engine.name}, micro-batch {plan.batch.micro}"
     )
     here = "data is missing" if absent else "data is here"
     findings = [

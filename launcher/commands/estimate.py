@@ -17,11 +17,11 @@ from launcher.inputs.planning_facts import find_calibration, find_hardware, gath
 from launcher.memory.estimate import estimate_memory, max_micro_batch
 from launcher.memory.job import MemoryJob
 from launcher.memory.published import hf_page_bytes, zero_paper_bytes
-from launcher.memory.strategies import model_jobs, on_hardware, open_jobs, worth_a_row
 from launcher.memory.tensor_parallel import check_ranks
 from launcher.plan.draft import EXPLICIT
 from launcher.planner.parallel import trains_in_parts
 from launcher.planner.planner import make_plan
+from launcher.planner.strategies import model_jobs, on_hardware, open_jobs, worth_a_row
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.recipe.merged_yaml import shipped_names
 from launcher.report.outcome import Outcome

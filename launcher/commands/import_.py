@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.engines.fsdp import FSDP
 from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.model_config import NOT_HERE
 from launcher.importing.join import Imported, import_files
@@ -169,6 +170,6 @@ def _as_many(made: Imported) -> str:
     on = next((text.rpartition("--on ")[2] for text in made.notes if "--on " in text), "NxDEVICE")
     sharded = made.taken.keys() & {"sharding.tp_size", "sharding.sp_size", "sharding.cp_size"}
     engine = made.taken.get("sharding.engine")
-    several = bool(sharded) or (engine is not None and engine.value == "fsdp")
+    several = bool(sharded) or (engine is not None and engine.value == FSDP.name)
     count = on.replace("NxDEVICE", "8xDEVICE" if several else "1xDEVICE")
     return count.replace("DEVICE", ASSUMED)

@@ -53,7 +53,7 @@ def plan_command(
     except DoesNotFit as error:
         bundle, problems = render(error.nearest_miss), error.problems
         extra = {"would_fit": [other.to_json() for other in error.would_fit]}
-        others = [other.said for other in error.would_fit]
+        others = [other.text for other in error.would_fit]
     for warning in nvme_warnings(bundle.plan):
         note(warning)
     code = DoesNotFit.exit_code if problems else 0
@@ -115,7 +115,7 @@ def _explained(bundle: Bundle, explain: str, problems: Sequence[Problem], code: 
 
 def _ranking(found: Search, plan: Plan) -> dict[str, Any]:
     """The keys that `--search` adds to `plan --json`."""
-    from launcher.planner.weighing import search_rows
+    from launcher.planner.search import search_rows
 
     return {
         "search": search_rows(found, plan.schedule.steps),

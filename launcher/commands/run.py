@@ -35,7 +35,7 @@ from launcher.knowledge.diagnose.patch import edits
 from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
 from launcher.planner.planner import make_plan
-from launcher.planner.resumed_states import Resumption
+from launcher.planner.resuming import Resumption
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, render
 from launcher.report.diagnosis_text import edit_text

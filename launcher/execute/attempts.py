@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from launcher.engines import engine_of
 from launcher.errors import Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST, KnownFailure
 from launcher.execute.following import Look, blind
@@ -193,8 +194,8 @@ def _next_adaptation(
     step = adapt(loaded, facts, plan, before=adapted.changes, moment=moment)
     left = "nothing is left to try"
     try:
-        if step is not None and step.plan.sharding.engine == "deepspeed":
-            require_modules(["deepspeed"])
+        if step is not None:
+            require_modules(engine_of(step.plan).packages)
     except MachineError as error:
         step, left = None, f"what is left to try cannot be done here: {error.problems[0].message}"
     if step is not None:

@@ -14,7 +14,7 @@ from launcher.facts.measured_runs import Run
 from launcher.memory.calibration import job_kind
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
-from launcher.planner.as_run import predict_as_run
+from launcher.planner.planner import predict_as_run
 
 
 def remember_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> str | None:

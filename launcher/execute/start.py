@@ -204,7 +204,7 @@ def _order(
         num_devices=plan.hardware.num_devices, devices_per_node=plan.hardware.devices_per_node,
         on_gpus=not plan.hardware.is_cpu, report_to=plan.trainer.report_to,
         stop_s=max(LEAST_STOP_S, 2 * save_s) + 5.0, save_s=save_s, resume=resume, limits=limits,
-        nvme=sharding.nvme_path if sharding.engine == "deepspeed" and offloads else None,
+        nvme=sharding.nvme_path if offloads else None,
     )  # fmt: skip
 
 

@@ -42,8 +42,8 @@ from launcher.facts.checkpoint import (
     same_samples,
 )
 from launcher.facts.safe_files import parse_json, read_record
-from launcher.planner.resumed_states import Resumption, judge, ranks_of
-from launcher.planner.resuming import compare_data, compare_versions, value_of
+from launcher.plan.stored import StoredPlan
+from launcher.planner.resuming import Resumption, compare_data, compare_plans, compare_versions
 from launcher.render.bundle import Bundle
 
 PLAN = "plan.json"
@@ -139,7 +139,8 @@ def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], Non
             say("\n".join([*begins.lines, ""]))
         return Resumption(())
     manifest = _manifest(begins.checkpoint)
-    found = judge(_plan_of(begins.checkpoint), json.loads(bundle.files[PLAN]), manifest.world_size)
+    new = StoredPlan(json.loads(bundle.files[PLAN]))
+    found = compare_plans(_plan_of(begins.checkpoint), new, manifest.world_size)
     if found.refused:
         raise RecipeError([difference.problem() for difference in found.refused])
     versions = compare_versions(manifest.versions, bundle.plan.versions)
@@ -148,12 +149,11 @@ def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], Non
     return accepted
 
 
-def _plan_of(checkpoint: Path) -> dict[str, Any]:
+def _plan_of(checkpoint: Path) -> StoredPlan:
     """The plan of the run that wrote the checkpoint."""
     try:
-        plan: dict[str, Any] = parse_json((checkpoint / PLAN).read_text("utf-8"))
-        ranks_of(plan)
-        value_of(plan, "task")
+        plan = StoredPlan(parse_json((checkpoint / PLAN).read_text("utf-8")))
+        _ = plan.ranks, plan.settings
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = "the checkpoint has no plan that could be compared with the recipe"
         hint = "start a new run from its weights: model.name_or_path or adapter.path names the folder"
@@ -245,8 +245,8 @@ def _planned_length(run_dir: Path, result: Mapping[str, Any]) -> Length:
     if complete := complete_checkpoints(run_dir / "checkpoints"):
         plan = _plan_of(complete[max(complete)])
     else:
-        plan = parse_json((run_dir / PLAN).read_text("utf-8"))
-    return Length(value_of(plan, "trainer.max_steps"), value_of(plan, "trainer.num_train_epochs"))
+        plan = StoredPlan(parse_json((run_dir / PLAN).read_text("utf-8")))
+    return Length(plan.trainer.max_steps, plan.trainer.num_train_epochs)
 
 
 def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None], look: Look = blind) -> None:

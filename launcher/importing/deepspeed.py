@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.engines.deepspeed_config import flatten
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import parse_json
 from launcher.importing.conversions import To, as_number, offload, on, stage, whole
 from launcher.importing.reading import Effect, Given, Reading
 from launcher.knowledge.lint.check import apply_fixes, lint_text
 from launcher.knowledge.lint.document import Finding, read_json
-from launcher.planner.profile import flatten
 
 TOOL = "DeepSpeed config"
 Lines = Callable[[str], int | None]

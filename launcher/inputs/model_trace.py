@@ -91,7 +91,7 @@ def trace_request(plan: Plan) -> dict[str, Any]:
     return {
         "ask": "trace",
         "plan": json.loads(render(plan).files["plan.json"]),
-        "memory": asdict(plan.job),
+        "memory": plan.job.to_json(),
         "config": dict(plan.spec.config),
         "labels": plan.spec.head.out_features if task_named(plan.spec.task).adds_head else None,
         "on_cpu": plan.hardware.is_cpu,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.errors import (
     DoesNotFit,
     EffilaunchError,
@@ -38,10 +39,9 @@ from launcher.memory.estimate import MemoryEstimate
 from launcher.memory.tensor_parallel import divisors
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
-from launcher.planner.as_run import predict_as_run
+from launcher.planner.candidates import UPSTREAM_MICRO_BATCH
 from launcher.planner.decide import AMPERE
-from launcher.planner.planner import make_plan
-from launcher.planner.strategy import UPSTREAM_MICRO_BATCH
+from launcher.planner.planner import make_plan, predict_as_run
 from launcher.recipe.loading import LoadedRecipe, load_recipe, with_changes
 from launcher.recipe.schema import Recipe
 from launcher.render.bundle import dump_json, render
@@ -176,7 +176,7 @@ def _lora(start: Start) -> Changes:
 def _zero3(start: Start, **offload: str) -> Changes:
     per_rank = _divisor(start.batch, start.spread.num_devices)
     return {
-        "sharding": {"engine": "deepspeed", "zero_stage": 3, **offload},
+        "sharding": {"engine": DEEPSPEED.name, "zero_stage": 3, **offload},
         "trainer.per_device_train_batch_size": max(
             size for size in divisors(per_rank) if size <= start.micro_batch
         ),

@@ -86,7 +86,7 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
 
 
 def shared_bytes(stack: Stack) -> int:
-    """What all layers of a stack keep once: positions, learnt distances, dropout of the embeddings."""
+    """What all layers of a stack keep once: positions, learned distances, dropout of the embeddings."""
     block, d = stack.block, stack.block.dtypes
     layout, length = block.layout, block.length
     shared = 0

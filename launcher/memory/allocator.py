@@ -25,7 +25,7 @@ SEGMENT_ROUND = 2 * MIB
 
 
 def has_expandable_segments(options: str) -> bool:
-    """Whether a value of PYTORCH_ALLOC_CONF, `name:value,…`, asks for them; torch takes the last word."""
+    """Whether a value of PYTORCH_ALLOC_CONF, `name:value,…`, asks for them; torch takes the last one."""
     named = (option.partition(":") for option in options.replace(" ", "").split(","))
     return {name: value for name, _, value in named}.get("expandable_segments") == "True"
 

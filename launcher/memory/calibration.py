@@ -27,14 +27,14 @@ CUDA_RANGE = (1.0, 1.28)
 COVERAGE = 0.9
 """Share of those rows that a range holds at least."""
 PRIOR_RUNS = 3
-"""Similar runs that weigh as much as the committed records."""
+"""Similar runs that count as much as the committed records."""
 LEAST_SIMILAR = 1 / 8
-"""Weight below which a run says nothing about a job: three differences, or an eighth of the size."""
+"""Weight below which a run is ignored for a job: three differences, or an eighth of the size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Where the peak of training will lie, in bytes."""
+    """The range of the peak of training, in bytes."""
 
     low: int
     expected: int
@@ -73,7 +73,7 @@ def job_kind(spec: ModelSpec, job: MemoryJob) -> Kind:
     return Kind(
         model_type=spec.model_type,
         task=spec.task,
-        engine=job.engine + _sharing(job),
+        engine=job.engine.name + _sharing(job),
         zero_stage=job.zero_stage,
         precision=job.precision,
         quantization=job.quantization,
@@ -86,7 +86,7 @@ def job_kind(spec: ModelSpec, job: MemoryJob) -> Kind:
 
 
 def _sharing(job: MemoryJob) -> str:
-    """A word for ranks that share a copy: such runs say less of others."""
+    """A suffix for ranks that share a copy: such runs count less for others."""
     tensor, sequence = job.tensor_parallel > 1, job.sequence_parallel > 1
     return ("+tensor" if tensor else "") + ("+sequence" if sequence else "")
 
@@ -94,7 +94,7 @@ def _sharing(job: MemoryJob) -> str:
 def device_context(
     job: MemoryJob, hardware: Hardware, calibration: Calibration | None, published: int
 ) -> tuple[int, str | None]:
-    """Bytes of the CUDA context of one process, and a word where runs on this device have measured it.
+    """Bytes of the CUDA context of one process, and a note where runs on this device have measured it.
 
     The smallest that was measured: other programs on the device can only add to it. Several processes hold
     NCCL's buffers as well, so they are not mixed with single ones. What the device's size counts beyond
@@ -118,7 +118,7 @@ def _runs(count: int) -> str:
 
 
 def similar_runs(kind: Kind, size: int, method: str, calibration: Calibration) -> list[tuple[Run, float]]:
-    """Runs that say something of a job, with their weights in (0, 1].
+    """Runs that count for a job, with their weights in (0, 1].
 
     `size`: bytes of the job's estimate without context; `method`: how it was made. A run counts when its
     estimate was made in the same way and it went beyond one step, before which no state of the optimizer
@@ -166,7 +166,7 @@ def memory_range(
     calibration: Calibration | None,
     prior: tuple[float, float],
 ) -> tuple[Range, str | None]:
-    """The range around an estimate of `tensors` bytes beside a context, and a word where runs decide it.
+    """The range around an estimate of `tensors` bytes besides a context, and a note where runs decide it.
 
     `prior`: the range without similar runs, as shares of `tensors`.
     """
@@ -181,10 +181,10 @@ def memory_range(
 
 
 def calibration_note(
-    hardware: Hardware, calibration: Calibration | None, words: Sequence[str | None]
+    hardware: Hardware, calibration: Calibration | None, notes: Sequence[str | None]
 ) -> str | None:
     """`memory.calibration`: what earlier runs have changed; None where they have not."""
-    said = [word for word in words if word is not None]
-    if calibration is None or not said:
+    known = [note for note in notes if note is not None]
+    if calibration is None or not known:
         return None
-    return f"{'; '.join(said)}, on {hardware.device} ({calibration.source})"
+    return f"{'; '.join(known)}, on {hardware.device} ({calibration.source})"

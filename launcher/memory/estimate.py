@@ -1,6 +1,6 @@
 """Peak memory of a training job on one device, in closed form: no model is built.
 
-The moments of a training step are compared (phases.py), beside saving and evaluating. The components
+The moments of a training step are compared (phases.py), and saving and evaluating. The components
 reported are those of the moment of training that rules.
 """
 
@@ -20,7 +20,6 @@ from launcher.memory.calibration import (
     memory_range,
     prior_range,
 )
-from launcher.memory.engines import engine_of
 from launcher.memory.host import HostMemory, host_memory
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.loss import evaluation_bytes
@@ -38,7 +37,7 @@ MARGIN = 0.05
 other processes; in closed form the caching allocator's fragmentation, too.
 
 A trace replays that fragmentation, which is then part of `temporary`: something that the device does hold.
-The margin stays whole beside it.
+The margin is not reduced by it.
 """
 
 
@@ -160,11 +159,11 @@ def estimate_memory(
 def _other_peaks(
     spec: ModelSpec, job: MemoryJob, hardware: Hardware, context: int, length: int
 ) -> dict[str, int]:
-    """Bytes on one device beside training steps: saving, evaluating and loading.
+    """Bytes on one device besides training steps: saving, evaluating and loading.
 
-    `length`: tokens of a sample. Ranks that share its tokens in training evaluate whole samples.
+    `length`: tokens of a sample. Ranks that share its tokens in training evaluate complete samples.
     """
-    engine = engine_of(job)
+    engine = job.engine
     states, buffers = engine.states(spec, job), engine.buffers(spec, job)
     states = replace(
         states,
@@ -193,7 +192,7 @@ def memory_notes(job: MemoryJob, hardware: Hardware) -> tuple[str, ...]:
         notes.append(f"optimizer states of {job.optim} are counted as AdamW's, an upper bound")
     if optimizer.paged and not hardware.is_cpu:
         notes.append("paged optimizer states are counted in host memory, where CUDA moves them on demand")
-    return (*notes, *engine_of(job).notes(job))
+    return (*notes, *job.engine.notes(job))
 
 
 def kept_predictions(spec: ModelSpec, job: MemoryJob) -> int:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.memory.engines import engine_of
 from launcher.memory.job import MemoryJob
 from launcher.memory.states import base_weight_bytes
 from launcher.memory.tensor_parallel import on_rank
 
 PROCESS_BYTES = 1 << 30
-"""Host memory of one worker beside tensors: interpreter and libraries, rounded up."""
+"""Host memory of one worker besides tensors: interpreter and libraries, rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class HostMemory:
     saving: int
     """The model, or shards of the optimizer, gathered to be written."""
     nvme: int
-    """Files beside host memory, not part of `peak`."""
+    """Files on NVMe, not part of `peak`."""
 
     @property
     def peak(self) -> int:
@@ -48,7 +47,7 @@ class HostMemory:
 
 def host_memory(spec: ModelSpec, job: MemoryJob, hardware: Hardware, total: int) -> HostMemory:
     """Host memory by its parts; `total`: the training peak of one device."""
-    engine = engine_of(job)
+    engine = job.engine
     states = engine.states(*on_rank(spec, job))
     local = min(job.devices_per_node, job.data_parallel * job.tensor_parallel * job.sequence_parallel)
     return HostMemory(
@@ -68,4 +67,4 @@ def _loading(spec: ModelSpec, job: MemoryJob, local: int) -> int:
     if job.quantization != "none" or job.spread > 1:
         return 0  # straight to the devices, through memory maps
     one = base_weight_bytes(spec, job.dtype) * (2 if job.reference_model else 1)
-    return one if engine_of(job).loads_once(job) else local * one
+    return one if job.engine.loads_once(job) else local * one

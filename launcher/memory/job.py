@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.memory.engine import EngineMemory
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one value."""
@@ -25,8 +29,7 @@ class MemoryJob:
     double_quant: bool
     trainable_params: int
     adapter: bool
-    engine: str
-    """ddp | fsdp | deepspeed"""
+    engine: EngineMemory
     zero_stage: int
     offload_optimizer: str
     """none | cpu | nvme"""
@@ -53,9 +56,9 @@ class MemoryJob:
     spread: int = 1
     """Devices over which one process spreads its layers (device_map)."""
     one_row: bool = False
-    """The sequences of a micro-batch lie side by side in one row."""
+    """The sequences of a micro-batch are laid end to end in one row."""
     liger: bool = False
-    """Liger's kernels: no logits of the whole vocabulary, leaner norms and feed-forward blocks."""
+    """Liger's kernels: no logits of the complete vocabulary, leaner norms and feed-forward blocks."""
     chunked: bool = False
     """The loss takes the logits of some hundred tokens at a time (model.loss)."""
     one_by_one: bool = False
@@ -75,7 +78,7 @@ class MemoryJob:
     uneven: bool = False
     """Layers have different adapters: in closed form all count as if they had the mean of them."""
     whole: tuple[str, ...] = ()
-    """Paths of modules that are trained whole beside an adapter."""
+    """Paths of modules that are trained completely beside an adapter."""
     extra_frozen: int = 0
     """Bytes of embedding copies that adapters over added tokens hold; ZeRO-3 trains them (`whole_copies`)."""
     reduces_each: bool = False
@@ -92,6 +95,10 @@ class MemoryJob:
     """Values of one of those; DeepSpeed's default."""
     params_in_host: int = 1_000_000_000
     """Offload to NVMe: values of a rank's parameters that stay in host memory all the same (max_in_cpu)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, with the engine's name."""
+        return {**asdict(self), "engine": self.engine.name}
 
     @property
     def rows(self) -> tuple[int, int]:

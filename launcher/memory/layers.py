@@ -64,7 +64,7 @@ class Block:
     adapted: tuple[str, ...] | None = None
     """Paths of the linears that have an adapter; None: all of them."""
     whole: tuple[str, ...] = ()
-    """Paths of modules that are trained whole beside the adapters."""
+    """Paths of modules that are trained completely beside the adapters."""
     adapter_dropout: bool = False
     quantization: str = "none"
     liger: bool = False
@@ -139,7 +139,7 @@ def _inputs(weights: int, out: int) -> int:
 
 
 def adapted(tape: Tape, block: Block, x: Value, linear: Linear, width: int) -> Value:
-    """A frozen product, and beside it the two small ones of an adapter that is trained.
+    """A frozen product, and the two small ones of an adapter that is trained.
 
     `width`: bytes of an adapter's value.
     """
@@ -245,7 +245,7 @@ def _weighted(tape: Tape, block: Block, x: Value, width: int) -> Value:
 
 def _rms_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
     wide = cast(tape, x, 4)
-    # T5 scales the 16-bit input itself, beside the copy that was squared.
+    # T5 scales the 16-bit input itself, in addition to the copy that was squared.
     read = x if block.layout.position_bias else wide
     return _weighted(tape, block, cast(tape, _normalised(tape, wide, read, width), x.width), width)
 
@@ -349,14 +349,14 @@ def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
         q, k, v = (tape.step([x], x.elements, x.width, view=x.storage) for x in (q, k, v))
     saves = [q.storage, k.storage, v.storage, Storage(4 * (q.elements // block.head_dim))]
     maps = block.heads if layout.position_bias else int(block.masked and block.attention == "sdpa")
-    # A mask is turned into numbers by each layer; learnt biases of distances are one for each head.
+    # A mask is turned into numbers by each layer; learned biases of distances are one for each head.
     saves.append(Storage(q.width * maps * block.tokens * block.length))
     # CUDA's derivative sums the queries' gradient in float32.
     temporary = 0 if d.on_cpu else 4 * q.elements
     mixed = tape.step([q, k, v], q.elements, q.width, saves=saves, save_out=True, temporary=temporary)
     if block.one_by_one:  # and so is what attention makes of each
         mixed = tape.step([mixed], mixed.elements, mixed.width, passes=True)
-    # Queries that were put together from parts lie head by head, and so does the kernel's answer; without
+    # Queries that were joined from parts are stored head by head, and so is the kernel's result; without
     # padding in between, rows are put back to their places.
     moved = block.model_type in SLICED or (block.padded and block.attention == "flash_attention_2")
     return _side_by_side(tape, block, mixed) if moved else mixed
@@ -368,7 +368,7 @@ def _scores(block: Block) -> int:
 
 
 def _bmm(tape: Tape, block: Block, first: Value, second: Value, elements: int) -> Value:
-    """A product of two activations, each copied where heads do not lie side by side."""
+    """A product of two activations, each copied where heads are not contiguous."""
     d = block.dtypes
     if d.autocast:
         first, second = cast(tape, first, d.compute), cast(tape, second, d.compute)

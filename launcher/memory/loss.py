@@ -178,7 +178,7 @@ def _by_chunks(
     tape: Tape, x: Value, block: Block, head: Head, gradient_width: float, accumulated: bool
 ) -> HeadCost:
     """Our own loss (train/model/loss.py): gradients of hidden states and head are made in the forward pass,
-    chunk by chunk of the learnt tokens, as which all are counted here."""
+    in chunks of the target tokens, as which all are counted here."""
     d = block.dtypes
     entries = head.in_features * head.out_features
     trained = entries if block.full or head.saved else 0
@@ -208,7 +208,7 @@ def _by_chunks(
 def evaluation_bytes(block: Block, head: Head, task: str) -> int:
     """Bytes of an evaluation step: nothing is kept, so the widest layer step or the loss rules.
 
-    Where metrics read predictions, a token's best word is all that outlives the step. trl evaluates
+    Where metrics read predictions, a token's best prediction is all that outlives the step. trl evaluates
     preference pairs through the head that it trains with (add_fused_lm_head), so by tiles, too.
     """
     d, layout, tokens = block.dtypes, block.layout, block.tokens

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from launcher.facts.hardware import MIB, Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.activations import Stack, make_stacks, mask_bytes, shared_bytes
-from launcher.memory.engines import engine_of
-from launcher.memory.engines.engine import Held
+from launcher.memory.engine import Held
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.layers import Block, Dtypes, LayerCost, layer_cost
 from launcher.memory.loss import HeadCost, head_cost
@@ -33,7 +32,7 @@ class _Pass:
     """Read by all layers: checkpoints keep them, else they go when the forward pass ends."""
     checkpointing: bool
     gradient_width: float
-    """Of a trained parameter behind the layer that runs; 0 where all gradients exist already."""
+    """Of a trained parameter after the layer that runs; 0 where all gradients exist already."""
 
     def layer_saved(self, cost: LayerCost, stack: Stack) -> tuple[int, int]:
         """Activations and copies of weights that a layer keeps until its turn comes."""
@@ -53,7 +52,7 @@ class _Pass:
         return saved, weights
 
     def above(self, index: int, layer: int) -> int:
-        """Bytes of gradients of head and layers behind `layer` of stack `index`."""
+        """Bytes of gradients of head and layers after `layer` of stack `index`."""
         params = self.head.params
         for i, (stack, cost, _) in enumerate(self.costs):
             count = stack.layers if i > index else stack.layers - 1 - layer if i == index else 0
@@ -126,7 +125,7 @@ class _Pass:
 
 def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, unsharded: float) -> _Pass:
     """`gradient_width`: bytes that a trained parameter's gradient keeps; `unsharded`: see Held."""
-    stacks, keeps = make_stacks(part, job, d), engine_of(job).keeps_gradients(job)
+    stacks, keeps = make_stacks(part, job, d), job.engine.keeps_gradients(job)
     # What FSDP2 reduces after each micro-batch is added to the shards, not to what a layer has just made.
     accumulated = keeps and not job.reduces_each
     running = max(gradient_width, unsharded)
@@ -153,7 +152,7 @@ def _batch_bytes(block: Block) -> int:
 
 def training_phases(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> dict[str, Components]:
     """Components at each moment of a step that may be its peak."""
-    engine = engine_of(job)
+    engine = job.engine
     states, held = engine.states(spec, job), engine.held(spec, job)
     resident = Components(
         weights=states.weights,

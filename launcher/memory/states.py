@@ -15,7 +15,7 @@ from launcher.facts.model import ModelSpec
 from launcher.memory.job import WIDTHS
 
 MIXED = ("bf16", "fp16")
-"""Precisions that compute in 16 bits beside float32 weights."""
+"""Precisions that compute in 16 bits with float32 weights."""
 
 
 @dataclass(frozen=True, slots=True)

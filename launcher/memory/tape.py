@@ -38,14 +38,14 @@ class Node:
         self.fresh = 0
         """Bytes of these gradients in the dtype that the product gave."""
         self.joined = False
-        """Gradients of the parts lie side by side until all are there."""
+        """Gradients of the parts are kept until all are there."""
         self.pending: list[list[int]] = []
         """Gradients that arrived: bytes, and how many still read them."""
 
 
 @dataclass(slots=True)
 class Value:
-    """A tensor: elements, bytes of each, where they lie, and what made it (None: needs no gradient)."""
+    """A tensor: elements, bytes of each, their storage, and what made it (None: needs no gradient)."""
 
     elements: int
     width: int
@@ -76,7 +76,7 @@ class Tape:
 
     nodes: list[Node] = field(default_factory=list)
     held: list[Storage] = field(default_factory=list)
-    """Kept until the whole graph goes: attributes of an autograd function's context."""
+    """Kept until the complete graph is freed: attributes of an autograd function's context."""
 
     def source(self, elements: int, width: int, *, grad: bool = True, counted: bool = True) -> Value:
         """The block's input; not `counted` where something outside keeps it."""
@@ -122,7 +122,7 @@ class Tape:
         return Value(elements, width, storage, node)
 
     def hold(self, storage: Storage) -> None:
-        """Keep `storage` until the whole graph goes."""
+        """Keep `storage` until the complete graph is freed."""
         storage.holders += 1
         self.held.append(storage)
 

@@ -1,8 +1,8 @@
 """What one of the devices holds that share a model's matrices, or the tokens of a sample. Pure.
 
-As transformers' plans (`base_model_tp_plan`), which DeepSpeed's AutoTP follows, cut a layer: products that
-read the stream between layers by columns, those that return to it by rows, attention by whole heads. The
-stream itself is whole on each rank. How head and embedding are cut is up to the engine (`_rank_head`).
+As transformers' plans (`base_model_tp_plan`), which DeepSpeed's AutoTP follows, split a layer: products that
+read the stream between layers by columns, those that return to it by rows, attention by complete heads. The
+stream itself is complete on each rank. How head and embedding are split is up to the engine (`_rank_head`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.architectures import Layout, Linear
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import Head, ModelSpec
-from launcher.memory.engines import engine_of
-from launcher.memory.engines.engine import EngineMemory
+from launcher.memory.engine import EngineMemory
 from launcher.memory.job import MemoryJob
 from launcher.memory.states import model_shapes
 
 _BACK_TO_THE_STREAM = ("attn", "attn_cross", "act")
-"""What the products read that are cut by rows: each rank has its part of the input."""
+"""What the products read that are split by rows: each rank has its part of the input."""
 _SCALED_EMBEDDINGS = ("gemma", "gemma2")
-"""Families whose embedding AutoTP cannot cut (VocabParallelEmbedding.validate_embedding)."""
+"""Families whose embedding AutoTP cannot split (VocabParallelEmbedding.validate_embedding)."""
 
 
 def check_ranks(spec: ModelSpec, ranks: int, hardware: Hardware) -> None:
@@ -79,13 +78,13 @@ def rank_spec(spec: ModelSpec, ranks: int, engine: EngineMemory) -> ModelSpec:
 
 
 def _rank_head(spec: ModelSpec, ranks: int, engine: EngineMemory) -> tuple[Head, bool]:
-    """The head as a rank holds it, and whether its token embedding is cut by words, too.
+    """The head as a rank holds it, and whether its token embedding is split by tokens, too.
 
     As read in DeepSpeed 0.19.8 (module_inject/auto_tp.py, engine.py _apply_autotp_partitioning) and
-    transformers 5.23 (distributed/mixin.py): both gather the logits of a head that they cut, so that each
-    rank holds them whole. AutoTP alone leaves them apart, where the head is the embedding's table as well,
-    and takes a loss made for that; what it cannot cut so it leaves whole. transformers cuts every embedding,
-    but the gradient of one that is no head comes back whole: the table is counted so, an upper bound.
+    transformers 5.23 (distributed/mixin.py): both gather the logits of a head that they split, so that
+    each rank holds all of them. AutoTP alone leaves them distributed where the head is also the embedding,
+    and uses a loss made for that; what it cannot split so stays complete. transformers splits every
+    embedding, but the gradient of one that is no head comes back complete: counted so, an upper bound.
     """
     head = spec.head
     cut = replace(head, out_features=-(-head.out_features // ranks))
@@ -112,7 +111,7 @@ def _rank_linear(spec: ModelSpec, linear: Linear, ranks: int) -> Linear:
     if linear.reads in _BACK_TO_THE_STREAM:
         return replace(linear, in_features=-(-linear.in_features // ranks))
     if linear.reads == "":
-        # A pooler or a projection around the layers: each rank holds it whole.
+        # A pooler or a projection around the layers: each rank holds all of it.
         return linear
     out, query = linear.out_features, spec.num_heads * spec.head_dim
     keys = spec.num_kv_heads * spec.head_dim
@@ -143,7 +142,7 @@ def on_rank(spec: ModelSpec, job: MemoryJob) -> tuple[ModelSpec, MemoryJob]:
     job = on_token_rank(job)
     if job.tensor_parallel == 1:
         return spec, job
-    part = rank_spec(spec, job.tensor_parallel, engine_of(job))
+    part = rank_spec(spec, job.tensor_parallel, job.engine)
     if job.adapter:
         widths = [
             sum((linear.in_features + linear.out_features) * linear.count for linear in one.linears)

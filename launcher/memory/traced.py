@@ -1,4 +1,4 @@
-"""The moments of a step from a trace: the engine's states, and what the real model keeps beside them. Pure.
+"""The moments of a step from a trace: the engine's states, and what the real model keeps. Pure.
 
 A trace knows one device that shards nothing. Weights, optimizer states and buffers are the engine's
 (engines/), gradients are sharded as the engine shards them; activations, logits and temporaries are traced.
@@ -12,8 +12,7 @@ from typing import Any
 from launcher.facts.hardware import Hardware
 from launcher.facts.memory_trace import Trace, TracedStep
 from launcher.facts.model import ModelSpec
-from launcher.memory.engines import engine_of
-from launcher.memory.engines.engine import Held
+from launcher.memory.engine import Held
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.phases import CUDA_CONTEXT
 from launcher.tasks import task_named
@@ -33,7 +32,7 @@ def choices_of(job: MemoryJob, hardware: Hardware) -> dict[str, Any]:
     capability = hardware.compute_capability
     return {
         **{name: getattr(job, name) for name in _CHOICES},
-        "cast_by": job.engine if engine_of(job).casts(job) else None,
+        "cast_by": job.engine.name if job.engine.casts(job.precision) else None,
         "keeps_gradients": job.accumulation != 1 and not job.reduces_each,
         "on_cpu": hardware.is_cpu,
         "flash": capability is not None and capability >= _FLASH,
@@ -42,7 +41,7 @@ def choices_of(job: MemoryJob, hardware: Hardware) -> dict[str, Any]:
 
 def why_not(job: MemoryJob, task: str) -> str | None:
     """Why a job cannot be traced; None when it can be."""
-    if own := task_named(task).untraceable or engine_of(job).untraceable(job):
+    if own := task_named(task).untraceable or job.engine.untraceable(job):
         return own
     if job.liger:
         return "Liger's kernels are compiled on the device"
@@ -64,7 +63,7 @@ def traced_phases(
     step = trace.step_for(choices_of(job, hardware))
     if step is None:
         return None
-    engine = engine_of(job)
+    engine = job.engine
     states = engine.states(spec, job)
     resident = Components(
         weights=states.weights,
@@ -108,7 +107,7 @@ def _fullest(
 
 
 def _held_at(phase: str, logits: int, held: Held) -> int:
-    """What the engine holds at a traced moment; the loss is told from the layers by its logits."""
+    """What the engine holds at a traced moment; the loss differs from the layers by its logits."""
     if phase == "forward":
         return held.forward
     if phase != "backward":

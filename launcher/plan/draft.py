@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from launcher.errors import Problem, RecipeError
 from launcher.plan.plan import Provenance, Source
 from launcher.plan.settings import HasSettings, Settings
 from launcher.recipe.loading import Origin
 
+Refusal = tuple[str, str, str, str]
+"""(code, setting at fault, message, hint)"""
 EXPLICIT: frozenset[Source] = frozenset({"recipe", "parent", "override"})
 
 
@@ -49,6 +52,15 @@ class Draft(HasSettings):
         """Add a warning to the plan, once."""
         if text not in self.warnings:
             self.warnings.append(text)
+
+    def problem(self, code: str, dotted: str, message: str, hint: str) -> Problem:
+        """A problem at the recipe line of a setting."""
+        file, line = self.place(dotted)
+        return Problem(code, message, file, line, dotted, hint)
+
+    def refuse(self, *refusal: *Refusal) -> RecipeError:
+        """The error of a problem at the recipe line of a setting."""
+        return RecipeError(self.problem(*refusal))
 
     def put_recipe(
         self, dotted: str, value: object, default_reason: str, *, origin: str | None = None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What earlier starts of the same run took, seconds; None where there was none that said."""
+    """What earlier starts of the same run took, seconds; None where none is known."""
 
     step: float | None = None
     """The slowest rank's median."""
@@ -36,7 +36,7 @@ class Facts:
     """Content of the recipe's `sharding.config`."""
     cpu_cores: int = 1
     processor: Processor | None = None
-    """One of those cores, where the plan is for this machine's."""
+    """One of those cores, where the plan is for this machine."""
     python: str = "python"
     """The interpreter that will start the workers."""
     hooks: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Facts:
     tiny: bool = False
     """Rehearsal: two narrow layers, generated rows, four steps."""
     host_bytes: int | None = None
-    """Host memory, where the plan is for this very machine."""
+    """Host memory, where the plan is for this machine."""
     trace: Trace | None = None
     """What a trace of the real model found."""
     calibration: Calibration | None = None

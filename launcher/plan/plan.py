@@ -24,7 +24,7 @@ class StepTime:
     likely: float
     high: float
     figures_known: bool
-    """False: computed from a stand-in's figures, so that only ratios say something."""
+    """False: computed from a stand-in's figures, so that only ratios are meaningful."""
 
     @property
     def seconds(self) -> tuple[float, float] | None:

@@ -2,9 +2,9 @@
 
 The planner's draft, the plan and the worker's job all read settings as attributes, which mypy checks:
 `plan.sharding.zero_stage`. Beside them a mapping holds what is known about each setting (source, by, reason),
-keyed by the dotted name that plan.json and people use; its keys say which settings a plan has.
+keyed by the dotted name that plan.json and people use; its keys are the settings that a plan has.
 
-- An attribute with a default stands for a setting that may be absent. One without a default is decided in
+- An attribute with a default is a setting that may be absent. One without a default is decided in
   every plan; reading it earlier raises `AttributeError`, in a worker the error of an incomplete plan.json.
 - Two sections take any field of an upstream class: `trainer` (TrainingArguments) and `adapter` (LoraConfig).
   What this project reads is an attribute with upstream's type; everything else is in `others`, as given.
@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, TypeVar
 
 from launcher.tasks import task_named
 from launcher.tasks.task import Task
 
-Engine = Literal["ddp", "deepspeed", "fsdp"]
+EngineName = Literal["ddp", "deepspeed", "fsdp"]
 Launcher = Literal["python", "accelerate", "deepspeed"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16-true", "fp16-true"]
 Offload = Literal["none", "cpu", "nvme"]
@@ -182,7 +183,7 @@ class PythonSettings(Section):
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShardingSettings(Section):
     PATH: ClassVar[str] = "sharding"
-    engine: Engine
+    engine: EngineName
     offload_optimizer: Offload
     offload_param: Offload
     tp_size: int
@@ -191,6 +192,11 @@ class ShardingSettings(Section):
     zero_stage: int | None = None
     """None in a draft whose recipe and profile leave it open, and in a plan whose engine has no stages."""
     nvme_path: str | None = None
+
+    @property
+    def ranks_of_copy(self) -> int:
+        """Ranks that compute one copy's micro-batch together."""
+        return self.tp_size * self.sp_size * self.cp_size
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -369,7 +375,7 @@ class HasSettings:
 
     __slots__ = ()
 
-    if TYPE_CHECKING:  # a dataclass would take an inherited property for a default
+    if TYPE_CHECKING:  # properties that are made below; a dataclass would take an inherited one for a default
 
         @property
         def settings(self) -> Settings: ...
@@ -377,6 +383,22 @@ class HasSettings:
         @property
         def names(self) -> Collection[str]:
             """Dotted names of the settings that are there."""
+
+        seed: int
+        on_oom: Literal["fail", "adapt"]
+        precision: Precision
+        tiny: bool
+        model: ModelSettings
+        adapter: AdapterSettings
+        data: DataSettings
+        early_stopping: EarlyStoppingSettings
+        python: PythonSettings
+        sharding: ShardingSettings
+        trainer: TrainerSettings
+        deepspeed: DeepSpeedSettings
+        fsdp: FsdpSettings
+        launch: LaunchSettings
+        runtime: RuntimeSettings
 
     def at(self, dotted: str) -> object:
         """The value of a setting named by text, None where it is absent."""
@@ -394,68 +416,12 @@ class HasSettings:
         return task_named(self.settings.task)
 
     @property
-    def seed(self) -> int:
-        return self.settings.seed
-
-    @property
-    def on_oom(self) -> Literal["fail", "adapt"]:
-        return self.settings.on_oom
-
-    @property
-    def precision(self) -> Precision:
-        return self.settings.precision
-
-    @property
-    def tiny(self) -> bool:
-        return self.settings.tiny
-
-    @property
-    def model(self) -> ModelSettings:
-        return self.settings.model
-
-    @property
-    def adapter(self) -> AdapterSettings:
-        return self.settings.adapter
-
-    @property
     def has_adapter(self) -> bool:
         return self.settings.adapter.type is not None
 
-    @property
-    def data(self) -> DataSettings:
-        return self.settings.data
 
-    @property
-    def early_stopping(self) -> EarlyStoppingSettings:
-        return self.settings.early_stopping
-
-    @property
-    def python(self) -> PythonSettings:
-        return self.settings.python
-
-    @property
-    def sharding(self) -> ShardingSettings:
-        return self.settings.sharding
-
-    @property
-    def trainer(self) -> TrainerSettings:
-        return self.settings.trainer
-
-    @property
-    def deepspeed(self) -> DeepSpeedSettings:
-        return self.settings.deepspeed
-
-    @property
-    def fsdp(self) -> FsdpSettings:
-        return self.settings.fsdp
-
-    @property
-    def launch(self) -> LaunchSettings:
-        return self.settings.launch
-
-    @property
-    def runtime(self) -> RuntimeSettings:
-        return self.settings.runtime
+for _name in (one.name for one in fields(Settings) if one.name != "task"):
+    setattr(HasSettings, _name, property(attrgetter(f"settings.{_name}")))
 
 
 _SECTIONS: Mapping[str, type[Section]] = {

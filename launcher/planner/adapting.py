@@ -1,9 +1,8 @@
-"""What a run does next that ran out of memory under `on_oom: adapt`: one saving after the other. Pure.
+"""The next plan of a run that ran out of memory under `on_oom: adapt`: one saving after the other. Pure.
 
 First the micro-batch is halved and accumulation doubled until one sample is left, then activations are
-computed twice, then ZeRO shares out more, then states and weights move to the host. The global batch never
-changes, nor does anything else that the failed plan had chosen: an estimate that was too low once would
-otherwise choose the same again.
+recomputed, then ZeRO shards more, then states and weights move to the host. Nothing else that the failed plan
+had chosen changes, the global batch least of all: an estimate that was too low would choose the same again.
 """
 
 from __future__ import annotations
@@ -12,6 +11,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from launcher.engines import engine_of
+from launcher.engines.deepspeed import saves_more
+from launcher.engines.deepspeed_config import FROM_PROFILE
 from launcher.errors import RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.memory.tensor_parallel import divisors
@@ -19,7 +21,6 @@ from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.planner.planner import plan_first
-from launcher.planner.profile import FROM_PROFILE
 from launcher.planner.search import search
 from launcher.recipe.loading import LoadedRecipe, with_changes
 
@@ -28,7 +29,7 @@ Changes = dict[str, object]
 """Dotted recipe key -> value; None takes the key away."""
 
 BY = "on_oom: adapt"
-"""Who says the changed values, as `plan --explain` shows it."""
+"""What sets the changed values, as `plan --explain` shows it."""
 
 _DEVICE_FAILURES = {"cuda-oom", "oom-fragmentation", "logits-oom", "eval-oom"}
 _HOST_FAILURE = "sigkill-oom"
@@ -39,7 +40,7 @@ _NO_BATCH_YET = {
     # torch and DeepSpeed: the optimizer's states, made at its first step, when no activation is left
     "_init_group", "initialize_optimizer_states",
 }  # fmt: skip
-"""Functions within which no batch takes memory."""
+"""Functions within which no batch uses memory."""
 
 _MICRO = "trainer.per_device_train_batch_size"
 _EVAL = "trainer.per_device_eval_batch_size"
@@ -48,37 +49,31 @@ _AGAIN = "trainer.activation_checkpointing"
 _ENGINE, _STAGE = "sharding.engine", "sharding.zero_stage"
 _OPTIMIZER, _PARAM = "sharding.offload_optimizer", "sharding.offload_param"
 
-_FILES_OF_STAGE = {0: "whole", 1: "shares", 2: "shares", 3: "sharded weights"}
-"""What DeepSpeed's checkpoint of a ZeRO stage holds."""
-
-_NEXT_STAGE = {0: 2, 1: 2, 2: 3}
-"""Stage 2 sends no more than stage 1 and holds less."""
-
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """The next try of a run that ran out of memory."""
+    """The next attempt of a run that ran out of memory."""
 
     loaded: LoadedRecipe
     """The recipe with all changes so far."""
     plan: Plan
     changes: Mapping[str, object]
-    """All changes so far; what the next call takes as `before`."""
+    """All changes so far; the next call takes them as `before`."""
     changed: Mapping[str, tuple[object, object]]
     """Dotted setting -> (value that ran out of memory, value now), what follows from others included."""
     reason: str
     """One sentence."""
     unreadable: str
-    """Why the failed try's checkpoints cannot be continued, half a sentence; empty where they can."""
+    """Why the failed attempt's checkpoints cannot be resumed, half a sentence; empty where they can."""
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether the failed try's checkpoints can be continued."""
+        """Whether the failed attempt's checkpoints can be resumed."""
         return not self.unreadable
 
 
 def is_out_of_memory(failure: str, hardware: Hardware) -> bool:
-    """Whether a known failure is one that adapting can mend; a CPU trains in the host's memory."""
+    """Whether adapting can fix a known failure; a CPU trains in the host's memory."""
     return failure in _DEVICE_FAILURES or (failure == _HOST_FAILURE and hardware.is_cpu)
 
 
@@ -92,18 +87,18 @@ def moment_of(failure: str, calls: Collection[str]) -> Moment:
 def ways_out(plan: Plan) -> list[str]:
     """What a run of this plan tries, in this order, when it runs out of memory while it trains.
 
-    A list for people: what a fix refuses, or what would not need less, is found out when it is tried.
+    For people: what a fix refuses, or what would not need less, is found when it is tried.
     """
     sizes, job = [plan.batch.micro], plan.job
     while sizes[-1] > 1:
         sizes.append(_half(sizes[-1], plan.batch.micro * plan.batch.accumulation))
-    said = [f"micro-batch {', '.join(map(str, sizes[1:]))}"] if len(sizes) > 1 else []
+    ways = [f"micro-batch {', '.join(map(str, sizes[1:]))}"] if len(sizes) > 1 else []
     if not job.checkpointing:
-        said.append("activation checkpointing")
-    shared = [change for change, _ in _shared_out(plan)]
-    stages = [f"ZeRO-{change[_STAGE]}" for change in shared if _OPTIMIZER not in change]
-    said += [", ".join(stages)] if stages else []
-    return said + (["offload"] if len(stages) < len(shared) else [])
+        ways.append("activation checkpointing")
+    engines = [change for change, _ in _saves_more(plan)]
+    stages = [f"ZeRO-{change[_STAGE]}" for change in engines if _OPTIMIZER not in change]
+    ways += [", ".join(stages)] if stages else []
+    return ways + (["offload"] if len(stages) < len(engines) else [])
 
 
 def adapt(
@@ -116,9 +111,9 @@ def adapt(
 ) -> Adaptation | None:
     """The next plan after `failed`, None when nothing is left to try.
 
-    loaded, facts: those of the first try. before: `changes` of the adaptation that made `failed`, {} for the
-    first. moment: when memory ran out; a batch does not matter while weights are loaded.
-    What a fix refuses, or the planner expects not to fit, is passed over.
+    loaded, facts: those of the first attempt. before: `changes` of the adaptation that made `failed`, {} for
+    the first. moment: when memory ran out; a batch does not matter while weights are loaded.
+    What a fix refuses, or the planner expects not to fit, is skipped.
     """
     for change, reason in _savings(failed, moment):
         changes = {**before, **_kept(loaded, failed), **change}
@@ -130,40 +125,38 @@ def adapt(
             plan = plan_first(asked, facts, found)
         except RecipeError:
             continue
-        if _shares_out(change) and plan.memory.needed >= failed.memory.needed:
+        if _STAGE in change and plan.memory.needed >= failed.memory.needed:
             continue
         changed = {
             key: (failed.at(key), plan.at(key))
             for key in sorted({*failed.names, *plan.names})
             if failed.at(key) != plan.at(key)
         }
-        told = reason + _in_place_of(loaded, change)
-        return Adaptation(asked, plan, changes, changed, told, _unreadable(failed, plan))
+        reason += _in_place_of(loaded, change)
+        return Adaptation(asked, plan, changes, changed, reason, _unreadable(failed, plan))
     return None
 
 
 def _kept(loaded: LoadedRecipe, failed: Plan) -> Changes:
     """The failed plan's own choices, so that only what is changed here differs."""
     job = failed.job
-    sharded = job.engine == "deepspeed"
     kept: Changes = {
         "global_batch_size": failed.batch.global_size,
         _ACCUMULATION: None,  # follows from the global batch
         _MICRO: failed.batch.micro,
         _AGAIN: job.checkpointing,
-        _ENGINE: job.engine,
-        _STAGE: job.zero_stage if sharded else None,
+        _ENGINE: job.engine.name,
+        _STAGE: failed.sharding.zero_stage,
         _OPTIMIZER: job.offload_optimizer,
         _PARAM: job.offload_param,
     }
     if loaded.recipe.model.quantization == "auto":
         kept["model.quantization"] = job.quantization
-    # What a base profile says it goes on saying.
     return {key: value for key, value in kept.items() if key not in _of_profile(failed)}
 
 
 def _of_profile(plan: Plan) -> dict[str, object]:
-    """The settings, of those that are changed here, that the base profile says."""
+    """Those of the settings that are changed here that the base profile sets, which it still does."""
     keys = (_STAGE, _OPTIMIZER, _PARAM)
     known = plan.provenance
     return {key: plan.at(key) for key in keys if key in known and known[key].reason == FROM_PROFILE}
@@ -189,9 +182,9 @@ def _savings(failed: Plan, moment: Moment) -> Iterator[tuple[Changes, str]]:
         if not job.checkpointing:
             yield (
                 {_AGAIN: True},
-                f"micro-batch {batch.micro} ran out of memory: activations are computed twice",
+                f"micro-batch {batch.micro} ran out of memory: activations are recomputed",
             )
-    yield from _shared_out(failed)
+    yield from _saves_more(failed)
 
 
 def _half(size: int, per_rank: int) -> int:
@@ -211,69 +204,28 @@ def _smaller_evaluation(failed: Plan) -> Iterator[tuple[Changes, str]]:
         )
 
 
-def _shared_out(failed: Plan) -> Iterator[tuple[Changes, str]]:
-    """What shares out more, as far as the base profile leaves it open."""
-    said = _of_profile(failed)
-    for change, reason in _sharings(failed):
-        if all(change.get(key, value) == value for key, value in said.items()):
+def _saves_more(failed: Plan) -> Iterator[tuple[Changes, str]]:
+    """What sharding and offload save, as far as the base profile leaves them open."""
+    fixed = _of_profile(failed)
+    for change, reason in saves_more(failed):
+        if all(change.get(key, value) == value for key, value in fixed.items()):
             yield change, reason
 
 
-def _sharings(failed: Plan) -> Iterator[tuple[Changes, str]]:
-    """More ranks that share, then the host's memory; a CPU has no other memory to move to."""
-    job = failed.job
-    # FSDP2 shares out what ZeRO-3 does.
-    stage = {"deepspeed": job.zero_stage, "fsdp": 3}.get(job.engine, 0)
-    if failed.batch.data_parallel > 1:
-        higher = stage
-        while (higher := _NEXT_STAGE.get(higher, 0)) > 0:
-            yield {_ENGINE: "deepspeed", _STAGE: higher}, f"out of memory: ZeRO-{higher} shares out more"
-    if failed.hardware.is_cpu:
-        return
-    if job.offload_optimizer == "none":
-        yield (
-            {_ENGINE: "deepspeed", _STAGE: max(stage, 2), _OPTIMIZER: "cpu"},
-            "out of memory: the optimizer's states move to the host",
-        )
-    if job.offload_param == "none":
-        states = "cpu" if job.offload_optimizer == "none" else job.offload_optimizer
-        yield (
-            {_ENGINE: "deepspeed", _STAGE: 3, _OPTIMIZER: states, _PARAM: "cpu"},
-            "out of memory: weights and optimizer states live on the host",
-        )
-
-
-def _shares_out(change: Changes) -> bool:
-    return _STAGE in change
-
-
 def _in_place_of(loaded: LoadedRecipe, change: Changes) -> str:
-    """Which lines of the recipe said otherwise: only `on_oom: adapt` lets them be replaced."""
+    """Which lines of the recipe are replaced, which only `on_oom: adapt` allows."""
     draft = Draft(loaded.origins)
-    said = []
-    for dotted in change:
-        origin = draft.origin(dotted)
-        if origin is not None:
-            said.append(f"{dotted} of {origin.by}")
-    return f" (in place of {', '.join(said)})" if said else ""
+    origins = {dotted: draft.origin(dotted) for dotted in change}
+    lines = [f"{dotted} of {origin.by}" for dotted, origin in origins.items() if origin is not None]
+    return f" (in place of {', '.join(lines)})" if lines else ""
 
 
 def _unreadable(failed: Plan, plan: Plan) -> str:
-    """Why the checkpoints of one plan mean nothing to the other; empty where they do.
-
-    With DeepSpeed 0.19.8 stages 1 and 2 read each other's, and offloaded weights change nothing in the files.
-    Offloaded states do: accelerate updates them with DeepSpeedCPUAdam, which stops at those of torch's AdamW
-    (KeyError: 'bias_correction').
-    """
-    old, new = failed.job, plan.job
+    """Why one plan's checkpoints cannot be resumed by the other; empty where they can. None is converted."""
     if failed.trainer.save_only_model:
         return "trainer.save_only_model leaves the training states out of them"
-    if old.engine != new.engine:
-        return f"DeepSpeed cannot read those of {old.engine}"
-    if old.engine == "deepspeed" and _FILES_OF_STAGE[old.zero_stage] != _FILES_OF_STAGE[new.zero_stage]:
-        return f"ZeRO-{new.zero_stage} cannot read those of ZeRO-{old.zero_stage}"
-    if "nvme" in (old.offload_optimizer, new.offload_optimizer):
-        return "DeepSpeed loses the optimizer's moments where it reads states that lie on a disk"
-    if old.offload_optimizer != new.offload_optimizer:
-        return "DeepSpeedCPUAdam, which updates on the host, cannot read the states in them"
-    return ""
+    if failed.job.engine is not plan.job.engine:
+        return f"DeepSpeed cannot read those of {failed.job.engine.name}"
+    ranks = failed.hardware.num_devices
+    reading = engine_of(plan).reads(failed, plan, ranks, ranks)
+    return reading.reason or reading.conversion

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.errors import RecipeError
 from launcher.facts.hardware import DEVICES, Hardware, device_facts
 from launcher.plan.inputs import Facts
+from launcher.planner.candidates import Candidate
 from launcher.planner.search import could_fit, search
-from launcher.planner.strategy import Candidate
 from launcher.recipe.loading import LoadedRecipe, with_changes
 from launcher.recipe.schema import Recipe
 
 PER_NODE = (2, 4, 8)
-"""Devices of one machine that are tried, then machines with as many as the largest."""
+"""Devices per node that are tried, then nodes with the largest number."""
 NODES = (2, 4, 8, 16, 32)
 LENGTH_STEP = 64
 """Tokens: data.max_length is tried at its multiples."""
@@ -30,10 +31,10 @@ class Alternative:
     """What would then be planned."""
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         memory = self.candidate.memory
-        words = " and ".join(f"{key}: {_yaml(value)}" for key, value in self.change.items() if key != "on")
-        where = f"on {self.change['on']}" if "on" in self.change else f"with {words}"
+        changes = " and ".join(f"{key}: {_yaml(value)}" for key, value in self.change.items() if key != "on")
+        where = f"on {self.change['on']}" if "on" in self.change else f"with {changes}"
         held = memory.device_bytes or 0
         return f"{where} ({memory.needed / 2**30:.1f} of {held / 2**30:.1f} GiB)"
 
@@ -105,7 +106,7 @@ def _larger_devices(hardware: Hardware) -> Iterator[Hardware]:
 
 
 def _more_devices(hardware: Hardware) -> Iterator[Hardware]:
-    """More of the same devices: in one machine as long as there is room, then in several."""
+    """More of the same devices: in one node up to eight, then in several."""
     if hardware.is_cpu:
         return
     if hardware.num_nodes == 1:
@@ -119,24 +120,24 @@ def _more_devices(hardware: Hardware) -> Iterator[Hardware]:
 
 
 def _longest(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:
-    """The longest data.max_length that fits; pictures have no length to choose."""
+    """The longest data.max_length that fits; images have no length to choose."""
     if facts.model.tokens_per_sample is not None:
         return
     recipe = loaded.recipe
 
-    def cut(steps: int) -> LoadedRecipe:
+    def shortened(steps: int) -> LoadedRecipe:
         return with_changes(loaded, {"data.max_length": steps * LENGTH_STEP}, None)
 
     low, high = 0, -(-recipe.data.max_length // LENGTH_STEP)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _could_fit(cut(middle), facts) else (low, middle)
-    if low and (candidate := _fitting(cut(low), facts)) is not None:
+        low, high = (middle, high) if _could_fit(shortened(middle), facts) else (low, middle)
+    if low and (candidate := _fitting(shortened(low), facts)) is not None:
         yield Alternative({"data.max_length": low * LENGTH_STEP}, candidate)
 
 
 def _options(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:
-    """What the recipe closed: each option alone, then what it pins together, at last everything."""
+    """What the recipe fixes: each option alone, then all that it pins, then everything."""
     done: list[dict[str, object]] = []
     *changes, everything = _changes(loaded.recipe, facts.hardware)
     for change in changes:
@@ -176,7 +177,7 @@ def _pinned(recipe: Recipe) -> Iterator[tuple[str, object]]:
         yield "trainer.activation_checkpointing", True
     if recipe.trainer.get("per_device_train_batch_size", 1) != 1:
         yield "trainer.per_device_train_batch_size", None
-    if recipe.sharding.engine in ("ddp", "fsdp"):
+    if recipe.sharding.engine not in ("auto", DEEPSPEED.name):
         yield "sharding.engine", "auto"
     if recipe.sharding.zero_stage != "auto":
         yield "sharding.zero_stage", "auto"

@@ -1,22 +1,27 @@
-"""TrainingArguments that follow from other decisions, and the workers' environment. Pure."""
+"""TrainingArguments that follow from other decisions, their checks, and the workers' environment. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from launcher.engines import engine_of
 from launcher.facts.hardware import Hardware
-from launcher.plan.draft import Draft
+from launcher.facts.safe_files import parse_json
+from launcher.plan.draft import Draft, Refusal
+from launcher.planner.decide import shares
+from launcher.recipe.optimizer_needs import needs_of
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
 
+_CODE, _CONFIG = "accelerator-config", "trainer.accelerator_config"
 EVALUATIONS = 10
-"""How often a run is evaluated by steps where the recipe does not say after how many."""
+"""Evaluations of a run where the recipe does not set their interval."""
 MOST_STEPS_BETWEEN = 500
 """Steps between two evaluations at most, where the number of all steps is known."""
 
 
 def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
-    """What the recipe leaves out of `trainer:`; upstream's defaults are said explicitly."""
+    """What the recipe leaves out of `trainer:`, upstream's defaults included."""
     precision = draft.precision
     owned: Mapping[str, tuple[object, str]] = {
         "bf16": (precision == "bf16", f"precision {precision}"),
@@ -108,7 +113,7 @@ def _own_metrics(draft: Draft) -> bool:
 
 
 def _generation(draft: Draft, recipe: Recipe) -> dict[str, tuple[object, str]]:
-    """Whether evaluations let the model write, and how long its answers may be."""
+    """Whether evaluations generate text, and its maximal length."""
     written = [name for name in recipe.data.metrics if name in task_named(recipe.task).generated_metrics]
     reads = recipe.data.eval is not None and (bool(written) or _own_metrics(draft))
     reason = f"{', '.join(written) or 'compute_metrics'}: read from generated text"
@@ -134,12 +139,8 @@ def decide_runtime(draft: Draft, cpu_cores: int, hardware: Hardware, env: Mappin
     if hardware.is_cpu or offloads:
         threads = max(1, cpu_cores // hardware.devices_per_node)
         values["OMP_NUM_THREADS"] = (str(threads), "launchers default to 1, which starves CPU work")
-    if hardware.is_cpu and draft.sharding.engine != "deepspeed":
-        # Under DeepSpeed the same variable would make accelerate choose DDP without a word.
-        values["ACCELERATE_USE_CPU"] = (
-            "true",
-            "else accelerate starts independent processes on a CPU",
-        )
+    if hardware.is_cpu:
+        values |= engine_of(draft).cpu_env
     # torch reads the older name only where the newer one is not set.
     if not hardware.is_cpu and "PYTORCH_CUDA_ALLOC_CONF" not in env:
         values["PYTORCH_ALLOC_CONF"] = ("expandable_segments:True", "less fragmentation")
@@ -147,3 +148,49 @@ def decide_runtime(draft: Draft, cpu_cores: int, hardware: Hardware, env: Mappin
         draft.put(f"launch.env.{name}", value, reason)
     for name, text in env.items():
         draft.put_recipe(f"launch.env.{name}", text, "")
+
+
+def check_layerwise(draft: Draft, processes: int) -> None:
+    """RecipeError for an optimizer that several processes would train apart."""
+    optim = draft.trainer.optim
+    if needs_of(optim).layerwise and processes > 1:
+        message = f"{optim} updates each layer within the backward pass, so {processes} processes diverge"
+        hint = f"use {optim.removesuffix('_layerwise')} with sharding.engine: ddp, or one device"
+        raise draft.refuse("optimizer-conflict", "trainer.optim", message, hint)
+
+
+def check_accelerator_config(draft: Draft, recipe: Recipe, processes: int) -> None:
+    """RecipeError where `trainer.accelerator_config` changes the batch or the number of batches of a rank."""
+    if processes > 1:
+        for conflict in _batch_conflicts(draft, recipe):
+            raise draft.refuse(*conflict)
+
+
+def _batch_conflicts(draft: Draft, recipe: Recipe) -> Iterator[Refusal]:
+    given = _read(draft.trainer.accelerator_config)
+
+    if given is None:
+        message = "a file whose batches the plan cannot see: split_batches and even_batches change them"
+        yield _CODE, _CONFIG, message, "write its content into the recipe, as a mapping"
+        return
+    if given.get("split_batches"):
+        message = "split_batches: true divides each micro-batch among the processes: not the plan's batch"
+        yield _CODE, _CONFIG, message, "drop it, and set trainer.per_device_train_batch_size"
+    if given.get("even_batches") is False:
+        message = (
+            "even_batches: false gives some ranks fewer batches than others, and these wait for them forever"
+        )
+        yield _CODE, _CONFIG, message, "drop it: true is the default"
+    if given.get("dispatch_batches") and shares(recipe):
+        message = "dispatch_batches: true ignores that ranks share a copy, and gives them different rows"
+        yield _CODE, _CONFIG, message, "drop it: each rank reads its own rows"
+
+
+def _read(given: object) -> Mapping[str, object] | None:
+    """The mapping, also of JSON text as TrainingArguments takes it; None for the name of a file."""
+    if isinstance(given, str):
+        try:
+            given = parse_json(given)
+        except ValueError:
+            return None
+    return given if isinstance(given, Mapping) else None if given else {}

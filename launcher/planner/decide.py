@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from launcher.errors import Problem, RecipeError
+from launcher.engines import ENGINES, engine_of
+from launcher.engines.ddp import DDP
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.hardware import Hardware
 from launcher.plan.draft import Draft
 from launcher.recipe.schema import Quantization, Recipe
 
 AMPERE = (8, 0)
 VOLTA = (7, 0)
+SIZES = ("tp_size", "sp_size", "cp_size")
+"""The keys of `sharding` by which ranks share a copy."""
 HALF = {"bf16": "bfloat16", "bf16-true": "bfloat16", "fp16": "float16", "fp16-true": "float16"}
-
-
-def refuse(draft: Draft, code: str, dotted: str, message: str, hint: str) -> RecipeError:
-    """A refusal at the recipe line that asks for what cannot be."""
-    file, line = draft.place(dotted)
-    return RecipeError(Problem(code, message, file=file, line=line, path=dotted, hint=hint))
 
 
 def decide_precision(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
@@ -42,8 +40,24 @@ def _dot(capability: tuple[int, int]) -> str:
 
 
 def processes_of(recipe: Recipe, hardware: Hardware) -> int:
-    """A device_map spreads one process over all devices."""
+    """Processes of the run: a device_map spreads one over all devices."""
     return 1 if recipe.model.device_map else hardware.num_devices
+
+
+def ranks_of_copy(recipe: Recipe) -> int:
+    """Ranks that compute one copy's micro-batch together (parallel.py)."""
+    sharding = recipe.sharding
+    return sharding.tp_size * sharding.sp_size * sharding.cp_size
+
+
+def copies_of(recipe: Recipe, hardware: Hardware) -> int:
+    """Data-parallel copies, among which the global batch is divided."""
+    return processes_of(recipe, hardware) // ranks_of_copy(recipe)
+
+
+def shares(recipe: Recipe) -> bool:
+    """Whether ranks share the work of one copy."""
+    return ranks_of_copy(recipe) > 1
 
 
 def _wants_zero(recipe: Recipe) -> bool:
@@ -54,87 +68,63 @@ def _wants_zero(recipe: Recipe) -> bool:
 
 
 def engine_is_open(recipe: Recipe, hardware: Hardware) -> bool:
-    """Whether both engines could train this: several processes, and nothing that only one of them has."""
+    """Whether the search chooses the engine: several processes, and nothing that only one engine has."""
     several = processes_of(recipe, hardware) > 1
     return recipe.sharding.engine == "auto" and several and not _wants_zero(recipe) and not shares(recipe)
 
 
-def shares(recipe: Recipe) -> bool:
-    """Whether ranks share the work of one copy (plan/parallel.py)."""
-    return any(getattr(recipe.sharding, name) > 1 for name in ("tp_size", "sp_size", "cp_size"))
-
-
 def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     """Which algorithm shards weights, gradients and optimizer states."""
-    sharding, wants_zero = recipe.sharding, _wants_zero(recipe)
+    asked, wants_zero = recipe.sharding.engine, _wants_zero(recipe)
     if recipe.model.device_map:
         draft.warnings.append(
             "model.device_map is naive model parallelism: one process, its layers spread over the devices, "
             "of which one works while the others wait"
         )
-    if sharding.engine != "auto":
-        draft.put_recipe("sharding.engine", sharding.engine, "")
+    if asked != "auto":
+        draft.put_recipe("sharding.engine", asked, "")
     elif wants_zero:
-        draft.put("sharding.engine", "deepspeed", "only DeepSpeed has ZeRO stages, offload and profiles")
+        reason = "only DeepSpeed has ZeRO stages, offload and profiles"
+        draft.put("sharding.engine", DEEPSPEED.name, reason)
     elif shares(recipe):
-        draft.put("sharding.engine", *_sharing_engine(recipe, hardware))
-    else:  # several processes leave it open, and then a variant says it
-        draft.put("sharding.engine", "ddp", "one process: nothing to shard")
-    engine = draft.sharding.engine
-    if engine == "ddp" and wants_zero:
-        raise refuse(
-            draft,
-            "engine-conflict",
-            "sharding.engine",
-            "engine ddp cannot use zero_stage, offload or a DeepSpeed profile",
-            "set sharding.engine: deepspeed or drop them",
-        )
-    if engine == "deepspeed" and draft.precision.endswith("-true"):
-        raise refuse(
-            draft,
-            "precision-conflict",
-            "precision",
-            f"{draft.precision} and DeepSpeed: its 16-bit engines keep fp32 master weights",
-            "use precision bf16 or fp16, or sharding.engine: ddp",
-        )
+        draft.put("sharding.engine", *_sharing_engine(recipe))
+    else:  # with several processes a variant has set it
+        draft.put("sharding.engine", DDP.name, "one process: nothing to shard")
+    engine = engine_of(draft)
+    if wants_zero and not engine.has_stages:
+        message = f"engine {engine.name} has no zero_stage, offload or DeepSpeed profile"
+        hint = f"use sharding.engine: {DEEPSPEED.name}, or drop them"
+        raise draft.refuse("engine-conflict", "sharding.engine", message, hint)
+    if conflict := engine.precision_conflict(draft.precision):
+        raise draft.refuse("precision-conflict", "precision", *conflict)
 
 
-def _sharing_engine(recipe: Recipe, hardware: Hardware) -> tuple[str, str]:
+def _sharing_engine(recipe: Recipe) -> tuple[str, str]:
     """The engine where ranks share a copy, and why."""
-    if recipe.sharding.cp_size > 1:
-        return "fsdp", "context parallelism is accelerate's, with FSDP2"
-    if recipe.sharding.sp_size > 1:
-        return "deepspeed", "sequence parallelism is DeepSpeed's Ulysses"
-    return "deepspeed", "DeepSpeed's AutoTP also takes several copies, and shares their optimizer states"
+    sizes = [name for name in reversed(SIZES) if getattr(recipe.sharding, name) > 1]
+    return next((engine.name, engine.shares[sizes[0]]) for engine in ENGINES if sizes[0] in engine.shares)
 
 
 def decide_launcher(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     """Who spawns the processes."""
-    launcher, engine = recipe.launch.launcher, draft.sharding.engine
+    launcher, engine = recipe.launch.launcher, engine_of(draft)
     processes = processes_of(recipe, hardware)
     if launcher != "auto":
         draft.put_recipe("launch.launcher", launcher, "")
         if launcher == "python" and processes > 1:
-            raise refuse(
-                draft,
-                "launcher-conflict",
-                "launch.launcher",
-                f"python starts one process, the hardware asks for {processes}",
-                "use launcher auto, or hardware with one device",
+            message = f"python starts one process, the hardware asks for {processes}"
+            hint = "use launcher auto, or hardware with one device"
+            raise draft.refuse("launcher-conflict", "launch.launcher", message, hint)
+        if launcher == DEEPSPEED.launcher != engine.launcher:
+            message = (
+                f"the {launcher} launcher with engine {engine.name} starts ranks without rendezvous checks"
             )
-        if launcher == "deepspeed" and engine != "deepspeed":
-            raise refuse(
-                draft,
-                "launcher-conflict",
-                "launch.launcher",
-                f"the deepspeed launcher with engine {engine} starts ranks without rendezvous checks",
-                f"use launcher accelerate for engine {engine}",
-            )
+            hint = f"use launcher {engine.launcher} for engine {engine.name}"
+            raise draft.refuse("launcher-conflict", "launch.launcher", message, hint)
     elif processes == 1:
         draft.put("launch.launcher", "python", "one process needs no launcher")
     else:
-        chosen = "deepspeed" if engine == "deepspeed" else "accelerate"
-        draft.put("launch.launcher", chosen, f"engine {engine} over {processes} processes")
+        draft.put("launch.launcher", engine.launcher, f"engine {engine.name} over {processes} processes")
 
 
 def _quantization(recipe: Recipe) -> Quantization | None:
@@ -177,8 +167,8 @@ def decide_weights(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
         dtype, reason = half, "frozen base weights need no fp32 copy; the adapter has its own"
     elif precision.endswith("-true"):
         dtype, reason = half, f"precision {precision}"
-    elif draft.sharding.engine == "deepspeed":
-        dtype, reason = half, "DeepSpeed holds fp32 master weights of its own"
+    elif master := engine_of(draft).half_weights:
+        dtype, reason = half, master
     else:
         dtype, reason = "float32", "mixed precision under autocast trains fp32 weights"
     draft.put("model.dtype", dtype, reason, source="fix", by="explicit-dtype")

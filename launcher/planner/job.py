@@ -1,21 +1,20 @@
-"""What of a draft decides memory: the job that is estimated, before sizes are chosen. Pure."""
+"""The memory job of a draft: what the estimate reads of it, before sizes are chosen. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from launcher.errors import Problem, RecipeError
+from launcher.engines import engine_of
 from launcher.facts.hardware import Hardware
 from launcher.facts.lora import Adapted, adapted_by
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.plan.draft import Draft
 from launcher.planner.decide import AMPERE
-from launcher.planner.fsdp import reduces_each
 
 KERNEL_WIDTHS = 256
-"""The widest head that torch's kernel for documents of any length takes; widths are multiples of 8."""
+"""The widest head that torch's varlen kernel accepts; widths are multiples of 8."""
 SMALL_DEVICE_BYTES = 25 * 10**9
 """Devices up to this size get smaller buckets to reduce and gather in."""
 
@@ -28,7 +27,8 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
     small = hardware.device_bytes is not None and hardware.device_bytes <= SMALL_DEVICE_BYTES
     bucket = 50_000_000 if small else 200_000_000
     task, one_row = draft.task, bool(draft.data.padding_free)
-    return MemoryJob(
+    engine = engine_of(draft)
+    job = MemoryJob(
         micro_batch=1,
         sequence_length=spec.tokens_per_sample or _length(draft),
         sequences_per_sample=task.sequences_per_sample,
@@ -47,12 +47,9 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         double_quant=isinstance(quantization, dict) and bool(quantization.get("double_quant")),
         trainable_params=spec.loaded_params if adapter is None else adapter.params,
         adapter=has_adapter,
-        **_adapter(adapter, spec),
         adapter_dropout=draft.adapter.lora_dropout,
-        engine=draft.sharding.engine,
+        engine=engine,
         zero_stage=0,
-        reduces_each=reduces_each(draft),
-        each_loads=draft.fsdp.cpu_ram_efficient_loading is False,
         offload_optimizer=draft.sharding.offload_optimizer,
         offload_param=draft.sharding.offload_param,
         optim=draft.trainer.optim,
@@ -62,44 +59,33 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         allgather_bucket_size=bucket,
         overlap_comm=False,
         eval_batch=1,
-        **_kernels(draft, spec, hardware),
+        attention=draft.model.attn_implementation,
+        one_by_one=_one_by_one(draft, spec, hardware),
+        liger=bool(draft.trainer.use_liger_kernel),
+        chunked=draft.model.loss == "chunked",
+        cast_inputs=draft.adapter.cast_input_dtype_enabled is not False,
         padded=_padded(draft, spec),
         extra_frozen=_token_rows(draft, spec) if has_adapter else 0,
     )
+    return engine.completed(job if adapter is None else _with_adapter(job, adapter, spec), draft)
 
 
-def _adapter(adapter: Adapted | None, spec: ModelSpec) -> dict[str, Any]:
-    """The fields of a job that say what of the model an adapter changes."""
-    if adapter is None:
-        return {}
+def _with_adapter(job: MemoryJob, adapter: Adapted, spec: ModelSpec) -> MemoryJob:
     # A sketch of a family has other products than the model; their number of parameters is right.
     paths = None if spec.foreign else adapter.paths
-    return {
-        "adapted": paths, "adapter_rank": adapter.rank, "uneven": adapter.uneven, "whole": adapter.whole,
-    }  # fmt: skip
-
-
-def _kernels(draft: Draft, spec: ModelSpec, hardware: Hardware) -> dict[str, Any]:
-    """The fields of a job that say by which kernels it is computed."""
-    return {
-        "attention": draft.model.attn_implementation,
-        "one_by_one": _one_by_one(draft, spec, hardware),
-        "liger": bool(draft.trainer.use_liger_kernel),
-        "chunked": draft.model.loss == "chunked",
-        "cast_inputs": draft.adapter.cast_input_dtype_enabled is not False,
-    }
+    return replace(job, adapted=paths, adapter_rank=adapter.rank, uneven=adapter.uneven, whole=adapter.whole)
 
 
 def _length(draft: Draft) -> int:
-    """Tokens of the longest row as it is filled up; a flattened row is filled up once, by less than one."""
+    """Tokens of the longest row with its padding; a flattened row is padded once, by less than a multiple."""
     length: int = draft.data.max_length
     multiple = 1 if draft.data.padding_free else draft.data.pad_to_multiple_of or 1
     return -(-length // multiple) * multiple
 
 
 def _one_by_one(draft: Draft, spec: ModelSpec, hardware: Hardware) -> bool:
-    """Whether attention varlen has to call a kernel for each document: torch's for all of them is for 16 bits
-    on compute capability 8.0 and later."""
+    """Whether attention varlen calls a kernel per document: torch's kernel for all of them needs 16 bits and
+    compute capability 8.0."""
     if draft.model.attn_implementation != "varlen":
         return False
     in_16_bits = draft.precision != "fp32" or draft.model.dtype in ("float16", "bfloat16")
@@ -123,8 +109,8 @@ def _token_rows(draft: Draft, spec: ModelSpec) -> int:
     return rows * WIDTHS[_loaded_dtype(draft, spec)]
 
 
-def _devices_of_map(device_map: Any, hardware: Hardware) -> int:
-    """Devices that a device_map of from_pretrained uses: all of the machine, or those that it names."""
+def _devices_of_map(device_map: str | Mapping[str, object] | None, hardware: Hardware) -> int:
+    """Devices that a device_map of from_pretrained uses: all of the node, or those that it names."""
     if isinstance(device_map, Mapping):
         return max(1, len({str(device) for device in device_map.values()} - {"cpu", "disk"}))
     return hardware.devices_per_node if device_map else 1
@@ -135,7 +121,5 @@ def _loaded_dtype(draft: Draft, spec: ModelSpec) -> str:
     dtype = dtype if dtype != "auto" else spec.pretrained_dtype or "float32"
     if dtype not in WIDTHS:
         message = f"dtype auto is that of the checkpoint, {dtype}, which nothing here trains"
-        hint = f"name one of {', '.join(WIDTHS)}"
-        file, line = draft.place("model.dtype")
-        raise RecipeError(Problem("checkpoint-dtype", message, file, line, "model.dtype", hint))
+        raise draft.refuse("checkpoint-dtype", "model.dtype", message, f"use one of {', '.join(WIDTHS)}")
     return dtype

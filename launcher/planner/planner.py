@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from launcher.engines.deepspeed_config import idle_keys
 from launcher.errors import DoesNotFit, Problem
 from launcher.facts.capabilities import PLAIN_HEADS
+from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix, Plan, Schedule
+from launcher.planner.candidates import Candidate
 from launcher.planner.fixes import apply_fixes
-from launcher.planner.profile import idle_keys
-from launcher.planner.search import Search, search, situation_of
-from launcher.planner.settling import record_size
+from launcher.planner.search import Search, reasons, record_size, search, situation_of
 from launcher.planner.stopping import settle_stop
-from launcher.planner.strategy import Candidate
 from launcher.planner.throughput import settle_compile
-from launcher.planner.weighing import reasons
 from launcher.recipe.loading import LoadedRecipe
 
 if TYPE_CHECKING:
     from launcher.planner.alternatives import Alternative
 
 MUCH_LOGITS = 0.5
-"""Share of the peak from which on logits are warned of."""
+"""Share of the peak from which there is a warning about logits."""
 
 
 def make_plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
@@ -43,7 +43,7 @@ def plan_first(loaded: LoadedRecipe, facts: Facts, found: Search) -> Plan:
     settle_stop(draft, loaded.recipe, chosen, facts)
     settle_compile(draft, loaded.recipe, chosen, facts)
     late = apply_fixes(situation_of(draft, facts), loaded.recipe.fixes.disable, early=False)
-    plan = _assemble(loaded, facts, draft, chosen, [*found.early[chosen.variant], *late])
+    plan = _assemble(loaded, facts, draft, chosen, [*found.of(chosen).fixes, *late])
     if not chosen.fits:
         from launcher.planner.alternatives import would_fit  # it searches again: only a miss pays for it
 
@@ -104,17 +104,17 @@ def _logits_warnings(chosen: Candidate, facts: Facts, draft: Draft) -> tuple[str
     logits = memory.components.logits
     if facts.hardware.is_cpu or logits < MUCH_LOGITS * memory.total:
         return ()
-    mends = ["a smaller micro-batch"] if chosen.batch.micro > 1 else []
-    mends.append("a smaller data.max_length")
+    fixes = ["a smaller micro-batch"] if chosen.batch.micro > 1 else []
+    fixes.append("a smaller data.max_length")
     shared = chosen.job.tensor_parallel * chosen.job.sequence_parallel > 1
     if draft.task.causal_loss and not shared:
-        mends.insert(0, "trainer.use_liger_kernel: true, whose loss keeps none")
+        fixes.insert(0, "trainer.use_liger_kernel: true, whose loss keeps none")
     if draft.explicit("model.loss") and facts.model.model_type in PLAIN_HEADS:
-        mends.insert(0, "model.loss: chunked")
+        fixes.insert(0, "model.loss: chunked")
     return (
         f"logits take {logits / 2**30:.1f} GiB of the {memory.total / 2**30:.1f} GiB at the peak: a score "
         f"for each of {facts.model.vocab_size:,} words at {chosen.batch.micro} x {length} "
-        f"positions; less with {', or '.join(mends)}",
+        f"positions; less with {', or '.join(fixes)}",
     )
 
 
@@ -126,7 +126,7 @@ def _profile_warnings(chosen: Candidate, draft: Draft) -> tuple[str, ...]:
     verb = "does" if len(idle) == 1 else "do"
     return (
         f"{', '.join(idle)} of the base profile {verb} nothing at ZeRO-{chosen.zero_stage}: DeepSpeed reads "
-        "that at stage 3 alone; say zero_stage: 3, or take it out of the profile",
+        "that at stage 3 alone; set zero_stage: 3, or remove it from the profile",
     )
 
 
@@ -148,31 +148,33 @@ def _miss(nearest: Candidate, facts: Facts, others: Sequence[Alternative]) -> Pr
         f"nothing fits {hardware.label}: the nearest{stage} with micro-batch {nearest.batch.micro}"
         f"{' and activation checkpointing' if nearest.job.checkpointing else ''} needs about "
         f"{needed / 2**30:.1f} GiB of {held / 2**30:.1f} GiB {where}",
-        hint="it would fit " + "; ".join(other.said for other in others)
+        hint="it would fit " + "; ".join(other.text for other in others)
         if others
         else "nothing that was tried would make it fit",
     )
 
 
 def missing_data(loaded: LoadedRecipe, exists: Mapping[str, bool]) -> list[Problem]:
-    """A problem for each data path of the recipe that `exists` says is absent."""
+    """A problem for each data path of the recipe that is absent according to `exists`."""
     rows = loaded.recipe.data
     named = [(f"data.train[{i}].path", s.path) for i, s in enumerate(rows.train)]
     if isinstance(rows.eval, list):
         named += [(f"data.eval[{i}].path", s.path) for i, s in enumerate(rows.eval)]
     draft = Draft(loaded.origins)
-    problems = []
-    for dotted, path in named:
-        if not exists[path]:
-            file, line = draft.place(dotted)
-            problems.append(
-                Problem(
-                    "data-missing",
-                    f"no such file or folder: {path}",
-                    file,
-                    line,
-                    dotted,
-                    "relative paths are relative to the recipe",
-                )
-            )
-    return problems
+    hint = "relative paths are relative to the recipe"
+    return [
+        draft.problem("data-missing", dotted, f"no such file or folder: {path}", hint)
+        for dotted, path in named
+        if not exists[path]
+    ]
+
+
+def predict_as_run(plan: Plan, facts: Facts, tokens: int | None) -> MemoryEstimate:
+    """What the planner predicts for batches as they were, where rows are shorter than data.max_length.
+
+    tokens: of the largest micro-batch, padding included; None where it is not made of tokens.
+    """
+    job = plan.job
+    if tokens is not None:
+        job = replace(job, sequence_length=-(-tokens // (job.micro_batch * job.sequences_per_sample)))
+    return estimate_memory(plan.spec, job, plan.hardware, trace=facts.trace, calibration=facts.calibration)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.plan.draft import Draft
+from launcher.planner.decide import SIZES
 from launcher.recipe.schema import AdapterSection, DataSection, Recipe
 
 MODEL_LEAVES = (
@@ -24,7 +25,7 @@ ONLY_EAGER = ("gemma2",)
 
 
 def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, object], hooks: tuple[str, ...]) -> None:
-    """Copy what the recipe says. `config`: the model's; `hooks`: functions found in the recipe's `python`."""
+    """Copy the recipe's values. `config`: the model's; `hooks`: functions found in the recipe's `python`."""
     draft.put_recipe("task", recipe.task, "schema default")
     draft.put_recipe("seed", recipe.seed, "schema default")
     draft.put_recipe("on_oom", recipe.on_oom, "schema default")
@@ -50,7 +51,7 @@ def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, object], ho
         draft.put_recipe("sharding.zero_stage", recipe.sharding.zero_stage, "")
     for name in ("offload_optimizer", "offload_param"):
         draft.put_recipe(f"sharding.{name}", getattr(recipe.sharding, name), "nothing is offloaded")
-    for name in ("tp_size", "sp_size", "cp_size"):
+    for name in SIZES:
         draft.put_recipe(f"sharding.{name}", getattr(recipe.sharding, name), "each device has a copy's work")
     draft.put_recipe("sharding.nvme_path", recipe.sharding.nvme_path, "nothing is offloaded to a disk")
     for name, value in recipe.trainer.items():
@@ -91,10 +92,7 @@ def _record_adapter(draft: Draft, adapter: AdapterSection | None) -> None:
     fields: dict[str, object] = adapter.model_dump()
     draft.put_recipe("adapter.type", fields.pop("type"), "the adapter method")
     path = fields.pop("path")
-    for name in (
-        "cast_input_dtype_enabled",
-        "autocast_adapter_dtype",
-    ):  # plan/throughput.py
+    for name in ("cast_input_dtype_enabled", "autocast_adapter_dtype"):  # throughput.py decides them
         del fields[name]
     if path is not None:
         draft.put_recipe("adapter.path", path, "")

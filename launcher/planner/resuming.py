@@ -1,31 +1,36 @@
-"""Whether a plan can go on from a checkpoint of another plan: one table of rules over the settings. Pure.
+"""Whether a plan can resume from a checkpoint of another plan. Pure.
 
-What the rules of single settings cannot say (the files of an engine, the number of ranks) is in
-`launcher.planner.resumed_states`.
+One table of rules over the settings, and what single settings cannot tell: whether the engine reads the
+files, the number of ranks, the order of the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from launcher.engines import engine_of
+from launcher.engines.deepspeed import ADAM
+from launcher.engines.engine import RANKS, counted
 from launcher.errors import Problem
+from launcher.plan.stored import StoredPlan
 from launcher.tasks import TASKS
 
 Verdict = Literal["equal", "word", "free", "states", "samples"]
-"""Must be equal · may differ, with a message · may differ · judged by who can read the checkpoint's files ·
-judged by the prepared samples, must be equal where rows are streamed."""
+"""Must be equal · may differ, with a message · may differ · depends on the files of the checkpoint · on the
+prepared samples, and must be equal where rows are streamed."""
 
-MEND = "restore the value, or start a new run in another --output-dir"
+FIX = "restore the value, or start a new run in another --output-dir"
+_WEIGHTS = "start a new run from these weights: adapter.path, or model.name_or_path, names the folder"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a difference of some settings means for a run that goes on."""
+    """What a difference of some settings means for a run that is resumed."""
 
     settings: tuple[str, ...]
-    """Dotted names; one that ends with `*` stands for all that begin like it."""
+    """Dotted names; `*` is any text."""
     verdict: Verdict
     reason: str
 
@@ -35,13 +40,13 @@ class Difference:
     """One setting that a checkpoint and a plan do not share."""
 
     setting: str
-    old: Any
-    new: Any
+    old: object
+    new: object
     refused: bool
     reason: str
     by: str = ""
-    """Who says the new value: `recipes/x.yaml:12`, `--set`."""
-    mend: str = MEND
+    """What sets the new value: `recipes/x.yaml:12`, `--set`."""
+    fix: str = FIX
 
     def problem(self) -> Problem:
         """The refusal, at its line of the recipe where there is one."""
@@ -49,37 +54,33 @@ class Difference:
         at_line = line.isdigit()
         return Problem(
             "resume-differs",
-            f"{self.sentence()}: {self.reason}",
+            f"the checkpoint was made with {self.old!r}, the plan now has {self.new!r}: {self.reason}",
             file=file if at_line else None,
             line=int(line) if at_line else None,
             path=self.setting,
-            hint=self.mend,
+            hint=self.fix,
         )
 
-    def sentence(self) -> str:
-        """Old and new value."""
-        return f"the checkpoint was made with {self.old!r}, the plan now says {self.new!r}"
-
-    def word(self) -> str:
-        """One line for a difference that is accepted."""
+    def line(self) -> str:
+        """The message of a difference that is accepted."""
         return f"{self.setting}: {self.old!r} -> {self.new!r}: {self.reason}"
 
 
 _FOLLOWS = "follows from the settings that are compared, and is in no checkpoint"
-_REPORTS = "changes what is reported, not what is learnt"
-_KEPT = "the checkpoint brings its own value along, which would stay without a word"
+_REPORTS = "changes what is reported, not what is learned"
+_KEPT = "the checkpoint brings its own value along, which would silently stay"
 _SHAPE = "the tensors of the checkpoint have other names or shapes"
 _LOSS = tuple(f"trainer.{name}" for task in TASKS for name in task.loss_arguments)
-_LEARNT = "it decides what was learnt up to here"
+_LEARNT = "it decides what was learned so far"
 _PLACE = "the place in the data that the checkpoint names would be another one"
-_NUMBERS = "the numbers go on from here with other roundings"
+_NUMBERS = "the numbers are rounded differently from here on"
 
 RULES: tuple[Rule, ...] = (
-    # how long, how often, who is told
+    # length, intervals, reports
     Rule(
         ("trainer.max_steps", "trainer.num_train_epochs"),
         "word",
-        "a schedule that ends with the run has another end: the learning rate makes a jump here",
+        "a schedule that ends with the run has another end: the learning rate jumps here",
     ),
     Rule(("trainer.save_only_model",), "free", "the next checkpoints differ, not the one that is read"),
     Rule(
@@ -141,9 +142,9 @@ RULES: tuple[Rule, ...] = (
         "each rank has written the states of its own part of the model",
     ),
     Rule(("trainer.optim",), "states", "each optimizer has states of its own"),
-    Rule(("fsdp.state_dict_type",), "equal", "the weights and states lie in files of another kind"),
+    Rule(("fsdp.state_dict_type",), "equal", "the weights and states are in files of another kind"),
     Rule(("fsdp.*",), "word", _NUMBERS),
-    # what is learnt
+    # what is learned
     Rule(("global_batch_size",), "equal", "steps, schedule and the place in the data are counted in batches"),
     Rule(
         ("trainer.learning_rate", "trainer.weight_decay", "trainer.adam_*", "trainer.optim_args"),
@@ -153,17 +154,17 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("trainer.lr_scheduler_*", "trainer.warmup_*"),
         "equal",
-        "the schedule's state would go on under another curve",
+        "the schedule's state would continue on another curve",
     ),
     Rule(("trainer.max_grad_norm",), "equal", "ZeRO brings its own value along, others take the new one"),
     Rule(("adapter.lora_dropout",), "word", "the noise changes from here on, the tensors do not"),
-    Rule(("adapter.lora_alpha", "adapter.use_rslora"), "equal", "it scales all that the adapter has learnt"),
+    Rule(("adapter.lora_alpha", "adapter.use_rslora"), "equal", "it scales all that the adapter has learned"),
     Rule(("adapter.autocast_adapter_dtype",), "equal", "its weights and states are of another type"),
     Rule(("adapter.*",), "equal", _SHAPE),
     Rule(
         ("model.quantization", "model.prepare_for_kbit"),
         "equal",
-        "what is trained was learnt on other frozen weights",
+        "what is trained was learned on other frozen weights",
     ),
     Rule(("precision", "model.dtype", "runtime.autocast"), "equal", "weights and states are of another type"),
     Rule(("model.*",), "equal", _SHAPE),
@@ -176,28 +177,38 @@ RULES: tuple[Rule, ...] = (
     Rule(("*",), "equal", _LEARNT),
 )  # fmt: skip
 """The first rule that names a setting holds. The last one names all: what nobody thought of must be equal."""
-
-BEFORE: Mapping[str, Any] = {
-    "sharding.tp_size": 1,
-    "sharding.sp_size": 1,
-    "sharding.cp_size": 1,
-    "trainer.use_liger_kernel": False,
-    "model.loss": "full",
-    "model.compile_blocks": False,
-    "model.vocab_multiple": None,
-    "adapter.cast_input_dtype_enabled": True,
-    "adapter.autocast_adapter_dtype": True,
-    "data.loss_on_inserted": True,
-    "data.max_dropped": 1.0,
-}
-"""What plans did that were written before there was such a setting; the worker reads them so, too."""
 _CONSTANT = ("constant", "constant_with_warmup")
 _VERSIONS = ("torch", "transformers", "accelerate", "peft", "trl", "deepspeed", "bitsandbytes")
 """Whose versions are compared: what writes and reads a checkpoint, or computes the steps."""
 
 
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """How a plan can resume from a checkpoint."""
+
+    differences: tuple[Difference, ...]
+    conversion: str = ""
+    """Why its files have to be converted first, half a sentence; empty where they need not."""
+
+    @property
+    def refused(self) -> list[Difference]:
+        return [difference for difference in self.differences if difference.refused]
+
+    @property
+    def words(self) -> list[str]:
+        """What changes from here on, a line each."""
+        return [difference.line() for difference in self.differences if not difference.refused]
+
+
+def compare_plans(old: StoredPlan, new: StoredPlan, ranks: int) -> Resumption:
+    """old: the plan of the checkpoint; ranks: processes that wrote it; new: the plan that resumes from it."""
+    states, conversion = _states(old, new, ranks)
+    both = [*compare_settings(old, new), *states, *_order(old, new, ranks)]
+    return Resumption(tuple(sorted(both, key=lambda difference: not difference.refused)), conversion)
+
+
 def rule_of(setting: str) -> Rule:
-    """The rule that judges a setting."""
+    """The rule of a setting."""
     return next(rule for rule in RULES if any(_names(pattern, setting) for pattern in rule.settings))
 
 
@@ -206,37 +217,107 @@ def _names(pattern: str, setting: str) -> bool:
     return setting.startswith(head) and setting.endswith(tail) if star else setting == pattern
 
 
-def compare_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """The differences of two plans (plan.json) that the table alone can judge, refused ones first."""
+def compare_settings(old: StoredPlan, new: StoredPlan) -> list[Difference]:
+    """The differences that the table alone decides, refused ones first."""
     found = []
-    for setting in sorted(old["settings"].keys() | new["settings"].keys()):
-        before, after = value_of(old, setting), value_of(new, setting)
+    for setting in sorted({*old.names, *new.names}):
+        before, after = old.at(setting), new.at(setting)
         rule = rule_of(setting)
-        prepared = rule.verdict == "samples" and not value_of(new, "data.streaming")
-        if before == after or prepared or rule.verdict in ("free", "states"):
+        if before == after or rule.verdict in ("free", "states"):
             continue
-        by = str(new["settings"].get(setting, {}).get("by", ""))
+        if rule.verdict == "samples" and not new.data.streaming:
+            continue
         reason = rule.reason
         if setting in ("trainer.max_steps", "trainer.num_train_epochs") and not _stretched(new):
             reason = "the run ends at another step than it was started for"
-        found.append(Difference(setting, before, after, rule.verdict in ("equal", "samples"), reason, by))
+        refused = rule.verdict in ("equal", "samples")
+        found.append(Difference(setting, before, after, refused, reason, new.by(setting)))
     return sorted(found, key=lambda difference: not difference.refused)
 
 
-def value_of(plan: Mapping[str, Any], setting: str) -> Any:
-    """The value of a setting of plan.json; where it has none, that of older versions, or None."""
-    found = plan["settings"].get(setting)
-    return BEFORE.get(setting) if found is None else found["value"]
-
-
-def _stretched(plan: Mapping[str, Any]) -> bool:
+def _stretched(plan: StoredPlan) -> bool:
     """Whether the learning rate depends on the number of all steps."""
-    warmup = value_of(plan, "trainer.warmup_steps") or 0
-    return value_of(plan, "trainer.lr_scheduler_type") not in _CONSTANT or 0 < warmup < 1
+    trainer = plan.trainer
+    return trainer.lr_scheduler_type not in _CONSTANT or 0 < trainer.warmup_steps < 1
+
+
+def _states(old: StoredPlan, new: StoredPlan, ranks: int) -> tuple[list[Difference], str]:
+    """Differences about the engine's files, and why these must be converted."""
+    if old.trainer.save_only_model:
+        weights = "the checkpoint holds weights alone"
+        return [_refuse(old, new, "trainer.save_only_model", weights, _WEIGHTS)], ""
+    found = _optimizer(old, new)
+    engine = engine_of(new)
+    if engine is not engine_of(old):
+        reason = f"neither reads the files of the other; {_ways_out(old)}"
+        return [*found, _refuse(old, new, "sharding.engine", reason)], ""
+    reading = engine.reads(old, new, ranks, new.ranks)
+    if reading.is_lost:
+        return [_refuse(old, new, reading.refused, reading.reason, _WEIGHTS)], ""
+    if reading.refused:
+        reason = f"{reading.reason}; {_ways_out(old)}"
+        one = reading.refused == RANKS
+        refused = _ranks(new, ranks, True, reason) if one else _refuse(old, new, reading.refused, reason)
+        return [*found, refused], ""
+    if new.ranks != ranks:
+        all_new = reading.conversion or 1 in (ranks, new.ranks)
+        where = "every rank" if all_new else "ranks that were not there"
+        reason = f"random states of dropout start afresh on {where}; the global batch and its rows stay"
+        found.append(_ranks(new, ranks, False, reason))
+    return found, reading.conversion
+
+
+def _optimizer(old: StoredPlan, new: StoredPlan) -> list[Difference]:
+    before, after = old.trainer.optim, new.trainer.optim
+    if before == after:
+        return []
+    if before in ADAM and after in ADAM:
+        reason = "the same states, updated by another kernel: the numbers differ in the last digits"
+        return [Difference("trainer.optim", before, after, False, reason)]
+    return [_refuse(old, new, "trainer.optim", "one optimizer cannot use the states of another")]
+
+
+def _order(old: StoredPlan, new: StoredPlan, ranks: int) -> list[Difference]:
+    """What else would read rows twice, or not at all."""
+    found = []
+    if new.data.streaming:
+        if (old.trainer.dataloader_num_workers or 0) != (new.trainer.dataloader_num_workers or 0):
+            found.append(_refuse(old, new, "trainer.dataloader_num_workers", _STREAM))
+        if new.ranks != ranks:
+            found.append(_ranks(new, ranks, True, _STREAM))
+    others = new.trainer.others
+    by_length = others.get("group_by_length") or others.get("train_sampling_strategy") == "group_by_length"
+    if by_length and old.samples_of_rank != new.samples_of_rank:
+        reason = "rows are grouped by length within the batches of a rank: their order would be another one"
+        found.append(_refuse(old, new, "trainer.per_device_train_batch_size", reason))
+    return found
+
+
+_STREAM = (
+    "each rank and each of its dataloader workers streams a share of its own: with others, some rows come "
+    "twice and some never"
+)
+
+
+def _refuse(old: StoredPlan, new: StoredPlan, setting: str, reason: str, fix: str = FIX) -> Difference:
+    return Difference(setting, old.at(setting), new.at(setting), True, reason, new.by(setting), fix)
+
+
+def _ranks(new: StoredPlan, ranks: int, refused: bool, reason: str) -> Difference:
+    fix = f"run it on {counted(ranks)} (--on), or start a new run in another --output-dir"
+    return Difference(RANKS, ranks, new.ranks, refused, reason, fix=fix)
+
+
+def _ways_out(old: StoredPlan) -> str:
+    """Back to what it was, or on from the weights alone."""
+    keys = ("sharding.engine", "sharding.zero_stage", "sharding.offload_optimizer")
+    given = ", ".join(f"{key}: {old.at(key)}" for key in keys if old.at(key) is not None)
+    weights = "adapter.path" if old.has_adapter else "model.name_or_path"
+    return f"resume with {given}, or begin a new run from the checkpoint's weights with {weights}"
 
 
 def compare_versions(old: Mapping[str, str], new: Mapping[str, str]) -> list[Difference]:
-    """Other versions of what wrote the checkpoint. None of them is known to fail, so each is a word."""
+    """Other versions of what wrote the checkpoint. None of them is known to fail, so none is refused."""
     reason = (
         "checkpoints of that version were not tested with this one; the numbers may differ in the last digits"
     )
@@ -248,9 +329,9 @@ def compare_versions(old: Mapping[str, str], new: Mapping[str, str]) -> list[Dif
 
 
 def compare_data(old: str | None, new: str | None) -> list[Difference]:
-    """The prepared data's keys; None for data that is streamed, which nobody can compare."""
+    """The keys of the prepared data; None for a stream, which has none."""
     if old is None or new is None or old == new:
         return []
     reason = f"the rows, their order of preparation or the tokenizer have changed: {_PLACE}"
-    mend = "bring the old files back, or start a new run in another --output-dir"
-    return [Difference("data", old[:12], new[:12], True, reason, mend=mend)]
+    fix = "bring the old files back, or start a new run in another --output-dir"
+    return [Difference("data", old[:12], new[:12], True, reason, fix=fix)]

@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 from launcher.facts.capabilities import is_varlen
 from launcher.facts.hardware import Figures, Hardware, Processor, figures_of
 from launcher.facts.model import ModelSpec
-from launcher.memory.engines import engine_of
 from launcher.memory.job import WIDTHS, MemoryJob
-from launcher.memory.states import MIXED
 from launcher.memory.tensor_parallel import on_rank
 from launcher.plan.plan import StepTime
 from launcher.tasks import task_named
@@ -36,14 +34,14 @@ SINGLE_SHARE = Assumption(0.5, 0.75, 0.95)
 MEMORY_SHARE = Assumption(0.4, 0.65, 0.9)
 """Assumption: share of the memory's bandwidth that elementwise operations and updates reach."""
 PROCESSOR_SHARE = Assumption(0.04, 0.08, 0.3)
-"""Assumption: of a processor's bf16 peak, matrix units as a rule. Set by hand beside measured rows of both
+"""Assumption: of a processor's bf16 peak, matrix units as a rule. Set manually by measured rows of both
 halves of benchmarks/speed_grid.py (2 cores with AMX), whose products are small."""
 LINK_SHARE = Assumption(0.2, 0.5, 0.8)
 """Assumption: share of the link's bandwidth that collectives reach."""
 EXPOSED_SHARE = Assumption(1.0, 0.5, 0.0)
 """Assumption: share of the communication that no computation hides."""
 NETWORK_BYTES = Assumption(3e9, 25e9, 400e9)
-"""Assumption: bytes a second and direction between nodes, which no recipe says: from 25 Gbit/s Ethernet
+"""Assumption: bytes a second and direction between nodes, which no recipe gives: from 25 Gbit/s Ethernet
 to eight adapters of 400 Gbit/s."""
 HOST_SHARE = Assumption(0.3, 0.6, 0.9)
 """Assumption: share of the PCIe bandwidth that copies to and from the host reach."""
@@ -156,18 +154,16 @@ def step_work(spec: ModelSpec, job: MemoryJob, kept: int) -> Work:
     recomputed = 1 if job.checkpointing else 0
     passes = FORWARD_PASSES * (1 + recomputed) + BACKWARD_PASSES
     samples = job.micro_batch * micro_steps
-    engine = "ddp" if job.engine == "fsdp" else job.engine
-    whole = replace(job, engine=engine, zero_stage=0, offload_optimizer="none", offload_param="none")
-    states = engine_of(whole).states(spec, whole)
-    # FSDP2 keeps gradients in float32 and sends them in the precision of the computation.
-    reduced = states.gradients // (2 if job.engine == "fsdp" and job.precision in MIXED else 1)
+    whole = replace(job, data_parallel=1, zero_stage=0, offload_optimizer="none", offload_param="none")
+    states = job.engine.states(spec, whole)
+    reduced = states.gradients * job.engine.reduced_width(job) // int(job.engine.widths(job).gradient)
     update = UPDATE_PASSES * (states.gradients + states.optimizer)
     streamed = (2 + recomputed) * _weight_traffic(spec, job) + 2 * states.gradients
     offloads = job.offload_optimizer != "none"
     sent, hosted = _moved(job, reduced, _stored_weights(spec, job))
     layers = sum(stack.layers for stack in spec.layout.stacks)
     kernels = KERNELS_PER_LAYER * (2 if job.adapter else 1)
-    gathers = GATHERS_PER_LAYER if _stage(job) == 3 else 0
+    gathers = GATHERS_PER_LAYER if job.engine.stage(job) == 3 else 0
     return Work(
         flops=micro_steps * _flops(spec, job, parts),
         traffic=samples * passes * kept + micro_steps * streamed + (0 if offloads else update),
@@ -183,7 +179,7 @@ def _shared(spec: ModelSpec, job: MemoryJob) -> float:
     """Bytes that a device sends to those it shares a copy with, in one pass over the layers.
 
     Tensor parallelism adds up what attention and feed-forward block return. Ulysses swaps tokens for heads
-    before attention and back behind it; context parallelism hands keys and values round.
+    before attention and back after it; context parallelism passes keys and values round.
     """
     rows, length = job.rows
     width = 4 if job.precision == "fp32" else 2
@@ -193,7 +189,7 @@ def _shared(spec: ModelSpec, job: MemoryJob) -> float:
     if tokens == 1:
         return 0.0
     own = rows * length / tokens * spec.head_dim * width * layers
-    if job.engine == "fsdp":
+    if job.engine.ring_attention:
         return (tokens - 1) * own * 2 * spec.num_kv_heads
     return (tokens - 1) / tokens * own * 2 * (spec.num_heads + spec.num_kv_heads)
 
@@ -244,7 +240,7 @@ def _weight_traffic(spec: ModelSpec, job: MemoryJob) -> float:
         packed = 1.0 if job.quantization == "int8" else 0.5
         return weights * 2 + spec.linear_weights * (packed + DEQUANTIZED_BYTES - 2)
     computed = 4 if job.precision == "fp32" else 2
-    if job.engine != "ddp":  # cast as a whole, or while they are gathered
+    if job.engine.casts(job.precision):
         return float(weights * computed)
     stored = WIDTHS[job.dtype]
     # Autocast reads the stored weight, writes its 16-bit copy, and reads that.
@@ -260,22 +256,15 @@ def _stored_weights(spec: ModelSpec, job: MemoryJob) -> float:
     return spec.params * width
 
 
-def _stage(job: MemoryJob) -> int:
-    """The ZeRO stage whose traffic the engine has; FSDP2 shards what stage 3 does."""
-    return {"deepspeed": job.zero_stage, "fsdp": 3}.get(job.engine, 0)
-
-
 def _moved(job: MemoryJob, gradients: int, weights: float) -> tuple[float, float]:
     """Bytes that a device sends to others, and over PCIe to and from the host, in one step.
 
-    All-reduce: reduce-scatter and all-gather. ZeRO-2 and 3 reduce after every micro-step, ZeRO-3 and FSDP2
-    gather the weights twice in each.
+    All-reduce: reduce-scatter and all-gather. ZeRO-3 and FSDP2 gather the weights twice in each micro-step.
     """
     ranks, micro_steps = job.data_parallel, job.accumulation or 1
-    stage = _stage(job)
-    reductions = micro_steps if stage >= 2 and (job.engine != "fsdp" or job.reduces_each) else 1
+    reductions = micro_steps if job.engine.reduces_each(job) else 1
     sent = float(gradients * reductions)
-    sent += 2 * weights * micro_steps if stage == 3 else gradients
+    sent += 2 * weights * micro_steps if job.engine.stage(job) == 3 else gradients
     hosted = 0.0
     if job.offload_optimizer != "none":
         # Gradients go out as they are reduced, the updated weights come back: as many bytes.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
@@ -113,13 +112,13 @@ def first_length(start: Start) -> int:
 
 def draft(
     start: Start, method: str, length: int, missed: Sequence[str] = ()
-) -> tuple[dict[str, Any], dict[str, str]]:
+) -> tuple[dict[str, object], dict[str, str]]:
     """The recipe's values, and the reasons of some of them by dotted path.
 
     missed: methods that were tried before this one, and do not fit.
     """
     notes: dict[str, str] = {}
-    data: dict[str, Any] = {} if start.task == DEFAULT_TASK else {"task": start.task}
+    data: dict[str, object] = {} if start.task == DEFAULT_TASK else {"task": start.task}
     data["model"] = _model(start, method, notes)
     if method != "full":
         data["adapter"] = _adapter(start)
@@ -151,8 +150,8 @@ _WHY = {
 _NAMED = {"full": "a full fine-tune", "lora": "LoRA over 16-bit weights"}
 
 
-def _model(start: Start, method: str, notes: dict[str, str]) -> dict[str, Any]:
-    model: dict[str, Any] = dict(start.model)
+def _model(start: Start, method: str, notes: dict[str, str]) -> dict[str, object]:
+    model: dict[str, object] = dict(start.model)
     if method == "qlora":
         model["quantization"] = "nf4"
         notes["model.quantization"] = "the weights in 4 bits: in 16 they do not fit this hardware"
@@ -165,7 +164,7 @@ def _model(start: Start, method: str, notes: dict[str, str]) -> dict[str, Any]:
     return model
 
 
-def _adapter(start: Start) -> dict[str, Any]:
+def _adapter(start: Start) -> dict[str, object]:
     # The experts of transformers 5 are fused weights, which no adapter of linear layers reaches.
     experts = any(start.spec.config.get(name) for name in _EXPERTS)
     return {
@@ -177,13 +176,13 @@ def _adapter(start: Start) -> dict[str, Any]:
     }
 
 
-def _data(start: Start, length: int, notes: dict[str, str]) -> dict[str, Any]:
+def _data(start: Start, length: int, notes: dict[str, str]) -> dict[str, object]:
     rows = start.rows
-    source: dict[str, Any] = {"path": rows.path, "format": rows.format}
+    source: dict[str, object] = {"path": rows.path, "format": rows.format}
     if rows.columns:
         source["columns"] = dict(rows.columns)
         notes["data.train[0].columns"] = "field of the format: column of the file"
-    section: dict[str, Any] = {"train": [source]}
+    section: dict[str, object] = {"train": [source]}
     if rows.count is not None and rows.count >= FEW_ROWS:
         share = min(0.05, _EVALUATED / rows.count)
         section["eval"] = {"split": float(f"{share:.1g}")}
@@ -232,14 +231,14 @@ def _batch_words(start: Start) -> str:
     return f"{kind} a step, over all devices"
 
 
-def _trainer(start: Start, method: str, notes: dict[str, str]) -> dict[str, Any]:
+def _trainer(start: Start, method: str, notes: dict[str, str]) -> dict[str, object]:
     rate = _rate(start, method)
     notes["trainer.learning_rate"] = (
         "usual for "
         + ("LoRA" if method != "full" else "training all parameters")
         + task_named(start.task).first_rate_note
     )
-    trainer: dict[str, Any] = {"num_train_epochs": _epochs(start), "learning_rate": rate}
+    trainer: dict[str, object] = {"num_train_epochs": _epochs(start), "learning_rate": rate}
     for name, (value, note) in task_named(start.task).first_arguments.items():
         trainer[name], notes[f"trainer.{name}"] = value, note
     trainer |= {

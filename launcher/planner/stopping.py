@@ -1,29 +1,28 @@
-"""How long a stop may take, against the time that a launcher leaves for it. Pure.
+"""How long a stop may take, and the time that a launcher allows for it. Pure.
 
-A signal is answered at the end of the step that runs, with a checkpoint. Who kills the workers before that
-takes the checkpoint away.
+After a signal the workers finish the current step and save a checkpoint. A launcher that kills them before
+loses it.
 """
 
 from __future__ import annotations
 
 import math
 
-from launcher.memory.engines import engine_of
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.plan.settings import HasSettings
-from launcher.planner.strategy import Candidate
+from launcher.planner.candidates import Candidate
 from launcher.recipe.schema import Recipe
 
 KILL_S = 30
-"""So long after a signal DeepSpeed's launcher (launch.py terminate_process_tree, fixed) and torchrun
+"""Seconds after a signal at which DeepSpeed's launcher (launch.py terminate_process_tree, fixed) and torchrun
 (launcher/api.py shutdown_timeout, a default) kill the workers."""
 WRITE_BYTES = 200e6
 """Assumption: bytes of a checkpoint a second, hashed and on the disk. A plain network disk takes so much, a
 local one more: who waits too long for a stop loses nothing, who waits too little all of it."""
 SETTLE_S = 2.0
-"""Assumption: what a save takes beside its bytes: ranks wait for each other, and each file for the disk."""
+"""Assumption: what a save takes besides its bytes: ranks wait for each other, and each file for the disk."""
 _WAIT_NAME = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 WAIT = f"launch.env.{_WAIT_NAME}"
 """Read by torchrun, and by `accelerate launch`, which starts workers through it."""
@@ -61,7 +60,7 @@ def settle_stop(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts) -
 def stop_seconds(draft: Draft, chosen: Candidate, facts: Facts) -> tuple[int, str]:
     """(seconds, what was counted): the slowest step that is predicted or was seen, and one save."""
     alone = bool(draft.trainer.save_only_model)
-    size = engine_of(chosen.job).checkpoint(facts.model, chosen.job, weights_alone=alone)
+    size = chosen.job.engine.checkpoint(facts.model, chosen.job, weights_alone=alone)
     save = size / WRITE_BYTES + SETTLE_S
     said = f"a checkpoint of {size / 1e9:.1f} GB at an assumed {WRITE_BYTES / 1e6:.0f} MB/s"
     if facts.pace.save is not None and facts.pace.save > save:
@@ -85,8 +84,8 @@ def kill_seconds(plan: Plan) -> float | None:
 
 
 def slow_step_word(plan: Plan, step: float) -> str:
-    """What to say of a run whose steps take `step` seconds, where the plan did not foresee that a launcher
-    kills before such a step and a save are done; empty where it did, or where they fit."""
+    """A warning for a run whose steps take `step` seconds where the launcher kills before such a step and a
+    save are done; empty where the plan took it into account, or where they fit."""
     planned, kill = float(plan.runtime.stop_seconds or 0), kill_seconds(plan)
     predicted = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
     save = max(0.0, planned - max(predicted, plan.pace.step or 0.0))
@@ -97,7 +96,7 @@ def slow_step_word(plan: Plan, step: float) -> str:
         f"WARNING: a step takes {step:.3g} s here, and a checkpoint about {save:.0f} s: where a scheduler "
         f"signals every process, the launcher kills the workers {kill:.0f} s later, without a checkpoint "
         f"({_how_often(plan)}). Let it signal effilaunch alone, {total + KILL_S} s before the end; "
-        f"a run that goes on with --resume auto counts this step"
+        f"a run resumed with --resume auto counts this step"
     )
 
 
@@ -108,6 +107,6 @@ def _how_often(planned: HasSettings) -> str:
     return f"trainer.save_steps: {500 if trainer.save_steps is None else trainer.save_steps}"
 
 
-def _is_short(said: str, seconds: int) -> bool:
-    """Whether the recipe's own number is too small; a reference is not known here."""
-    return said.isdigit() and int(said) < seconds
+def _is_short(given: str, seconds: int) -> bool:
+    """Whether the recipe's own number is too small; the value of a reference is not known here."""
+    return given.isdigit() and int(given) < seconds

@@ -1,29 +1,36 @@
-"""What trains faster without another thing being learnt, each with its reason. Pure.
+"""What trains faster while the same is learned: attention kernel, batches, loss, casts and workers. Pure.
 
-A value of the recipe stays; where it cannot be had it is refused at its line. What is decided here keeps the
-samples of a step and their gradients, but for the order in which numbers are added up.
+A value of the recipe stays; where it is impossible it is refused at its line. What is decided here keeps the
+samples of a step and their gradients, up to the order in which numbers are added.
+
+Laid end to end, the samples of a batch are one row without padding. The samples and their gradients stay the
+same, unlike with packing, under which a batch of N holds more of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.facts.capabilities import PLAIN_HEADS, chunk_rows
+from launcher.engines import engine_of
+from launcher.facts.capabilities import PLAIN_HEADS, chunk_rows, is_varlen
 from launcher.facts.lora import adapted_by
 from launcher.facts.model import ModelSpec
 from launcher.memory.activations import LIGER_FAMILIES
+from launcher.memory.states import MIXED
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
-from launcher.planner.batches import decide_batches, is_foreign, tensor_multiple
-from launcher.planner.decide import AMPERE, VOLTA, refuse, shares
-from launcher.planner.strategy import Candidate
+from launcher.planner.candidates import Candidate
+from launcher.planner.decide import AMPERE, VOLTA, shares
+from launcher.planner.fixes.packing import VERIFIED_FAMILIES
+from launcher.planner.record import ONLY_EAGER
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
 
+ATTENTION, FREE, MULTIPLE = "model.attn_implementation", "data.padding_free", "data.pad_to_multiple_of"
 LIGER = "liger-kernel"
 MOST_WORKERS, WORKERS_ELSEWHERE, PREFETCHED = 4, 2, 2
 COMPILED_FROM_SECONDS = 3600
-"""Predicted length of a run from which on the minutes of compiling its blocks are earned back."""
+"""Predicted length of a run from which compiling its blocks, which takes minutes, pays off."""
 PLAIN_LORA = frozenset(
     {
         "r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "modules_to_save", "bias",
@@ -39,9 +46,9 @@ also takes the norm of weights in the input's dtype."""
 def decide_throughput(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     """Kernel, batches, loss, casts and workers; after precision, engine and weights are decided.
 
-    RecipeError for what the recipe asks and cannot have.
+    RecipeError for what the recipe asks for and is impossible.
     """
-    decide_batches(draft, recipe, facts)
+    _decide_batches(draft, recipe, facts)
     _decide_liger(draft, recipe, facts)
     _decide_loss(draft, recipe, facts)
     _decide_compile(draft, recipe)
@@ -51,8 +58,159 @@ def decide_throughput(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     _decide_workers(draft, recipe, facts)
 
 
+def _decide_batches(draft: Draft, recipe: Recipe, facts: Facts) -> None:
+    """Kernel, padding, the multiple of a row. RecipeError for an impossible kernel."""
+    _check_kernel(draft, recipe, facts)
+    asked = recipe.model.attn_implementation
+    padded = _why_padded(draft, recipe, facts.model)
+    if asked is not None:
+        draft.put_recipe(ATTENTION, asked, "")
+    elif recipe.data.padding_free is False:
+        draft.put(ATTENTION, *_usual(facts.model))
+    elif why := (padded if recipe.data.padding_free is None else "") or _why_not_chosen(draft, recipe, facts):
+        kernel, reason = _usual(facts.model)
+        draft.put(ATTENTION, kernel, f"{reason}; not varlen: {why}")
+    else:
+        reason = "each sample of a batch attends to itself alone: nothing is spent on padding, or on a mask"
+        draft.put(ATTENTION, "varlen", reason)
+    _decide_padding_free(draft, recipe, padded)
+    _decide_multiple(draft, recipe, facts)
+
+
+def _usual(spec: ModelSpec) -> tuple[str, str]:
+    if spec.model_type in ONLY_EAGER:
+        return "eager", "its capped attention scores have no sdpa kernel in transformers"
+    if not spec.has_sdpa:
+        return "eager", f"transformers has no sdpa attention for {spec.model_type}"
+    return "sdpa", "torch's own kernels: present on every device, no extra package"
+
+
+def _decide_padding_free(draft: Draft, recipe: Recipe, padded: str) -> None:
+    kernel = draft.model.attn_implementation
+    if recipe.data.padding_free is not None:
+        draft.put_recipe(FREE, recipe.data.padding_free, "")
+    elif padded and not (recipe.data.packing and is_varlen(kernel)):  # packs hold several documents anyway
+        draft.put(FREE, False, padded)
+    elif is_varlen(kernel):
+        reason = f"{kernel} takes the same samples side by side: what was padding is not computed"
+        draft.put(FREE, True, reason)
+    else:
+        draft.put(FREE, False, f"{kernel} would pay for a mask over the whole batch")
+
+
+def _why_padded(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
+    """Why the samples of a batch are not put into one row by default; empty where they may be."""
+    noise = "trainer.neftune_noise_alpha"
+    if not draft.task.flattens:
+        return "not asked for; its samples are padded"
+    if spec.model_type not in VERIFIED_FAMILIES:
+        return f"samples of {spec.model_type} in one row were not shown to stay apart"
+    if _is_foreign(draft, spec):
+        return "the model's code is the repository's own: nobody knows whether samples in one row stay apart"
+    if shares(recipe):
+        return "ranks that share a copy take rows apart"
+    if draft.trainer.use_cache:
+        return "with a cache samples in one row would see each other"
+    if draft.trainer.neftune_noise_alpha:
+        return f"{noise}: its noise follows from the length of a row"
+    if spec.config.get("output_router_logits"):
+        return "the loss of the routers counts every token of a row"
+    if recipe.data.packing and _reads_predictions(draft, recipe):  # evaluations of samples stay padded
+        return "metrics read the predictions of each pack"
+    if "dispatch_batches" in str(draft.trainer.accelerator_config):
+        return "trainer.accelerator_config deals out a batch by its rows"
+    return ""
+
+
+def _is_foreign(draft: Draft, spec: ModelSpec) -> bool:
+    """Whether the model's class comes from its repository, and not from transformers."""
+    return bool(draft.model.trust_remote_code) and "auto_map" in spec.config
+
+
+def _reads_predictions(draft: Draft, recipe: Recipe) -> bool:
+    read = [name for name in recipe.data.metrics if name != "perplexity"]
+    own = "compute_metrics" in (draft.python.hooks or [])
+    return recipe.data.eval is not None and (bool(read) or own)
+
+
+def _why_not_chosen(draft: Draft, recipe: Recipe, facts: Facts) -> str:
+    """Why the kernel is not the default; empty where it is."""
+    if _attention_dropout(facts.model) > 0:
+        return f"{facts.model.name} drops attention weights, which torch's kernel for it does not"
+    return _why_not_varlen(draft, recipe, facts)
+
+
+def _why_not_varlen(draft: Draft, recipe: Recipe, facts: Facts) -> str:
+    """Why this model cannot have the kernel; empty where it can."""
+    spec = facts.model
+    if not draft.task.flattens:
+        return f"task {draft.task.name} was not tried with it"
+    if spec.model_type not in VERIFIED_FAMILIES:
+        return f"samples of {spec.model_type} in one row were not shown to stay apart"
+    if shares(recipe):
+        return "ranks that share a copy divide attention in their own way"
+    if _is_foreign(draft, spec):
+        return "the model's code is the repository's own"
+    if spec.layout.score_cap:
+        return f"{spec.name} caps its scores, which it cannot"
+    return ""
+
+
+def _attention_dropout(spec: ModelSpec) -> float:
+    given = spec.config.get("attention_dropout")
+    drops = [float(given)] if isinstance(given, (int, float)) else []
+    return max(drops + [stack.attention_dropout for stack in spec.layout.stacks])
+
+
+def _check_kernel(draft: Draft, recipe: Recipe, facts: Facts) -> None:
+    """RecipeError for varlen or flex_attention that the recipe asks for and the model cannot use."""
+    asked, spec = recipe.model.attn_implementation, facts.model
+    why = ""
+    if asked == "varlen":
+        why = _why_not_varlen(draft, recipe, facts)
+    elif asked == "flex_attention" and facts.hardware.is_cpu:
+        why = "torch has no backward pass of it for a CPU"
+    elif asked == "flex_attention" and spec.model_type not in VERIFIED_FAMILIES:
+        why = f"{spec.model_type} was not tried with it"
+    elif asked == "flex_attention" and _attention_dropout(spec) > 0:
+        why = f"it has no dropout, and {spec.name} drops attention weights"
+    elif asked == "flex_attention" and shares(recipe):
+        why = "ranks that share a copy divide attention in their own way"
+    if why:
+        draft.put_recipe(ATTENTION, asked, "")
+        message = f"{asked} is impossible here: {why}"
+        raise draft.refuse("attention-conflict", ATTENTION, message, "drop it: the plan chooses a kernel")
+
+
+def _decide_multiple(draft: Draft, recipe: Recipe, facts: Facts) -> None:
+    """The multiple of tokens to which the rows of a batch are padded; None: to the longest row."""
+    hardware, asked = facts.hardware, recipe.data.pad_to_multiple_of
+    if asked is not None:
+        draft.put_recipe(MULTIPLE, asked, "")
+        multiple = _tensor_multiple(hardware.compute_capability)
+        if not hardware.is_cpu and asked > 1 and asked % multiple:  # 1: nothing is padded
+            draft.warn(f"{MULTIPLE}: {asked} is no multiple of {multiple}, which tensor cores want here")
+    elif own := draft.task.own_padding:
+        draft.put(MULTIPLE, None, own)
+    elif hardware.is_cpu:
+        draft.put(MULTIPLE, None, "a CPU gains nothing from it, and every padded token costs there")
+    else:
+        multiple = _tensor_multiple(hardware.compute_capability)
+        reason = f"tensor cores want multiples of {multiple}"
+        length = recipe.data.max_length
+        if length % multiple:
+            filled = -(-length // multiple) * multiple
+            reason += f"; data.max_length {length} is none, so rows of that length are filled up to {filled}"
+        draft.put(MULTIPLE, multiple, reason, source="hardware", by=hardware.device)
+
+
+def _tensor_multiple(capability: tuple[int, int] | None) -> int:
+    """The multiple that sizes need for tensor cores."""
+    return 64 if capability is not None and capability >= AMPERE else 8
+
+
 def _decide_liger(draft: Draft, recipe: Recipe, facts: Facts) -> None:
-    """Said where it is on, or where a GPU could have it; upstream's default is off."""
+    """Set where it is on, or where a GPU could have it; upstream's default is off."""
     key, hardware, spec = "trainer.use_liger_kernel", facts.hardware, facts.model
     capability = hardware.compute_capability
     if key in draft.names or hardware.is_cpu or not draft.task.causal_loss:
@@ -82,7 +240,7 @@ def _decide_loss(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     full = _why_full(draft, recipe, facts)
     if asked is not None:
         if asked == "chunked" and full:
-            raise refuse(draft, "loss-conflict", key, f"chunked cannot be had here: {full}", "use loss: full")
+            raise draft.refuse("loss-conflict", key, f"chunked is impossible here: {full}", "use loss: full")
         draft.put_recipe(key, asked, "")
         return
     if full:
@@ -103,16 +261,16 @@ def _why_full(draft: Draft, recipe: Recipe, facts: Facts) -> str:
         return "Liger's loss rules, which makes no logits either"
     if spec.model_type not in PLAIN_HEADS or capped:
         return f"{spec.model_type} does more to its logits or its loss than multiply by the head"
-    if is_foreign(draft, spec):
+    if _is_foreign(draft, spec):
         return "the model's code is the repository's own"
     if shares(recipe):
         return "ranks that share a copy have a loss of their own"
     if draft.model.device_map:
-        return "model.device_map lets the head lie on another device"
+        return "model.device_map may put the head on another device"
     if draft.trainer.label_smoothing_factor:
         return "label smoothing reads all logits"
     if draft.trainer.torch_compile:
-        return "trainer.torch_compile compiles the whole model, and the learnt tokens of a batch vary"
+        return "trainer.torch_compile compiles the complete model, and the number of target tokens varies"
     return _changed_head(draft, recipe, spec)
 
 
@@ -123,7 +281,7 @@ def _changed_head(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
     if draft.adapter.type is None:
         return ""
     if recipe.model.add_tokens or draft.adapter.trainable_token_indices:
-        return "the rows of added tokens are trained beside the frozen head"
+        return "the rows of added tokens are trained in addition to the frozen head"
     if draft.adapter.modules_to_save or draft.adapter.target_parameters:
         return "the adapter may train the head or the embedding tied to it"
     paths = adapted_by(spec, draft.fields(draft.adapter)).paths
@@ -134,11 +292,11 @@ def _changed_head(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
 
 
 def _decide_compile(draft: Draft, recipe: Recipe) -> None:
-    """What is known before sizes are; `settle_compile` has the last word."""
+    """What is known before sizes are; `settle_compile` decides."""
     key, asked = "model.compile_blocks", recipe.model.compile_blocks
     if asked and shares(recipe):
         message = "was not tried with ranks that share a copy"
-        raise refuse(draft, "compile-conflict", key, message, "drop it, or tp_size, sp_size and cp_size")
+        raise draft.refuse("compile-conflict", key, message, "drop it, or tp_size, sp_size and cp_size")
     draft.put_recipe(key, bool(asked), "")
 
 
@@ -157,14 +315,14 @@ def _steps(draft: Draft) -> int:
 
 
 def _why_not_compiled(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts) -> str:
-    """Empty where it pays: said of a device with known figures and of a run whose steps are known."""
+    """Empty where it pays: only for a device with known figures and a run whose steps are known."""
     hardware, job = facts.hardware, chosen.job
     capability = hardware.compute_capability
     if hardware.is_cpu:
         return "a CPU compiles for minutes and gains little"
     if draft.tiny:
         return "a rehearsal is too short"
-    if not draft.task.causal_loss or is_foreign(draft, facts.model):
+    if not draft.task.causal_loss or _is_foreign(draft, facts.model):
         return "was tried with transformers' own causal language models alone"
     if capability is None or capability < AMPERE:
         return "was meant for compute capability 8.0 and later"
@@ -172,10 +330,10 @@ def _why_not_compiled(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Fa
         return "bitsandbytes' products break the graph"
     if shares(recipe):
         return "was not tried with ranks that share a copy"
-    if job.engine == "fsdp" or (job.engine == "deepspeed" and job.zero_stage > 2):
+    if job.engine.stage(job) > 2:
         return "weights that are gathered layer by layer break the graph"
     if draft.trainer.torch_compile:
-        return "trainer.torch_compile compiles the whole model"
+        return "trainer.torch_compile compiles the complete model"
     if not _steps(draft) or not chosen.time.figures_known:
         return "how long the run takes is not known: it pays from an hour on"
     if chosen.time.low * _steps(draft) < COMPILED_FROM_SECONDS:
@@ -190,13 +348,13 @@ def _decide_casts(draft: Draft, recipe: Recipe) -> None:
     key, own = "adapter.cast_input_dtype_enabled", "adapter.autocast_adapter_dtype"
     if not recipe.adapter.autocast_adapter_dtype and draft.precision == "fp16":
         message = "false makes float16 adapters, whose gradients the loss scaler refuses"
-        raise refuse(draft, "adapter-dtype", own, message, "drop it, or use another precision")
+        raise draft.refuse("adapter-dtype", own, message, "drop it, or use another precision")
     draft.put_recipe(own, recipe.adapter.autocast_adapter_dtype, _FLOAT_ADAPTER)
     if recipe.adapter.cast_input_dtype_enabled is not None:
         draft.put_recipe(key, recipe.adapter.cast_input_dtype_enabled, "")
         return
     more = sorted({k for k, v in recipe.adapter.model_dump().items() if v} - PLAIN_LORA)
-    autocast = draft.precision in ("bf16", "fp16") and draft.sharding.engine != "deepspeed"
+    autocast = draft.precision in MIXED and engine_of(draft).has_autocast
     if not autocast:
         draft.put(key, True, "peft's default: no autocast here, so products need it")
     elif draft.adapter.path is not None:
@@ -217,14 +375,12 @@ def _decide_vocabulary(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     asked, added = recipe.model.vocab_multiple, len(recipe.model.add_tokens)
     if asked is not None:
         if shares(recipe):
-            message = "an embedding that is cut into parts cannot get further rows"
-            raise refuse(
-                draft, "vocabulary-conflict", key, message, "drop it, or change the model beforehand"
-            )
+            message = "an embedding that is split cannot get further rows"
+            raise draft.refuse("vocabulary-conflict", key, message, "drop it, or change the model beforehand")
         draft.put_recipe(key, asked, "")
         return
     reason = "further words would take part in every softmax: another model"
-    multiple = tensor_multiple(hardware.compute_capability)
+    multiple = _tensor_multiple(hardware.compute_capability)
     if not hardware.is_cpu and words and (words + added) % multiple:
         reason += f"; {words + added:,} words are no multiple of {multiple}, which tensor cores want"
         if added:
@@ -236,7 +392,7 @@ def _decide_vocabulary(draft: Draft, recipe: Recipe, facts: Facts) -> None:
 
 
 def _decide_tf32(draft: Draft, facts: Facts) -> None:
-    """Of a device that has it; others are told nothing."""
+    """Of a device that has it; on others nothing is set."""
     key, capability = "trainer.tf32", facts.hardware.compute_capability
     if key in draft.names or capability is None or capability < AMPERE:
         return
@@ -257,7 +413,7 @@ def _decide_workers(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     if workers in draft.names:
         if asking and draft.trainer.dataloader_num_workers == 0:
             message = f"there are no workers for it: {workers.removeprefix('trainer.')} is 0"
-            raise refuse(draft, "workers-conflict", asking[0], message, f"drop it, or say {workers}: 1")
+            raise draft.refuse("workers-conflict", asking[0], message, f"drop it, or set {workers}: 1")
         return
     count, reason = _workers(recipe, facts)
     if count == 0 and asking:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from launcher.engines import engine_named
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.hardware import Hardware
-from launcher.planner.decide import shares
+from launcher.planner.decide import SIZES, shares
 from launcher.recipe.loading import LoadedRecipe, Origin
 from launcher.recipe.schema import AdapterSection, Recipe
 from launcher.tasks import task_named
 
 STEPS = 4
-_SIZES = ("tp_size", "sp_size", "cp_size")
 MAX_LENGTH = 128
 # Every spelling of width and depth that the supported configurations use.
 NARROW: Mapping[str, object] = {
@@ -34,18 +34,18 @@ _LAYER = re.compile(r"(?<!\w)\d")
 """A layer's index in a module's name or a pattern of it: `layers.11.`, not `fc1`."""
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 LENGTHS = ("max_steps", "save_steps", "logging_steps", "eval_steps")
-"""What `--tiny` shortens, unless the command line itself says it: `--tiny --set trainer.max_steps=12`."""
+"""What `--tiny` shortens, unless the command line sets it: `--tiny --set trainer.max_steps=12`."""
 # Per-layer lists, what only the published weights need, and the labels, which the rows decide.
 DROPPED = ("layer_types", "rope_scaling", "quantization_config", "id2label", "label2id", "num_labels")
 
 
-def narrow_config(config: Mapping[str, object]) -> dict[str, Any]:
+def narrow_config(config: Mapping[str, object]) -> dict[str, object]:
     """The configuration with two layers of width 64, keeping its kind of attention and all other keys."""
     narrow = {k: NARROW.get(k, v) for k, v in config.items() if k not in DROPPED}
     if "image_size" not in config:
         narrow |= {k: NARROW[k] for k in SPECIAL_IDS}
     if "d_model" in config:
-        # Labels become the decoder's input behind this token; older configurations leave it out.
+        # Labels become the decoder's input after this token; older configurations leave it out.
         narrow["decoder_start_token_id"] = NARROW["decoder_start_token_id"]
     heads = config.get("num_attention_heads")
     kv_heads = config.get("num_key_value_heads")
@@ -55,7 +55,7 @@ def narrow_config(config: Mapping[str, object]) -> dict[str, Any]:
 
 
 def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRecipe:
-    """The recipe as it will be rehearsed; what changes has the origin `--tiny`."""
+    """The recipe of the rehearsal; what changes has the origin `--tiny`."""
     recipe = loaded.recipe
     gone = {
         "num_train_epochs",
@@ -69,16 +69,16 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRec
         "generation_max_length",
         "generation_num_beams",
     }
-    said = {name for name in LENGTHS if _is_set(loaded, f"trainer.{name}")}
-    gone -= said
+    given = {name for name in LENGTHS if _is_set(loaded, f"trainer.{name}")}
+    gone -= given
     trainer = {k: v for k, v in recipe.trainer.items() if k not in gone}
-    changed: dict[str, Any] = {
+    changed: dict[str, object] = {
         "max_steps": STEPS, "save_steps": 2, "logging_steps": 1,
         "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2,
     }  # fmt: skip
     if recipe.trainer.get("eval_strategy") == "steps":
         changed["eval_steps"] = 2
-    changed = {k: v for k, v in changed.items() if k not in said}
+    changed = {k: v for k, v in changed.items() if k not in given}
     if task_named(recipe.task).generates:
         changed["generation_max_length"] = 16
     model = recipe.model.model_copy(
@@ -104,10 +104,10 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRec
     return replace(loaded, recipe=recipe.model_copy(update=update), origins=origins)
 
 
-def _shallow(adapter: AdapterSection) -> dict[str, Any]:
+def _shallow(adapter: AdapterSection) -> dict[str, object]:
     """The fields of LoraConfig that name layers, for a model of two: other layers, and no ranks of one."""
     given = adapter.model_extra or {}
-    changed: dict[str, Any] = {
+    changed: dict[str, object] = {
         name: {key: value for key, value in given[name].items() if not _LAYER.search(key)}
         for name in ("rank_pattern", "alpha_pattern")
         if isinstance(given.get(name), Mapping)
@@ -124,12 +124,12 @@ def _shallow(adapter: AdapterSection) -> dict[str, Any]:
     }
 
 
-def _names_layer(modules: Any) -> bool:
+def _names_layer(modules: object) -> bool:
     named = [modules] if isinstance(modules, str) else modules if isinstance(modules, list) else []
     return any(_LAYER.search(str(name)) for name in named)
 
 
-def _in_any_layer(field: str, modules: str | list[str]) -> Any:
+def _in_any_layer(field: str, modules: str | list[str]) -> object:
     """Names of modules for all layers; which ones a pattern means is not known: all linear ones then."""
     if isinstance(modules, list):
         names = [name.rpartition(".")[2] if _LAYER.search(name) else name for name in modules]
@@ -138,7 +138,7 @@ def _in_any_layer(field: str, modules: str | list[str]) -> Any:
 
 
 def _is_set(loaded: LoadedRecipe, dotted: str) -> bool:
-    """Whether the command line says this key."""
+    """Whether the command line sets this key."""
     origin = loaded.origins.get(dotted)
     return origin is not None and origin.source == "override"
 
@@ -146,18 +146,20 @@ def _is_set(loaded: LoadedRecipe, dotted: str) -> bool:
 def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
     """What a CPU cannot do is replaced: fp16 by fp32, FlashAttention and flex by SDPA, FSDP by auto, tf32,
     context parallelism and parameters on NVMe by nothing, groups of ranks by two."""
-    recipe = loaded.recipe
-    update: dict[str, Any] = {}
+    recipe, asked = loaded.recipe, loaded.recipe.sharding.engine
+    sharding: dict[str, object] = {}
     if recipe.sharding.offload_param == "nvme":
-        alone: dict[str, Any] = {} if recipe.sharding.offload_optimizer == "nvme" else {"nvme_path": None}
-        update["sharding"] = recipe.sharding.model_copy(update={"offload_param": "none", **alone})
-    if recipe.sharding.engine == "fsdp":
-        update["sharding"] = recipe.sharding.model_copy(update={"engine": "auto"})
+        sharding["offload_param"] = "none"
+        if recipe.sharding.offload_optimizer != "nvme":
+            sharding["nvme_path"] = None
+    if asked != "auto" and not engine_named(asked).shards_on_cpu:
+        sharding["engine"] = "auto"
     if shares(recipe):
-        # Two processes at most, cut by DeepSpeed: accelerate cuts nothing over CPU processes.
+        # Two processes at most, under the engine that shares a copy over CPU processes.
         fewer = {"tp_size": min(2, recipe.sharding.tp_size), "sp_size": min(2, recipe.sharding.sp_size)}
-        engine = "deepspeed" if max(fewer.values()) > 1 else "auto"
-        update["sharding"] = recipe.sharding.model_copy(update={**fewer, "cp_size": 1, "engine": engine})
+        engine = DEEPSPEED.name if max(fewer.values()) > 1 else "auto"
+        sharding |= {**fewer, "cp_size": 1, "engine": engine}
+    update: dict[str, object] = {"sharding": recipe.sharding.model_copy(update=sharding)} if sharding else {}
     if recipe.precision.startswith("fp16"):
         update["precision"] = "fp32"
     if recipe.model.attn_implementation in ("flash_attention_2", "flex_attention"):
@@ -173,8 +175,8 @@ def tiny_on_gpus(loaded: LoadedRecipe, found: Hardware) -> LoadedRecipe:
         return loaded
     sharding = loaded.recipe.sharding
     most = 2 if found.num_devices > 1 else 1
-    update: dict[str, Any] = {name: min(most, getattr(sharding, name)) for name in _SIZES}
-    if most == 1 and sharding.engine == "fsdp":
+    update: dict[str, object] = {name: min(most, getattr(sharding, name)) for name in SIZES}
+    if most == 1 and sharding.engine != "auto" and engine_named(sharding.engine).needs_ranks:
         update["engine"] = "auto"
     recipe = loaded.recipe.model_copy(update={"sharding": sharding.model_copy(update=update)})
     return replace(loaded, recipe=recipe)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.engines import engine_of
 from launcher.facts.hardware import Hardware
 from launcher.plan.plan import Plan
 from launcher.recipe.env import split_references
@@ -22,7 +23,6 @@ from launcher.render.command import (
     render_prepare,
     render_worker,
 )
-from launcher.render.ds_config import render_ds_config
 
 PLAN_KEYS_LATE = ("{master_port}", "{run_dir}", "{devices}", "{master_addr}", "{node_rank}")
 """Values that are bound when the bundle is executed."""
@@ -54,7 +54,7 @@ class Bundle:
     prepare: tuple[str, ...]
     """Prepares the data, before any process group exists."""
     command: tuple[str, ...]
-    """Starts the ranks of a machine."""
+    """Starts the ranks of a node."""
     worker: tuple[str, ...]
     """Starts one rank, where each is started by a member of its own."""
     env: Mapping[str, str]
@@ -71,7 +71,7 @@ def render(plan: Plan, worker: str = WORKER) -> Bundle:
 
     worker: the module that the launcher starts.
     """
-    ds_config = render_ds_config(plan)
+    ds_config = engine_of(plan).ds_config(plan)
     command, env = render_command(plan, worker), render_env(plan)
     prepare = render_prepare(plan)
     files = {
@@ -158,7 +158,7 @@ def _scalar(value: object) -> str:
 
 
 def _script(prepare: list[str], command: list[str], env: Mapping[str, str], hardware: Hardware) -> str:
-    """`command.sh`: the same start by hand. Late values become shell variables with defaults."""
+    """`command.sh`: the same start, for a shell. Late values become shell variables with defaults."""
     several = hardware.num_nodes > 1
     lines = [
         "#!/usr/bin/env bash",

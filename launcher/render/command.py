@@ -1,11 +1,12 @@
 """Command line and environment of the workers.
 
-`{master_port}`, `{run_dir}` and `{devices}` (of the machine on which the command is started) are bound late;
-in a plan for several machines `{master_addr}` and `{node_rank}`, too.
+`{master_port}`, `{run_dir}` and `{devices}` (of the node on which the command is started) are bound late;
+in a plan for several nodes `{master_addr}` and `{node_rank}`, too.
 """
 
 from __future__ import annotations
 
+from launcher.engines import engine_of
 from launcher.facts.redaction import GIVEN
 from launcher.plan.plan import Plan
 from launcher.recipe.env import has_reference
@@ -13,7 +14,7 @@ from launcher.recipe.env import has_reference
 WORKER = "launcher.train.worker"
 PREPARE = "launcher.train.prepare"
 LOCAL_LAUNCH = "launcher.train.loopback"
-"""accelerate's launcher where all ranks are on one machine: its store listens on loopback alone."""
+"""accelerate's launcher where all ranks are on one node: its store listens on loopback alone."""
 HOSTFILE = "hostfile"
 """In the run directory: what DeepSpeed's launcher reads, see `render_hostfile`."""
 
@@ -29,7 +30,7 @@ def render_worker(plan: Plan, worker: str = WORKER) -> list[str]:
 
 
 def render_command(plan: Plan, worker: str = WORKER) -> list[str]:
-    """argv of the launcher, as it is started on every machine. worker: the module that it starts."""
+    """argv of the launcher, as it is started on every node. worker: the module that it starts."""
     launcher = plan.launch.launcher
     if launcher == "python":
         return render_worker(plan, worker)
@@ -45,7 +46,7 @@ def render_command(plan: Plan, worker: str = WORKER) -> list[str]:
             "--log_dir", "/dev/null",
             "-m", worker, "{run_dir}",
         ]  # fmt: skip
-    # Every machine starts its own ranks: no shell command and no environment travels through pdsh.
+    # Every node starts its own ranks: no shell command and no environment travels through pdsh.
     machine = ["--no_ssh", "--node_rank", "{node_rank}", "--master_addr", "{master_addr}"] if several else []
     return [plan.interpreter, "-m", "deepspeed.launcher.runner",
             "--hostfile", "{run_dir}/" + HOSTFILE, *machine, *_deepspeed_devices(plan),
@@ -54,27 +55,27 @@ def render_command(plan: Plan, worker: str = WORKER) -> list[str]:
 
 
 def _deepspeed_devices(plan: Plan) -> list[str]:
-    """Where the processes run. On one machine the named hostfile is absent: DeepSpeed then stays on it, and
-    does not read its default, /job/hostfile, which may list other machines."""
+    """Where the processes run. On one node the named hostfile is absent: DeepSpeed then stays on it, and
+    does not read its default, /job/hostfile, which may list other nodes."""
     hardware = plan.hardware
     if hardware.is_cpu:
         return [] if hardware.num_nodes > 1 else ["--num_gpus", str(hardware.devices_per_node)]
     # --num_gpus would delete CUDA_VISIBLE_DEVICES and train on somebody else's devices.
     if hardware.num_nodes == 1:
         return ["--include", "localhost:{devices}"]
-    # Of the other machines a launcher takes the number of devices alone, so that each may name its own ids.
+    # Of the other nodes a launcher takes the number of devices alone, so that each may name its own ids.
     return ["--include", "@".join(f"{name}:{{devices}}" for name in node_names(hardware.num_nodes))]
 
 
 def node_names(num_nodes: int) -> list[str]:
-    """What the machines are called in DeepSpeed's hostfile: with --no_ssh it never connects to them."""
+    """The names of the nodes in DeepSpeed's hostfile: with --no_ssh it never connects to them."""
     return [f"node-{number}" for number in range(num_nodes)]
 
 
 def render_hostfile(plan: Plan, slots: int | None = None) -> str | None:
-    """DeepSpeed's hostfile; None where its launcher starts on one machine alone, or is not used.
+    """DeepSpeed's hostfile; None where its launcher starts on one node alone, or is not used.
 
-    slots: at least the highest device id of any machine and one; None: the number of devices that are used.
+    slots: at least the highest device id of any node and one; None: the number of devices that are used.
     """
     hardware = plan.hardware
     if hardware.num_nodes == 1 or plan.launch.launcher != "deepspeed":
@@ -93,10 +94,8 @@ def render_env(plan: Plan) -> dict[str, str]:
     launcher = plan.launch.launcher
     if not plan.hardware.is_cpu and launcher != "deepspeed":
         env["CUDA_VISIBLE_DEVICES"] = "{devices}"
-    if launcher == "python" and plan.sharding.engine == "deepspeed":
-        # Without these DeepSpeed looks for MPI and stops: No module named 'mpi4py'.
-        env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{master_port}"}  # fmt: skip
+    if launcher == "python":
+        env |= engine_of(plan).alone_env
     return env
 
 

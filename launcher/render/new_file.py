@@ -1,4 +1,4 @@
-"""A file beside the user's own: written whole, or not there."""
+"""A new file for the user, written completely or not at all."""
 
 from __future__ import annotations
 

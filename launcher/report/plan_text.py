@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from launcher.engines import engine_named
 from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan, Provenance
 from launcher.planner.adapting import ways_out
@@ -346,7 +347,7 @@ def _ranked(rows: Sequence[Mapping[str, Any]], *, timed: bool) -> list[str]:
 def strategy_name(settings: Mapping[str, Any]) -> str:
     """`ZeRO-2, nf4, checkpointing` for the settings of a row."""
     stage, quantization = settings["sharding.zero_stage"], settings["model.quantization"]
-    parts = [{"ddp": "DDP", "fsdp": "FSDP2"}.get(settings["sharding.engine"], f"ZeRO-{stage}")]
+    parts = [engine_named(settings["sharding.engine"]).label(stage)]
     parts += [] if quantization == "none" else [quantization]
     parts += ["checkpointing"] if settings["trainer.activation_checkpointing"] else []
     names = {"sharding.offload_optimizer": "optimizer", "sharding.offload_param": "parameters"}

@@ -9,10 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from launcher.engines import engine_of
+from launcher.engines.engine import Engine
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import LARGEST_RECORD, read_json
 from launcher.plan.settings import OTHERS, HasSettings, Settings
-from launcher.planner.resuming import BEFORE
+from launcher.plan.stored import BEFORE
 from launcher.recipe.env import resolve_env
 
 
@@ -64,15 +66,14 @@ class Job(HasSettings):
         return self.run_dir / "checkpoints"
 
     @property
-    def engine(self) -> str:
-        """ddp | fsdp | deepspeed"""
-        return self.sharding.engine
+    def engine(self) -> Engine:
+        return engine_of(self)
 
     @property
     def ds_config(self) -> Path | None:
         """The DeepSpeed configuration, None for a run without DeepSpeed."""
         path = self.run_dir / "ds_config.json"
-        if self.engine != "deepspeed" or not path.is_file():
+        if not self.engine.has_stages or not path.is_file():
             return None
         return path
 
@@ -123,3 +124,8 @@ def local_rank() -> int:
 def world_size() -> int:
     """Number of processes of the run."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def copies(job: Job) -> int:
+    """Data-parallel copies among the processes."""
+    return world_size() // job.sharding.ranks_of_copy

@@ -353,18 +353,18 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 class GradientBytes(TrainerCallback):
     """Records the gradients' bytes once, just before the first optimizer step."""
 
-    def __init__(self, *, deepspeed: bool) -> None:
-        self._deepspeed = deepspeed
+    def __init__(self, *, steps_in_backward: bool) -> None:
+        self._steps_in_backward = steps_in_backward
         self.found: dict[int, int] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """DeepSpeed's engine steps inside backward, where no callback is called."""
-        if self._deepspeed:
+        if self._steps_in_backward:
             engine = given["optimizer"].optimizer
             call_before_step(engine, lambda: self._take(given["model"], engine))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        if not self._deepspeed:
+        if not self._steps_in_backward:
             self._take(given["model"], given["optimizer"])
 
     def _take(self, model: torch.nn.Module, optimizer: Any) -> None:

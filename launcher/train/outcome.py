@@ -141,8 +141,8 @@ def _shortened(value: Any) -> Any:
 def save_outcome(
     job: Job, trainer: Any, processing: Any, data: Any, measured: Any, meter: Any, started: float
 ) -> None:
-    """Save weights and tokenizer, then result.json and the marker."""
-    from launcher.train.engines.gathering import save_trained
+    """Save weights and tokenizer; when all ranks are done, result.json and the marker."""
+    from launcher.train.engines import train_engine
     from launcher.train.memory_meter import memory_record
     from launcher.train.tracking import end_trackers
     from launcher.train.training import final_metrics
@@ -155,7 +155,7 @@ def save_outcome(
         base.config.use_cache = True  # the Trainer turned it off, which would be saved
 
     def write(aside: Path) -> None:
-        save_trained(job, trainer, aside)
+        train_engine(job).save_trained(job, trainer, aside)
         if rank() == 0:
             processing.save_pretrained(aside)
 

@@ -29,8 +29,7 @@ from launcher.train.checkpoint.resuming import EarlyStopping, ready_checkpoint
 from launcher.train.checkpoint.saving import SEEN_S, best_step
 from launcher.train.collectives import of_all, of_rank_0
 from launcher.train.data.build import Data
-from launcher.train.engines.restoring import OwnStates, universal_folder
-from launcher.train.engines.sharing import ranks_of_copy
+from launcher.train.engines import train_engine
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
 from launcher.train.memory_meter import (
@@ -49,13 +48,10 @@ from launcher.train.model.loss import chunk_loss
 from launcher.train.model.models import compile_blocks
 from launcher.train.tasks import train_task
 from launcher.train.tasks.task import Evaluated
-from launcher.train.upstream.model_seams import layer_classes
 
 __all__ = ["Measured", "final_metrics", "fit", "make_arguments", "make_trainer"]
 
 RESUME_VARIABLE = "EFFILAUNCH_RESUME"
-_ENGINES = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp"}
-"""accelerate's distributed types by our engine; every other one is plain data parallelism."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     up something else than the plan says.
     """
     check_positions(job, model)
-    check_units(job, model)
+    train_engine(job).check_model(job, model)
     hooks = load_hooks(job)  # which may change the model's class
     _make_faster(job, model)
     task = train_task(job.task.name)
@@ -108,7 +104,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     trainer.add_callback(trainer.stopping)  # the last one: it sees what the others asked of this step
     trainer.streams = data.streaming
     trainer.collate_eval = data.collate_eval
-    trainer.shared_by = ranks_of_copy(job)
+    trainer.shared_by = job.sharding.ranks_of_copy
     trainer.evaluated_by = job.sharding.tp_size
     trainer.reports_perplexity = "perplexity" in asked_metrics(job)
     check_engine(job, trainer)
@@ -152,35 +148,21 @@ def check_positions(job: Job, model: Any) -> None:
         )
 
 
-def check_units(job: Job, model: Any) -> None:
-    """RecipeError when FSDP would find no layers: the whole model as one unit is gathered at once, by all."""
-    if job.engine == "fsdp" and not layer_classes(model):
-        raise RecipeError(
-            Problem(
-                "fsdp-no-layers",
-                f"{type(model).__name__} does not name the layers that FSDP gathers one by one",
-                path="sharding.engine",
-                hint="name their classes in its _no_split_modules, or use sharding.engine: deepspeed",
-            )
-        )
-
-
 def check_engine(job: Job, trainer: Trainer) -> None:
     """RunFailed when accelerate set up another engine or fewer processes than the plan says.
 
-    It does so without a word, e.g. for ACCELERATE_USE_CPU beside a DeepSpeed config, or for FSDP on CPUs.
+    It does so silently, e.g. for ACCELERATE_USE_CPU beside a DeepSpeed config, or for FSDP on CPUs.
     """
     accelerator = trainer.accelerator
-    planned = job.engine
-    found = _ENGINES.get(accelerator.distributed_type.value, "ddp")
-    if (found, accelerator.num_processes) != (planned, world_size()):
+    right = train_engine(job).is_set_up(accelerator.distributed_type.value)
+    if not right or accelerator.num_processes != world_size():
         raise RunFailed(
             Problem(
                 "engine-mismatch",
-                f"planned {planned} over {world_size()} processes, accelerate set up "
+                f"planned {job.engine.name} over {world_size()} processes, accelerate set up "
                 f"{accelerator.distributed_type.value} over {accelerator.num_processes}",
                 hint="accelerate shards over GPUs alone; use sharding.engine: deepspeed on a CPU"
-                if planned == "fsdp" and trainer.args.device.type == "cpu"
+                if not job.engine.shards_on_cpu and trainer.args.device.type == "cpu"
                 else "unset ACCELERATE_* variables of your environment",
             )
         )
@@ -194,15 +176,14 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     checkpoint = find_checkpoint(job)
     if checkpoint is not None:
         ready_checkpoint(checkpoint)
-        if (universal := universal_folder(checkpoint)) is not None:
-            trainer.add_callback(OwnStates(universal))
+        train_engine(job).repair(trainer, checkpoint)
         manifest = read_manifest(checkpoint)
         trainer.saver.earlier_s = None if manifest is None else manifest.elapsed
     before = _counts_at(checkpoint)
     model = trainer.model
     footprint = _footprint(model)
     trainable, total = _count_parameters(model)
-    gradients = GradientBytes(deepspeed=job.ds_config is not None)
+    gradients = GradientBytes(steps_in_backward=train_engine(job).steps_in_backward)
     trainer.add_callback(gradients)
     trainer.add_callback(MeteredSteps(meter))
     trainer.meter, meter.held = meter, lambda: _all_tensors(trainer)

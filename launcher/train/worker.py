@@ -10,7 +10,6 @@ import atexit
 import faulthandler
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from typing import Any, NoReturn
 
 from launcher.errors import EffilaunchError, Problem, RunFailed
 from launcher.train import faults, stopping
-from launcher.train.job import Job, rank, read_job
+from launcher.train.job import Job, copies, rank, read_job
 from launcher.train.outcome import rank_log, redirect_output, write_error
 from launcher.train.prepare import STAGE, prepare_in_ranks
 from launcher.train.progress import bars_in_status
@@ -91,7 +90,7 @@ def train(job: Job) -> None:
     from launcher.train.checkpoint.pickles import save_members_by_value
     from launcher.train.data.build import build_data
     from launcher.train.data.gate import check_first_batch, check_steps
-    from launcher.train.engines.sharing import copies
+    from launcher.train.engines import train_engine
     from launcher.train.memory_meter import Meter, held_tensors
     from launcher.train.metrics import check_metrics
     from launcher.train.model.adapters import attach_adapter
@@ -104,11 +103,10 @@ def train(job: Job) -> None:
     started = time.monotonic()
     prepare_in_ranks(job)
     status().enter("load")
-    stand_in_for_launcher(job)
     set_timeouts(job)
     args = make_arguments(job)  # before the model: it sets the device, and ZeRO-3 shards from here on
-    join_processes(job)
-    save_members_by_value(job.sharding.engine)
+    if enumeration := train_engine(job).pickled_enum:
+        save_members_by_value(enumeration)
     check_metrics(job)
     processing = load_processing(job)
     data = build_data(job, processing)
@@ -151,18 +149,6 @@ def fit_or_record(trainer: Any, fit: Callable[[], Any]) -> Any:
         raise
 
 
-def stand_in_for_launcher(job: Job) -> None:
-    """Set the variables of one process, for which DeepSpeed would ask MPI."""
-    if job.ds_config is None or "RANK" in os.environ:
-        return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    for name, value in {**one, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
-        os.environ.setdefault(name, value)
-
-
 def set_timeouts(job: Job) -> None:
     """Set the timeout of every process group to `trainer.ddp_timeout`, or to the Trainer's default.
 
@@ -176,14 +162,6 @@ def set_timeouts(job: Job) -> None:
 
     seconds = job.trainer.ddp_timeout
     set_group_timeout(timedelta(seconds=TrainingArguments.ddp_timeout if seconds is None else seconds))
-
-
-def join_processes(job: Job) -> None:
-    """On CPU the Trainer leaves DeepSpeed's communication unset; ZeRO-3 needs it to load."""
-    if job.ds_config is not None and job.trainer.use_cpu:
-        import deepspeed
-
-        deepspeed.init_distributed(dist_backend="gloo")
 
 
 def leave(code: int) -> NoReturn:

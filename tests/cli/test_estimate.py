@@ -178,4 +178,4 @@ def test_devices_that_a_recipe_s_ranks_cannot_divide_are_refused(tmp_path, capsy
     assert main(["estimate", str(path), "--on", "8xH100-80GB", "--on", "3xH100-80GB"]) == 2
     assert "do not divide into groups of 2" in capsys.readouterr().err
     assert main(["estimate", str(path), "--on", "8xH100-80GB", "--tensor-parallel", "4"]) == 2
-    assert "the recipe says itself" in capsys.readouterr().err
+    assert "which ranks share a copy" in capsys.readouterr().err

@@ -321,7 +321,7 @@ def test_all_differences_are_refused_at_once_and_nothing_is_touched(stopped):
     assert found.keys() == {"adapter.r", "trainer.learning_rate", "data.max_length", "seed"}
     assert {problem["code"] for problem in data["errors"]} == {"resume-differs"}
     assert (found["adapter.r"]["line"], found["trainer.learning_rate"]["line"]) == (2, 6)
-    assert "was made with 8, the plan now says 16" in found["adapter.r"]["message"]
+    assert "was made with 8, the plan now has 16" in found["adapter.r"]["message"]
     assert contents(stopped.folder) == before
 
 
@@ -345,7 +345,7 @@ def test_other_rows_are_refused_and_nothing_is_touched(stopped):
 def test_other_ranks_are_told_and_another_engine_is_refused(stopped):
     code, _, said = stopped("--resume", "auto", on="1xA100-80GB")
     assert code == 0
-    assert "number of ranks: 2 -> 1: the random states of dropout start afresh" in said
+    assert "number of ranks: 2 -> 1: random states of dropout start afresh" in said
     stopped.interrupted()
     before = contents(stopped.folder)
     code, data, _ = stopped("--resume", "auto", "--set", "sharding.engine=deepspeed")

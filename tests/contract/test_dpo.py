@@ -235,12 +235,11 @@ from test_dpo import Meter, Rows, fit, make_arguments, make_trainer, prepared, t
 from transformers import set_seed
 from launcher.train.job import read_job
 from launcher.train.model.models import load_model
-from launcher.train.worker import join_processes, leave
+from launcher.train.worker import leave
 
 work = read_job(Path(sys.argv[1]))
 rows = Rows(prepared(work.run_dir))
 args = make_arguments(work)
-join_processes(work)
 set_seed(args.seed)
 trainer = make_trainer(work, args, load_model(work, tokenizer()), tokenizer(), rows)
 fit(work, trainer, Meter(on_cuda=False))

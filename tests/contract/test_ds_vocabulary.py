@@ -9,9 +9,9 @@ from importlib import metadata
 import pytest
 from lint_cases import BROKEN
 
+from launcher.engines.deepspeed_config import STAGE3_ONLY
 from launcher.knowledge.lint.consistency import BELOW_STAGE3_ONLY, READ_NOWHERE
 from launcher.knowledge.lint.keys import deepspeed_version
-from launcher.planner.profile import STAGE3_ONLY
 
 # Codes that DeepSpeed's own reader of a config refuses as well.
 REFUSED = ("ds-removed-key", "ds-fp16-and-bf16", "ds-no-batch-size", "ds-float-bucket", "ds-wrong-value")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cases import cases
 
+from launcher.engines.ddp import DDP
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.estimate import estimate_memory
@@ -96,7 +97,7 @@ def job_of(spec: ModelSpec, **more: Any) -> MemoryJob:
     job = MemoryJob(
         micro_batch=BATCH, sequence_length=spec.tokens_per_sample or LENGTH, data_parallel=1,
         devices_per_node=1, precision="fp32", dtype="float32", quantization="none", double_quant=False,
-        trainable_params=spec.params, adapter=False, engine="ddp", zero_stage=0,
+        trainable_params=spec.params, adapter=False, engine=DDP, zero_stage=0,
         offload_optimizer="none", offload_param="none", optim="adamw_torch", checkpointing=False,
         attention="sdpa", reduce_bucket_size=1, allgather_bucket_size=1, overlap_comm=False,
         eval_batch=1, accumulation=1, padded=spec.model_type == "qwen2",

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from memory_cases import states_of
 
+from launcher.engines import ddp, fsdp
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.model import read_model_spec
-from launcher.memory.engines.engine import largest_tensor
+from launcher.memory.engine import largest_tensor
 from launcher.memory.job import MemoryJob
 from launcher.memory.states import model_shapes
 
@@ -35,11 +37,11 @@ RANKS, BUCKET = 2, 150_000
 JOB = MemoryJob(
     micro_batch=1, sequence_length=8, data_parallel=RANKS, devices_per_node=RANKS, precision="bf16",
     dtype="float32", quantization="none", double_quant=False, trainable_params=SPEC.params, adapter=False,
-    engine="deepspeed", zero_stage=0, offload_optimizer="none", offload_param="none", optim="adamw_torch",
+    engine=DEEPSPEED, zero_stage=0, offload_optimizer="none", offload_param="none", optim="adamw_torch",
     checkpointing=False, attention="sdpa", reduce_bucket_size=BUCKET, allgather_bucket_size=BUCKET,
     overlap_comm=False, eval_batch=1, accumulation=1,
 )  # fmt: skip
-FSDP, DDP = replace(JOB, engine="fsdp"), replace(JOB, engine="ddp", precision="fp32")
+FSDP, DDP = replace(JOB, engine=fsdp.FSDP), replace(JOB, engine=ddp.DDP, precision="fp32")
 JOBS = {
     **{f"ZeRO-{stage}": replace(JOB, zero_stage=stage) for stage in range(4)},
     "ZeRO-1 between micro-batches": replace(JOB, zero_stage=1, accumulation=2),
@@ -60,8 +62,8 @@ def case(job: MemoryJob) -> dict[str, Any]:
     """What the ranks run: measured after the last backward pass of a step, or after its first."""
     steps = job.accumulation or 1
     offloads = job.offload_optimizer != "none"
-    if job.engine != "deepspeed":
-        kind = {"engine": job.engine, "mixed": job.precision == "bf16"}
+    if job.engine is not DEEPSPEED:
+        kind = {"engine": job.engine.name, "mixed": job.precision == "bf16"}
         return {**kind, "micro_batches": steps, "reduces_each": job.reduces_each}
     zero: dict[str, Any] = {"stage": job.zero_stage}
     if job.zero_stage:

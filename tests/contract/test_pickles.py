@@ -17,8 +17,9 @@ from launcher.errors import RecipeError
 torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
-from launcher.train.checkpoint.pickles import _ENUMS, check_pickles, save_members_by_value  # noqa: E402
+from launcher.train.checkpoint.pickles import check_pickles, save_members_by_value  # noqa: E402
 from launcher.train.checkpoint.resuming import ready_checkpoint  # noqa: E402
+from launcher.train.engines import deepspeed, fsdp  # noqa: E402
 from launcher.train.model.adapters import attach_adapter  # noqa: E402
 from launcher.train.model.models import load_model  # noqa: E402
 
@@ -71,7 +72,7 @@ def states(**more):
 
 
 def zero_checkpoint(folder: Path, **more) -> Path:
-    save_members_by_value("deepspeed")
+    save_members_by_value(deepspeed.TRAIN_ENGINE.pickled_enum)
     step = folder / "checkpoint-2" / "global_step2"
     step.mkdir(parents=True)
     torch.save({"module": {"w": torch.ones(4)}, "ds_config": {}}, step / "mp_rank_00_model_states.pt")
@@ -157,7 +158,7 @@ def sharded(folder: Path, **more) -> Path:
     """A checkpoint as FSDP2 writes its optimizer."""
     from torch.distributed import checkpoint as dcp
 
-    save_members_by_value("fsdp")
+    save_members_by_value(fsdp.TRAIN_ENGINE.pickled_enum)
     shards = folder / "checkpoint-2" / "optimizer_0"
     shards.mkdir(parents=True)
     value = {"state": {"w": torch.ones(4)}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}], **more}
@@ -165,15 +166,15 @@ def sharded(folder: Path, **more) -> Path:
     return shards.parent
 
 
-@pytest.mark.parametrize("engine", _ENUMS)
+@pytest.mark.parametrize("engine", [deepspeed, fsdp], ids=lambda engine: engine.__name__)
 def test_members_are_saved_by_value_whatever_the_python(engine, monkeypatch):
-    module, name = _ENUMS[engine]
+    module, name = enumeration = engine.TRAIN_ENGINE.pickled_enum
     kind = getattr(importlib.import_module(module), name)
     # As Python 3.11.2 does it.
     monkeypatch.setattr(kind, "__reduce_ex__", lambda member, _: (getattr, (type(member), member.name)))
     member = next(iter(kind))
     assert b"getattr" in pickle.dumps(member, 2)
-    save_members_by_value(engine)
+    save_members_by_value(enumeration)
     assert b"getattr" not in pickle.dumps(member, 2)
     assert pickle.loads(pickle.dumps(member, 2)) is member
 

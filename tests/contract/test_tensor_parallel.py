@@ -26,8 +26,8 @@ from engine_runs import (
 )
 from grounds import write_rows
 
+from launcher.engines import engine_named
 from launcher.facts.model import read_model_spec
-from launcher.memory.engines import ENGINES
 from launcher.memory.tensor_parallel import rank_spec
 
 if not find_spec("deepspeed"):  # not imported here: that takes long
@@ -35,8 +35,6 @@ if not find_spec("deepspeed"):  # not imported here: that takes long
 
 AUTO = {"engine": "deepspeed", "tp_size": 2}
 AGAIN = {"activation_checkpointing": True}
-
-ENGINE = {engine.name: engine for engine in ENGINES}
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +112,7 @@ def test_ranks_hold_the_words_that_the_plan_counts(name, ground, tmp_path, forks
         if all(peak["measured"] < 1.2 * peak["predicted"] for peak in (memory, memory["eval"])):
             break
     config = said.get("model", {}).get("config", LLAMA)
-    part = rank_spec(read_model_spec(name, config, "test"), 2, ENGINE[sharding["engine"]])
+    part = rank_spec(read_model_spec(name, config, "test"), 2, engine_named(sharding["engine"]))
     head, words = part.head.out_features, part.head.gathered or part.head.out_features
     counted = {"training": words, "evaluation": words, "head": head, "table": part.vocab_size}
     for rank in range(2):

@@ -17,8 +17,9 @@ from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import bind, show_start
 from launcher.facts.checkpoint import defect, read_manifest
 from launcher.inputs.planning_facts import gather
+from launcher.plan.stored import StoredPlan
 from launcher.planner.planner import make_plan
-from launcher.planner.resumed_states import judge
+from launcher.planner.resuming import compare_plans
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
 
@@ -111,7 +112,7 @@ def worst_of(
     assert sorted(expected) == list(range(1, STEPS + 1))
     checkpoint = whole.folder / "checkpoints" / f"checkpoint-{SAVED}"
     resumed = Run(forks, ground, folder / "resumed", *then)
-    found = judge(whole.plan, resumed.plan, first[0])
+    found = compare_plans(StoredPlan(whole.plan), StoredPlan(resumed.plan), first[0])
     assert not found.refused
     source = checkpoint
     if found.conversion:

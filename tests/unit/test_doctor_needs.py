@@ -7,6 +7,7 @@ from dataclasses import replace
 import factories
 import pytest
 
+from launcher.engines.ddp import DDP
 from launcher.knowledge.doctor.needs import (  # fmt: skip
     built_ops,
     checkpoint_bytes,
@@ -84,7 +85,7 @@ def test_operators_by_optimizer(tmp_path):
         "async_io",
     ]
     assert built_ops(replace(plan, job=replace(plan.job, offload_optimizer="none"))) == []
-    assert built_ops(replace(plan, job=replace(plan.job, engine="ddp"))) == []
+    assert DDP.compiled_ops(plan) == []
     on_cpu = replace(plan, hardware=replace(plan.hardware, device="cpu"))
     assert built_ops(on_cpu) == ["cpu_adam", "deepspeed_shm_comm"]
     assert built_ops(None) == []

@@ -13,11 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_cases import A100, CPU, FULL, JOB_1B, LLAMA_1B, LLAMA_7B, LORA_1B, NODE, ZERO, spec
 
+from launcher.engines import ENGINES
+from launcher.engines.deepspeed import DEEPSPEED
+from launcher.engines.fsdp import FSDP
 from launcher.facts.hardware import parse_hardware
 from launcher.memory.estimate import MemoryEstimate, estimate_memory, max_micro_batch
 from launcher.memory.job import MemoryJob
-from launcher.memory.strategies import model_jobs, on_hardware, open_jobs, strategy_name, worth_a_row
 from launcher.planner.planner import make_plan
+from launcher.planner.strategies import model_jobs, on_hardware, open_jobs, strategy_name, worth_a_row
 
 
 def test_json_is_complete_and_the_total_is_the_sum_of_the_components() -> None:
@@ -115,9 +118,9 @@ def test_what_an_evaluation_batch_leaves_behind() -> None:
     [
         ({"optim": "galore_adamw"}, "upper bound"),
         ({"optim": "paged_adamw_8bit"}, "host memory"),
-        ({"optim": "adafactor", "engine": "deepspeed", "zero_stage": 1}, "factored"),
-        ({"engine": "fsdp", "accumulation": 2, "data_parallel": 2}, "unsharded"),
-        ({"engine": "fsdp", "quantization": "nf4"}, "does not shard"),
+        ({"optim": "adafactor", "engine": DEEPSPEED, "zero_stage": 1}, "factored"),
+        ({"engine": FSDP, "accumulation": 2, "data_parallel": 2}, "unsharded"),
+        ({"engine": FSDP, "quantization": "nf4"}, "does not shard"),
     ],
 )
 def test_notes_say_what_is_assumed(changes: dict[str, object], words: str) -> None:
@@ -139,7 +142,7 @@ JOBS = st.builds(
         adapter=adapter,
         trainable_params=LORA_1B if adapter else LLAMA_1B.params,
     ),
-    st.sampled_from(["ddp", "fsdp", "deepspeed"]),
+    st.sampled_from(ENGINES),
     st.sampled_from([0, 1, 2, 3]),
     st.sampled_from(["fp32", "bf16", "fp16"]),
     st.booleans(),
@@ -193,7 +196,7 @@ def test_the_closed_form_part_of_a_plan_takes_50_ms(tmp_path: Path, on: str) -> 
 def test_strategies_cover_engines_precisions_adapters_and_optimizers() -> None:
     jobs = dict(model_jobs(LLAMA_7B))
     assert len(jobs) == len(model_jobs(LLAMA_7B))
-    assert {job.engine for job in jobs.values()} == {"ddp", "fsdp", "deepspeed"}
+    assert {job.engine for job in jobs.values()} == set(ENGINES)
     assert {job.zero_stage for job in jobs.values()} == {0, 1, 2, 3}
     assert {job.offload_param for job in jobs.values()} == {"none", "cpu", "nvme"}
     assert {job.quantization for job in jobs.values()} == {"none", "int8", "nf4"}
@@ -233,4 +236,4 @@ def test_a_recipes_job_over_what_it_leaves_open() -> None:
     fixed = ("sharding.zero_stage", "sharding.offload_param", "trainer.activation_checkpointing")
     assert [name for name, _ in open_jobs(replace(ZERO, zero_stage=2), fixed)] == ["ZeRO-2"]
     assert [name for name, _ in open_jobs(FULL, ())] == ["DDP", "DDP, checkpointing"]
-    assert strategy_name(replace(ZERO, engine="fsdp", offload_param="cpu")) == "FSDP2, all on CPU"
+    assert strategy_name(replace(ZERO, engine=FSDP, offload_param="cpu")) == "FSDP2, all on CPU"

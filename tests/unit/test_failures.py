@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 from collections.abc import Iterator
@@ -282,7 +283,27 @@ def codes() -> frozenset[str]:
                 # `"a" if … else "b"` is two codes
                 parts = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
                 found |= {p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str)}
-    return frozenset(found)
+    return frozenset(found | set(refusals()))
+
+
+def refusals() -> Iterator[str]:
+    """The codes of refusals that are yielded or returned as tuples (launcher/plan/draft.py Refusal)."""
+    for path in (ROOT / "launcher").rglob("*.py"):
+        text = path.read_text("utf-8")
+        if "Refusal" not in text:
+            continue
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Yield, ast.Return)) and isinstance(node.value, ast.Tuple):
+                first = node.value.elts[0]
+                if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                    yield first.value
+                elif isinstance(first, ast.Name) and first.id == "_CODE":
+                    yield getattr(importlib.import_module(module_of(path)), first.id)
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 FIGHTS = """{

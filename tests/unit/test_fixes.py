@@ -17,8 +17,7 @@ from launcher.plan.draft import EXPLICIT
 from launcher.planner import decide, fixes
 from launcher.planner.fixes import FIXES, apply_fixes
 from launcher.planner.planner import make_plan
-from launcher.planner.search import search, situation_of
-from launcher.planner.settling import record_size
+from launcher.planner.search import record_size, search, situation_of
 from launcher.recipe.loading import load_recipe
 from launcher.report.plan_text import fix_lines
 

@@ -21,7 +21,7 @@ from launcher.lab.ladder import (
     rung_line,
     start_batch,
 )
-from launcher.planner.as_run import predict_as_run
+from launcher.planner.planner import predict_as_run
 from launcher.recipe.loading import load_recipe, with_changes
 
 VIT = """\

@@ -18,8 +18,9 @@ from memory_cases import (
     states_of,
 )
 
-from launcher.memory.engines import engine_of
-from launcher.memory.engines.engine import Held, layer_values
+from launcher.engines.ddp import DDP
+from launcher.engines.fsdp import FSDP
+from launcher.memory.engine import Held, layer_values
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.phases import training_phases
 
@@ -31,7 +32,7 @@ LORA = replace(ZERO, adapter=True, trainable_params=LLAMA_7B.lora_params(16, "al
 
 
 def test_engines_that_gather_nothing_hold_nothing() -> None:
-    for job in (replace(ZERO, engine="ddp"), replace(ZERO, zero_stage=0)):
+    for job in (replace(ZERO, engine=DDP), replace(ZERO, zero_stage=0)):
         assert held_of(LLAMA_7B, job) == Held()
 
 
@@ -77,14 +78,14 @@ def test_stage_3_holds_its_gradients_from_the_start() -> None:
     assert partition == pytest.approx(2 * P7 / 8, abs=8)
     assert {p.gradients for p in training_phases(LLAMA_7B, job, NODE).values()} == {partition}
     assert training_phases(LLAMA_7B, replace(job, zero_stage=2), NODE)["forward"].gradients == 0
-    assert not engine_of(replace(job, offload_optimizer="cpu")).keeps_gradients(
+    assert not replace(job, offload_optimizer="cpu").engine.keeps_gradients(
         replace(job, offload_optimizer="cpu")
     )
 
 
 def test_stage_3_leaves_adapters_in_float32_and_keeps_inputs_of_frozen_products() -> None:
     second, third = replace(LORA, zero_stage=2), replace(LORA, zero_stage=3)
-    flows = [engine_of(job).dtypes(job, on_cpu=NODE.is_cpu) for job in (second, third)]
+    flows = [job.engine.dtypes(job, on_cpu=NODE.is_cpu) for job in (second, third)]
     assert [(flow.adapter, flow.frozen_inputs) for flow in flows] == [(2, False), (4, True)]
     kept, plain = (
         layer_bytes(LLAMA_7B, flow, attention="sdpa", sequence=2048, rank=16)
@@ -118,7 +119,7 @@ def test_stage_3_trains_the_embeddings_of_added_tokens_whole() -> None:
 
 
 def test_fsdp_gathers_a_layer_and_the_next() -> None:
-    job = replace(ZERO, engine="fsdp", dtype="float32", accumulation=1)
+    job = replace(ZERO, engine=FSDP, dtype="float32", accumulation=1)
     held = held_of(LLAMA_7B, job)
     # At the loss the head is there, forward with the buffer that it came in.
     assert (held.forward, held.head) == (2 * 2 * HEAD, 2 * HEAD)
@@ -133,7 +134,7 @@ def test_fsdp_gathers_a_layer_and_the_next() -> None:
 
 def test_fsdp_copies_a_table_with_added_rows_while_it_is_used() -> None:
     """peft keeps the rows alone; nothing of the size of a table stays on a rank."""
-    job = replace(LORA, engine="fsdp", dtype="bfloat16", precision="bf16")
+    job = replace(LORA, engine=FSDP, dtype="bfloat16", precision="bf16")
     tokens = replace(job, extra_frozen=2 * 2 * HEAD)
     assert states_of(LLAMA_7B, tokens).total == states_of(LLAMA_7B, job).total
     before, held = held_of(LLAMA_7B, job), held_of(LLAMA_7B, tokens)
@@ -143,7 +144,7 @@ def test_fsdp_copies_a_table_with_added_rows_while_it_is_used() -> None:
 
 
 def test_fsdp_keeps_a_tied_head_for_the_whole_pass() -> None:
-    job = replace(ZERO, engine="fsdp", dtype="float32", trainable_params=P1, accumulation=1)
+    job = replace(ZERO, engine=FSDP, dtype="float32", trainable_params=P1, accumulation=1)
     layer, head = 2 * 2048 * (2048 + 512) + 3 * 2048 * 8192 + 2 * 2048, 128_256 * 2048
     held = held_of(LLAMA_1B, job)
     assert held.head == 2 * head
@@ -152,7 +153,7 @@ def test_fsdp_keeps_a_tied_head_for_the_whole_pass() -> None:
 
 
 def test_gradients_of_the_running_layer_are_whole_under_fsdp() -> None:
-    job = replace(JOB_1B, engine="fsdp", dtype="float32", data_parallel=8, devices_per_node=8, accumulation=1)
+    job = replace(JOB_1B, engine=FSDP, dtype="float32", data_parallel=8, devices_per_node=8, accumulation=1)
     phases = training_phases(LLAMA_1B, job, A100)
     gradients = states_of(LLAMA_1B, job).gradients
     assert gradients == pytest.approx(4 * P1 / 8, abs=8)

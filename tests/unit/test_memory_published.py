@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from memory_cases import FULL, STARCODER
 
-from launcher.memory.engines import engine_of
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.memory.published import (
     HF_GRADIENTS,
     HF_OPTIMIZERS,
@@ -36,8 +36,8 @@ def test_parts_of_the_starcoder_footprint() -> None:
 
 @pytest.mark.parametrize(("stage", "published"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_zero_paper_table(stage: int, published: float) -> None:
-    job = replace(FULL, engine="deepspeed", zero_stage=stage, precision="bf16", dtype="bfloat16")
-    widths = engine_of(job).widths(job)
+    job = replace(FULL, engine=DEEPSPEED, zero_stage=stage, precision="bf16", dtype="bfloat16")
+    widths = job.engine.widths(job)
     assert widths == StateWidths(2, 2, 12)
     states = shard_states(7_500_000_000, 0, widths, stage=stage, data_parallel=64)
     assert states.total / 1e9 == pytest.approx(published, abs=0.05)

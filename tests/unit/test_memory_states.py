@@ -23,10 +23,13 @@ from memory_cases import (
     states_of,
 )
 
+from launcher.engines.ddp import DDP
+from launcher.engines.deepspeed import DEEPSPEED
+from launcher.engines.engine import Engine
+from launcher.engines.fsdp import FSDP
 from launcher.facts.model import FAMILY_TASKS, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.facts.shipped import facts_file
-from launcher.memory.engines import engine_of
 from launcher.memory.host import host_memory
 from launcher.memory.job import MemoryJob
 from launcher.memory.states import (
@@ -46,29 +49,29 @@ P7, P1 = LLAMA_7B.params, LLAMA_1B.params
 @pytest.mark.parametrize(
     ("engine", "precision", "dtype", "stage", "expected"),
     [
-        ("ddp", "fp32", "float32", 0, (4, 4, 8)),
-        ("ddp", "fp16", "float32", 0, (4, 4, 8)),
-        ("ddp", "bf16", "float32", 0, (4, 4, 8)),
-        ("ddp", "bf16", "bfloat16", 0, (2, 2, 4)),
-        ("ddp", "bf16-true", "bfloat16", 0, (2, 2, 4)),
-        ("fsdp", "fp32", "float32", 0, (4, 4, 8)),
-        ("fsdp", "bf16", "bfloat16", 0, (4, 4, 8)),
-        ("fsdp", "bf16-true", "bfloat16", 0, (2, 2, 4)),
-        ("deepspeed", "fp32", "float32", 0, (4, 4, 8)),
-        ("deepspeed", "fp32", "float32", 1, (4, 4, 12)),
-        ("deepspeed", "fp32", "float32", 3, (4, 4, 12)),
-        ("deepspeed", "bf16", "float32", 0, (2, 2, 12)),
-        ("deepspeed", "fp16", "float16", 2, (2, 2, 12)),
-        ("deepspeed", "bf16", "bfloat16", 3, (2, 2, 12)),
+        (DDP, "fp32", "float32", 0, (4, 4, 8)),
+        (DDP, "fp16", "float32", 0, (4, 4, 8)),
+        (DDP, "bf16", "float32", 0, (4, 4, 8)),
+        (DDP, "bf16", "bfloat16", 0, (2, 2, 4)),
+        (DDP, "bf16-true", "bfloat16", 0, (2, 2, 4)),
+        (FSDP, "fp32", "float32", 0, (4, 4, 8)),
+        (FSDP, "bf16", "bfloat16", 0, (4, 4, 8)),
+        (FSDP, "bf16-true", "bfloat16", 0, (2, 2, 4)),
+        (DEEPSPEED, "fp32", "float32", 0, (4, 4, 8)),
+        (DEEPSPEED, "fp32", "float32", 1, (4, 4, 12)),
+        (DEEPSPEED, "fp32", "float32", 3, (4, 4, 12)),
+        (DEEPSPEED, "bf16", "float32", 0, (2, 2, 12)),
+        (DEEPSPEED, "fp16", "float16", 2, (2, 2, 12)),
+        (DEEPSPEED, "bf16", "bfloat16", 3, (2, 2, 12)),
     ],
 )
 def test_bytes_per_parameter_of_adamw(
-    engine: str, precision: str, dtype: str, stage: int, expected: tuple[float, float, float]
+    engine: Engine, precision: str, dtype: str, stage: int, expected: tuple[float, float, float]
 ) -> None:
     job = replace(
         FULL, engine=engine, precision=precision, dtype=dtype, zero_stage=stage, optim="adamw_torch"
     )
-    assert engine_of(job).widths(job) == StateWidths(*expected)
+    assert job.engine.widths(job) == StateWidths(*expected)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,7 @@ def test_8_bit_lora_of_small_adapters_stays_in_32_bits() -> None:
 
 
 def test_fsdp_shards_everything_and_holds_gradients_between_micro_batches() -> None:
-    job = replace(ZERO, engine="fsdp", dtype="float32")
+    job = replace(ZERO, engine=FSDP, dtype="float32")
     states = states_of(LLAMA_7B, job)
     # Weights and AdamW: 12 bytes a parameter over 8 ranks.
     assert states.weights + states.optimizer == pytest.approx(12 * P7 / 8, abs=8)
@@ -178,7 +181,7 @@ def test_fsdp_shards_everything_and_holds_gradients_between_micro_batches() -> N
 
 def test_fsdp_leaves_quantised_weights_whole() -> None:
     job = replace(
-        ZERO, engine="fsdp", adapter=True, quantization="nf4", trainable_params=LLAMA_7B.lora_params(16, None)
+        ZERO, engine=FSDP, adapter=True, quantization="nf4", trainable_params=LLAMA_7B.lora_params(16, None)
     )
     whole = base_weight_bytes(LLAMA_7B, "bfloat16", "nf4", double_quant=False, upcast_rest=True)
     assert states_of(LLAMA_7B, job).weights > whole
@@ -227,13 +230,13 @@ def test_offload_of_stage_3_to_host_and_nvme() -> None:
 
 
 def test_buffers_of_engines() -> None:
-    assert buffers_of(LLAMA_7B, replace(ZERO, engine="ddp", dtype="float32")) == 4 * P7
-    assert buffers_of(LLAMA_7B, replace(FULL, engine="ddp")) == 0
+    assert buffers_of(LLAMA_7B, replace(ZERO, engine=DDP, dtype="float32")) == 4 * P7
+    assert buffers_of(LLAMA_7B, replace(FULL, engine=DDP)) == 0
     assert buffers_of(LLAMA_7B, replace(ZERO, zero_stage=0)) == 2 * 500_000_000
     for stage in (1, 2):  # its buckets come with the first gradient, see test_memory_held.py
         assert buffers_of(LLAMA_7B, replace(ZERO, zero_stage=stage)) == 0
     assert buffers_of(LLAMA_7B, replace(ZERO, zero_stage=3)) == 2 * 200_000_000
-    assert buffers_of(LLAMA_7B, replace(ZERO, engine="fsdp")) == 0
+    assert buffers_of(LLAMA_7B, replace(ZERO, engine=FSDP)) == 0
 
 
 def test_copies_of_embeddings_for_added_tokens_are_frozen_weights() -> None:
@@ -251,7 +254,7 @@ def test_states_never_grow_with_the_zero_stage(params: int, ranks: int, precisio
     totals = []
     for stage in range(4):
         job = replace(ZERO, precision=precision, dtype="bfloat16", zero_stage=stage, optim="adamw_torch")
-        widths = engine_of(job).widths(job)
+        widths = job.engine.widths(job)
         totals.append(shard_states(params, 0, widths, stage=stage, data_parallel=ranks).total)
     assert totals == sorted(totals, reverse=True)
 
@@ -259,7 +262,7 @@ def test_states_never_grow_with_the_zero_stage(params: int, ranks: int, precisio
 @given(optim=st.sampled_from(sorted(OPTIMIZERS)), ranks=st.sampled_from([2, 8, 64]), adapter=st.booleans())
 def test_more_ranks_never_hold_more(optim: str, ranks: int, adapter: bool) -> None:
     trained = LORA_1B if adapter else P1
-    for engine, stage in (("fsdp", 0), ("deepspeed", 1), ("deepspeed", 3)):
+    for engine, stage in ((FSDP, 0), (DEEPSPEED, 1), (DEEPSPEED, 3)):
         job = replace(
             JOB_1B, engine=engine, zero_stage=stage, optim=optim, adapter=adapter, trainable_params=trained
         )
@@ -300,14 +303,14 @@ def test_host_memory_by_its_parts() -> None:
     assert host(replace(ZERO, zero_stage=2))["saving"] == 8 * weights
     third = host(replace(ZERO, zero_stage=3))
     assert (third["loading"], third["saving"]) == (weights, 4 * P7)
-    full = host(replace(ZERO, engine="fsdp", dtype="float32"))
+    full = host(replace(ZERO, engine=FSDP, dtype="float32"))
     assert (full["loading"], full["saving"]) == (4 * P7, 4 * P7)
-    assert host(replace(ZERO, engine="fsdp", dtype="float32", each_loads=True))["loading"] == 8 * 4 * P7
+    assert host(replace(ZERO, engine=FSDP, dtype="float32", each_loads=True))["loading"] == 8 * 4 * P7
 
 
 def test_host_memory_of_adapters_and_of_a_cpu() -> None:
     lora = LLAMA_7B.lora_params(16, "all-linear")
-    job = replace(ZERO, engine="ddp", adapter=True, trainable_params=lora)
+    job = replace(ZERO, engine=DDP, adapter=True, trainable_params=lora)
     assert host(job)["saving"] == 4 * lora
     assert host(replace(job, quantization="nf4"))["loading"] == 0
     cpu = host(replace(FULL, data_parallel=2, devices_per_node=2), on_cpu=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from memory_cases import step_of
 
+from launcher.engines.ddp import DDP
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.activations import lora_rank, make_block, make_stacks
@@ -36,7 +37,7 @@ CPU, A100 = parse_hardware("cpu"), parse_hardware("1xA100-80GB")
 JOB = MemoryJob(
     micro_batch=2, sequence_length=16, data_parallel=1, devices_per_node=1, precision="fp32",
     dtype="float32", quantization="none", double_quant=False, trainable_params=spec().params, adapter=False,
-    engine="ddp", zero_stage=0, offload_optimizer="none", offload_param="none", optim="adamw_torch_fused",
+    engine=DDP, zero_stage=0, offload_optimizer="none", offload_param="none", optim="adamw_torch_fused",
     checkpointing=False, attention="sdpa", reduce_bucket_size=1, allgather_bucket_size=1,
     overlap_comm=False, eval_batch=1, accumulation=1,
 )  # fmt: skip

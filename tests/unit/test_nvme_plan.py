@@ -19,9 +19,10 @@ from launcher.execute import start_checks
 from launcher.execute.leftovers import LOCK, reserved_folder, swap_files
 from launcher.knowledge.doctor.needs import built_ops, nvme_path
 from launcher.knowledge.lint.check import lint_text
+from launcher.plan.stored import StoredPlan
 from launcher.planner.adapting import ways_out
 from launcher.planner.planner import make_plan
-from launcher.planner.resumed_states import judge
+from launcher.planner.resuming import compare_plans
 from launcher.planner.tiny import tiny_on_cpu
 from launcher.render.bundle import render
 
@@ -225,10 +226,14 @@ def test_the_guard_refuses_its_checkpoints_to_every_plan(tmp_path):
         for text in (NVME, NVME.replace("offload_optimizer: nvme, nvme_path: /local/nvme", "zero_stage: 3"))
     )
     for old, new in ((disk, disk), (disk, host), (host, disk)):
-        (refusal,) = [found for found in judge(old, new, 8).refused if "NVMe" in found.reason]
+        (refusal,) = [
+            found
+            for found in compare_plans(StoredPlan(old), StoredPlan(new), 8).refused
+            if "NVMe" in found.reason
+        ]
         assert refusal.setting == "sharding.offload_optimizer"
-        assert "model.name_or_path" in refusal.mend
-    assert judge(host, host, 8).refused == []
+        assert "model.name_or_path" in refusal.fix
+    assert compare_plans(StoredPlan(host), StoredPlan(host), 8).refused == []
 
 
 # --- the machine -----------------------------------------------------------------------------------------

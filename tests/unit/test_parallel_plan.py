@@ -13,10 +13,11 @@ from launcher.errors import RecipeError
 from launcher.facts.capabilities import tp_plans
 from launcher.facts.model import read_model_spec
 from launcher.facts.probe import shipped_model_config
-from launcher.planner.parallel import FAMILIES, SIZES
+from launcher.plan.stored import StoredPlan
+from launcher.planner.decide import SIZES
+from launcher.planner.parallel import FAMILIES
 from launcher.planner.planner import make_plan
-from launcher.planner.resumed_states import judge
-from launcher.planner.resuming import compare_settings, rule_of
+from launcher.planner.resuming import compare_plans, compare_settings, rule_of
 from launcher.planner.search import search
 from launcher.planner.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
 from launcher.render.bundle import render
@@ -192,7 +193,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         for size in (TP, SP, CP)
     ),
     *(
-        ({**size, "trainer__accelerator_config": DISPATCH}, "accelerator-config", "wrong rows")
+        ({**size, "trainer__accelerator_config": DISPATCH}, "accelerator-config", "different rows")
         for size in (TP, SP, CP)
     ),
 ]  # fmt: skip
@@ -232,7 +233,7 @@ def test_other_tasks_and_families_are_refused(tmp_path):
     problem = refused(tmp_path, text=gpt2, **TP)
     assert problem.code == "parallel-model"
     assert "has no tensor-parallel plan in transformers" in problem.message
-    assert "was not tried" in refused(tmp_path, text=gpt2, **SP).message
+    assert "was not tested" in refused(tmp_path, text=gpt2, **SP).message
 
 
 ABSENT = object()
@@ -327,7 +328,7 @@ def test_what_a_profile_says_is_refused_at_the_line_that_names_it(profile, sizes
 def test_fp16_that_the_device_means_is_refused_at_the_size(tmp_path):
     problem = refused(tmp_path, "8xV100-32GB", FULL + "sharding: {tp_size: 2}\n")
     assert (problem.path, problem.line) == ("sharding.tp_size", 5)
-    assert "8xV100-32GB means fp16" in problem.message
+    assert "8xV100-32GB implies fp16" in problem.message
     assert "precision: fp32" in (problem.hint or "")
 
 
@@ -354,7 +355,7 @@ def test_a_profile_does_not_share_ranks_out_behind_the_plan(block, words, tmp_pa
 
 def test_a_profile_that_scales_gradients_does_not_go_with_parts_of_samples(tmp_path):
     profile = {"zero_optimization": {"stage": 3, "reduce_scatter": False}}
-    with pytest.raises(RecipeError, match="by what gradients are divided"):
+    with pytest.raises(RecipeError, match="gradients are averaged"):
         make_plan(
             recipe(tmp_path, FULL, sharding__config="p.json", **SP),
             replace(facts("8xH100-80GB", "meta-llama/Llama-3.1-8B"), profile=profile),
@@ -373,11 +374,11 @@ def test_keys_of_other_launchers_name_what_there_is(key, tmp_path):
 @pytest.mark.parametrize("name", SIZES)
 def test_a_run_goes_on_with_the_same_sizes_alone(name, tmp_path):
     assert rule_of(f"sharding.{name}").verdict == "equal"
-    old = {"settings": {f"sharding.{name}": {"value": 2}}}
-    (difference,) = compare_settings(old, {"settings": {f"sharding.{name}": {"value": 1, "by": ""}}})
+    old, new = ({"settings": {f"sharding.{name}": {"value": n, "by": ""}}} for n in (2, 1))
+    (difference,) = compare_settings(StoredPlan(old), StoredPlan(new))
     assert difference.refused
     # A plan of an older version had no such setting, and no such ranks.
-    assert compare_settings({"settings": {}}, {"settings": {f"sharding.{name}": {"value": 1}}}) == []
+    assert compare_settings(StoredPlan({"settings": {}}), StoredPlan(new)) == []
 
 
 def test_files_of_ranks_that_share_a_copy_are_not_converted(tmp_path):
@@ -387,7 +388,7 @@ def test_files_of_ranks_that_share_a_copy_are_not_converted(tmp_path):
         )
         for on in ("8xH100-80GB", "4xH100-80GB")
     ]
-    found = judge(made[0], made[1], 8)
+    found = compare_plans(StoredPlan(made[0]), StoredPlan(made[1]), 8)
     assert any("ranks share a copy" in difference.reason for difference in found.refused)
 
 

@@ -17,7 +17,7 @@ from launcher.facts import probe
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.measured_runs import read_calibration
 from launcher.memory.estimate import estimate_memory
-from launcher.planner.as_run import predict_as_run
+from launcher.planner.planner import predict_as_run
 
 FACTS = facts("cpu")
 

@@ -9,10 +9,19 @@ from typing import Any
 
 import pytest
 
+from launcher.engines.deepspeed import ADAM
 from launcher.errors import RecipeError
 from launcher.facts.checkpoint import same_samples
-from launcher.planner.resumed_states import ADAM, judge
-from launcher.planner.resuming import RULES, compare_data, compare_settings, compare_versions, rule_of
+from launcher.plan.stored import StoredPlan
+from launcher.planner.resuming import (
+    RULES,
+    Resumption,
+    compare_data,
+    compare_plans,
+    compare_settings,
+    compare_versions,
+    rule_of,
+)
 from launcher.train.job import Job
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "plans").glob("*.json"))
@@ -44,6 +53,10 @@ def plan(ranks: int = 2, **changed: Any) -> dict[str, Any]:
     }
 
 
+def judge(old: dict[str, Any], new: dict[str, Any], ranks: int) -> Resumption:
+    return compare_plans(StoredPlan(old), StoredPlan(new), ranks)
+
+
 def refused(old: dict[str, Any], new: dict[str, Any], ranks: int = 2) -> list[str]:
     return [difference.setting for difference in judge(old, new, ranks).refused]
 
@@ -69,8 +82,8 @@ def test_each_rule_judges_a_change_and_not_its_absence(rule):
         old, new = plan(), plan()
         old["settings"][setting] = {"value": 1, "by": "default"}
         new["settings"][setting] = {"value": 2, "by": "r.yaml:9"}
-        found = compare_settings(old, new)
-        assert compare_settings(old, copy.deepcopy(old)) == []
+        found = compare_settings(StoredPlan(old), StoredPlan(new))
+        assert compare_settings(StoredPlan(old), StoredPlan(copy.deepcopy(old))) == []
         if rule.verdict in ("free", "states", "samples"):
             assert found == []
             continue
@@ -120,7 +133,7 @@ def test_all_differences_are_told_at_once():
 def test_more_steps_stretch_a_schedule_and_nothing_else():
     longer = judge(plan(), plan(trainer__max_steps=20), 2)
     assert not longer.refused
-    assert "has another end: the learning rate makes a jump" in longer.words[0]  # shorter runs get it, too
+    assert "has another end: the learning rate jumps" in longer.words[0]  # shorter runs get it, too
     assert "10 -> 20" in longer.words[0]
     constant = {"trainer__lr_scheduler_type": "constant"}
     (word,) = judge(plan(**constant), plan(trainer__max_steps=20, **constant), 2).words
@@ -178,7 +191,7 @@ def test_what_cannot_be_converted_is_refused_with_both_ways_out(given, why):
     assert difference.setting == "number of ranks"
     assert why in difference.reason
     assert "adapter.path" in difference.reason
-    assert "2 ranks (--on)" in difference.mend
+    assert "2 ranks (--on)" in difference.fix
 
 
 def test_random_frozen_weights_keep_their_stage():
@@ -202,7 +215,7 @@ def test_states_on_nvme_are_not_gone_on_from():
     nvme = {"sharding__zero_stage": 3, "sharding__offload_optimizer": "nvme"}
     (difference,) = judge(plan(**nvme), plan(**nvme), 2).refused
     assert difference.setting == "sharding.offload_optimizer"
-    assert difference.mend.startswith("start a new run")
+    assert difference.fix.startswith("start a new run")
 
 
 def test_no_engine_reads_the_files_of_another():
@@ -242,8 +255,8 @@ def test_other_versions_are_a_word():
     assert compare_versions({"torch": "2.13.0", "rich": "1"}, {"rich": "2"}) == []
     (difference,) = compare_versions({"torch": "2.13.0"}, {"torch": "2.14.0"})
     assert not difference.refused
-    assert "2.13.0" in difference.word()
-    assert "2.14.0" in difference.word()
+    assert "2.13.0" in difference.line()
+    assert "2.14.0" in difference.line()
 
 
 def test_other_data_is_refused():
@@ -288,9 +301,9 @@ def test_a_checkpoint_of_an_older_plan_goes_on_with_a_word_for_what_computes_it_
     old = plan(**{"model.attn_implementation": "sdpa", "data.padding_free": False})
     for name in NEW.keys() - {"model.attn_implementation", "data.padding_free"}:
         old["settings"].pop(name, None)
-    found = compare_settings(old, plan(**NEW))
+    found = compare_settings(StoredPlan(old), StoredPlan(plan(**NEW)))
     assert not any(difference.refused for difference in found)
-    told = {difference.setting: difference.word() for difference in found}
+    told = {difference.setting: difference.line() for difference in found}
     assert told.keys() == NEW.keys() - {
         "model.vocab_multiple", "adapter.autocast_adapter_dtype", "trainer.dataloader_num_workers",
         "trainer.use_liger_kernel",
@@ -304,7 +317,7 @@ def test_a_checkpoint_of_an_older_plan_goes_on_with_a_word_for_what_computes_it_
 )
 def test_other_tensors_are_refused_also_against_an_older_plan(setting, value):
     old, new = plan(), plan(**{**NEW, setting: value})
-    assert setting in [d.setting for d in compare_settings(old, new) if d.refused]
+    assert setting in [d.setting for d in compare_settings(StoredPlan(old), StoredPlan(new)) if d.refused]
 
 
 def test_the_worker_reads_an_older_plan_as_it_was_meant(tmp_path):

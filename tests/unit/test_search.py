@@ -14,11 +14,10 @@ from factories import BASE, facts, recipe
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.facts.hardware import DEVICES, device_facts, parse_hardware
 from launcher.memory.estimate import estimate_memory
-from launcher.planner import strategy
+from launcher.planner import candidates
+from launcher.planner.candidates import Candidate
 from launcher.planner.planner import make_plan
-from launcher.planner.search import Search, search
-from launcher.planner.strategy import Candidate
-from launcher.planner.weighing import search_rows, trade
+from launcher.planner.search import Search, search, search_rows, trade
 from launcher.report.plan_text import strategy_name
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "") + "global_batch_size: 32\n"
@@ -287,7 +286,7 @@ def test_trace_and_calibration_reach_the_estimate(tmp_path, monkeypatch):
         given.append((trace, calibration))
         return estimate_memory(*arguments)
 
-    monkeypatch.setattr(strategy, "estimate_memory", recorded)
+    monkeypatch.setattr(candidates, "estimate_memory", recorded)
     search(recipe(tmp_path, LORA), facts(trace="the trace", calibration="the calibration"))
     assert set(given) == {("the trace", "the calibration")}
 
@@ -305,7 +304,7 @@ def test_an_evaluation_takes_a_smaller_batch_before_training_does(tmp_path, monk
     loaded, known = recipe(tmp_path, EVALUATED), facts("8xA100-80GB")
     plain = make_plan(loaded, known)
     assert plain.trainer.per_device_eval_batch_size == plain.batch.micro == 8
-    monkeypatch.setattr(strategy, "estimate_memory", hungry)
+    monkeypatch.setattr(candidates, "estimate_memory", hungry)
     tight = make_plan(loaded, known)
     assert tight.batch.micro == 8
     assert tight.trainer.per_device_eval_batch_size == 2
@@ -340,7 +339,7 @@ def test_nothing_fits_says_what_would_and_each_of_it_does(tmp_path):
     changes = [other.change for other in caught.value.would_fit]
     assert [set(change) for change in changes][:2] == [{"on"}, {"on"}]
     for other in caught.value.would_fit:
-        assert other.said in problem.hint
+        assert other.text in problem.hint
         hardware = parse_hardware(other.change.get("on", "2xT4-16GB"))
         asked = "".join(f"{_as_yaml(k, v)}\n" for k, v in other.change.items() if k != "on")
         made = make_plan(recipe(tmp_path, FULL + asked), replace(known, hardware=hardware))

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.engines.ddp import DDP
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.hardware import DEVICES, Processor, figures_of, parse_hardware
 from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
@@ -34,7 +36,7 @@ A100 = parse_hardware("8xA100-80GB")
 FULL = MemoryJob(
     micro_batch=2, sequence_length=1024, data_parallel=8, devices_per_node=8, precision="bf16",
     dtype="bfloat16", quantization="none", double_quant=False, trainable_params=LLAMA.params,
-    adapter=False, engine="deepspeed", zero_stage=0, offload_optimizer="none", offload_param="none",
+    adapter=False, engine=DEEPSPEED, zero_stage=0, offload_optimizer="none", offload_param="none",
     optim="adamw_torch", checkpointing=False, attention="sdpa", reduce_bucket_size=200_000_000,
     allgather_bucket_size=200_000_000, overlap_comm=False, eval_batch=0, accumulation=1,
 )  # fmt: skip
@@ -220,7 +222,7 @@ def test_times_are_ordered_like_the_published_ones() -> None:
         "4 x 4": {**true, "micro_batch": 4, "accumulation": 4},
     }
     base = replace(
-        FULL, engine="ddp", data_parallel=1, devices_per_node=1, dtype="float32", micro_batch=64,
+        FULL, engine=DDP, data_parallel=1, devices_per_node=1, dtype="float32", micro_batch=64,
         sequence_length=197, trainable_params=VIT.params,
     )  # fmt: skip
     hardware = parse_hardware("1xA100-40GB")

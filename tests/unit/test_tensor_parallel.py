@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 from memory_cases import A100, JOB_1B, LLAMA_1B, LLAMA_7B, LORA_1B, NODE, STARCODER, ZERO, spec
 
+from launcher.engines.ddp import DDP
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.errors import RecipeError
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.model import read_model_spec
 from launcher.memory.activations import make_block
-from launcher.memory.engines import DDP, DEEPSPEED
 from launcher.memory.estimate import estimate_memory, max_micro_batch
 from launcher.memory.layers import Dtypes
 from launcher.memory.loss import evaluation_bytes, head_cost
@@ -132,7 +133,7 @@ def test_adapters_are_divided_with_their_matrices() -> None:
 def test_more_ranks_hold_and_need_less_each() -> None:
     found = []
     for ranks in (1, 2, 4, 8):
-        job = replace(ZERO, engine="ddp", dtype="float32", tensor_parallel=ranks, data_parallel=8 // ranks)
+        job = replace(ZERO, engine=DDP, dtype="float32", tensor_parallel=ranks, data_parallel=8 // ranks)
         found.append(estimate_memory(LLAMA_7B, job, NODE))
     weights = [memory.components.weights for memory in found]
     assert weights == sorted(weights, reverse=True)

@@ -109,7 +109,7 @@ def test_ranks_that_share_a_copy_keep_what_was_tried(tmp_path, shared):
         ({"model__loss": "chunked", "trainer__use_liger_kernel": "true"}, A100, "loss-conflict", "Liger"),
         ({"model__loss": "chunked", "trainer__label_smoothing_factor": 0.1}, A100, "loss-conflict", "smooth"),
         ({"model__compile_blocks": "true", **TP}, "8xA100-80GB", "compile-conflict", "share"),
-        ({"model__vocab_multiple": 64, **TP}, "8xA100-80GB", "vocabulary-conflict", "cut"),
+        ({"model__vocab_multiple": 64, **TP}, "8xA100-80GB", "vocabulary-conflict", "split"),
         ({"adapter__autocast_adapter_dtype": "false"}, V100, "adapter-dtype", "scaler"),
         (
             {"model__compile_blocks": "true", "trainer__torch_compile": "true"},

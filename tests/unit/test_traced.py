@@ -10,6 +10,9 @@ import pytest
 from factories import facts
 from memory_cases import held_of, states_of
 
+from launcher.engines.ddp import DDP
+from launcher.engines.deepspeed import DEEPSPEED
+from launcher.engines.fsdp import FSDP
 from launcher.errors import MachineError
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.memory_trace import Line, Moment, Trace, TracedStep, Untraceable, ask_child, read_step
@@ -23,7 +26,7 @@ SPEC = facts().model
 JOB = MemoryJob(
     micro_batch=2, sequence_length=2048, data_parallel=8, devices_per_node=8,
     precision="bf16", dtype="bfloat16", quantization="none", double_quant=False,
-    trainable_params=SPEC.params, adapter=False, engine="deepspeed", zero_stage=2,
+    trainable_params=SPEC.params, adapter=False, engine=DEEPSPEED, zero_stage=2,
     offload_optimizer="none", offload_param="none", optim="adamw_torch_fused",
     checkpointing=False, attention="sdpa", reduce_bucket_size=200_000_000,
     allgather_bucket_size=200_000_000, overlap_comm=False, eval_batch=1, accumulation=1,
@@ -67,7 +70,7 @@ def test_the_step_of_an_engine_is_the_closed_forms():
 
 
 def test_torchs_own_step_is_traced_under_ddp():
-    job = replace(JOB, engine="ddp", zero_stage=0)
+    job = replace(JOB, engine=DDP, zero_stage=0)
     step = Moment("step", Line(2.0 * SPEC.params, 0), NOTHING, NOTHING, Line(7.0 * GIB, 0))
     assert traced_phases(traced(job, A100, NOTHING, step), SPEC, job, A100)["step"].temporary == 7 * GIB
 
@@ -98,7 +101,7 @@ def test_micro_batches_follow_the_line():
         {"checkpointing": True},
         {"adapter": True, "trainable_params": 1000},
         {"adapter_dropout": 0.1},
-        {"engine": "ddp"},
+        {"engine": DDP},
         {"accumulation": 4},
         {"document_mask": True},
         {"padded": True},
@@ -125,20 +128,20 @@ def test_sharding_and_batch_need_no_new_trace(change):
 def test_jobs_that_cannot_be_traced_say_why():
     assert why_not(JOB, "causal-lm") is None
     assert "trl" in why_not(JOB, "dpo")
-    quantized = {"engine": "fsdp", "quantization": "nf4", "adapter": True}
+    quantized = {"engine": FSDP, "quantization": "nf4", "adapter": True}
     sharded = {"zero_stage": 3, "adapter": True}
     for change in ({"liger": True}, {"tensor_parallel": 2}, {"spread": 2}, quantized, sharded):
         assert why_not(replace(JOB, **change), "causal-lm")
-    for change in ({"engine": "fsdp"}, {"zero_stage": 3}, {"zero_stage": 2, "adapter": True}):
+    for change in ({"engine": FSDP}, {"zero_stage": 3}, {"zero_stage": 2, "adapter": True}):
         assert why_not(replace(JOB, **change), "causal-lm") is None
 
 
 def test_a_trace_is_of_the_engine_that_casts():
     """FSDP2 gathers in 16 bits under autocast, DeepSpeed casts all and has no autocast."""
-    fsdp = replace(JOB, engine="fsdp")
+    fsdp = replace(JOB, engine=FSDP)
     assert traced_phases(traced(), SPEC, fsdp, A100) is None
     assert traced_phases(traced(fsdp), SPEC, fsdp, A100) is not None
-    plain = [replace(JOB, engine=engine, precision="fp32", dtype="float32") for engine in ("fsdp", "ddp")]
+    plain = [replace(JOB, engine=engine, precision="fp32", dtype="float32") for engine in (FSDP, DDP)]
     assert choices_of(plain[0], A100) == choices_of(plain[1], A100)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.machine_facts import BuildFacts, Machine, Stack
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, numbers, ok, skip, warn
 from launcher.knowledge.doctor.needs import built_ops, cuda_ops, on_gpu
@@ -102,7 +103,7 @@ def python_headers(machine: Builder, plan: Plan | None) -> Verdict:
 def deepspeed_ops(machine: Builder, plan: Plan | None) -> Verdict:
     """Precompiled operators, and whether the others can be built."""
     facts, ops = machine.stack["deepspeed"], built_ops(plan)
-    asked = plan is not None and plan.job.engine == "deepspeed"
+    asked = plan is not None and plan.job.engine is DEEPSPEED
     if error := facts.get("error"):
         hint = "pip install 'effilaunch[train]'"
         return needed(asked, "DeepSpeed cannot be used", f"deepspeed: {error}", hint)

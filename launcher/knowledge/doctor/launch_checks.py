@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.machine_facts import DEFAULT_PORT, HOSTFILE, Machine
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, ok, size, skip, warn
 from launcher.knowledge.doctor.needs import on_gpu
@@ -78,7 +79,7 @@ def hostfile(machine: Machine, plan: Plan | None) -> Verdict:
     hint = f"move {HOSTFILE} away, or pass another with --hostfile"
     if bad:
         message = "deepspeed reads it by default and stops at entries other than `HOST slots=N`"
-        run = plan is not None and plan.job.engine == "deepspeed"
+        run = plan is not None and plan.job.engine is DEEPSPEED
         return needed(run, f"{len(bad)} bad entries of {len(entries)}", message, hint)
     missing = "" if "pdsh" in machine.software.programs or len(entries) < 2 else "; pdsh is not installed"
     message = "deepspeed reads it by default and starts processes on its hosts"
@@ -98,7 +99,7 @@ def shared_memory(machine: Machine, plan: Plan | None) -> Verdict:
         return warn("no /dev/shm", "DataLoader workers and NCCL use it", "mount a tmpfs there")
     found = f"{size(folder.free)} free of {size(folder.total)}"
     ranks = 1 if plan is None else plan.hardware.devices_per_node
-    engine = plan is not None and plan.job.engine == "deepspeed" and plan.hardware.is_cpu
+    engine = plan is not None and plan.job.engine is DEEPSPEED and plan.hardware.is_cpu
     wanted = ranks * _SHM_PER_RANK if engine else 0
     hint = "docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir of medium Memory"
     if not folder.writable or folder.free < wanted:

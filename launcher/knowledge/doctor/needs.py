@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.engines import engine_of
 from launcher.knowledge.doctor.check import size
-from launcher.memory.engines import engine_of
 from launcher.memory.states import base_weight_bytes
 from launcher.plan.plan import Plan
 
@@ -30,9 +30,7 @@ def profile(plan: Plan) -> Mapping[str, Any]:
 
 def needed_modules(plan: Plan) -> list[str]:
     """What the workers import."""
-    needed = [*NEEDED]
-    if plan.sharding.engine == "deepspeed":
-        needed.append("deepspeed")
+    needed = [*NEEDED, *engine_of(plan).packages]
     if plan.adapter.type:
         needed.append("peft")
     if plan.model.quantization != "none":
@@ -57,18 +55,7 @@ def _tracker_modules(plan: Plan) -> list[str]:
 
 def built_ops(plan: Plan | None) -> list[str]:
     """The operators that DeepSpeed compiles at the start of the run."""
-    if plan is None or plan.job.engine != "deepspeed":
-        return []
-    ops = []
-    if plan.job.offload_optimizer != "none":
-        ops.append("cpu_adam")
-    elif any(key.startswith("optimizer") for key in profile(plan)):
-        ops.append("fused_adam")
-    if uses_nvme(plan):
-        ops.append("async_io")
-    if plan.hardware.is_cpu:
-        ops.append("deepspeed_shm_comm")
-    return ops
+    return [] if plan is None else engine_of(plan).compiled_ops(plan)
 
 
 def cuda_ops(plan: Plan | None) -> list[str]:
@@ -118,13 +105,13 @@ def weights_bytes(plan: Plan) -> int:
 
 def result_bytes(plan: Plan) -> int:
     """The trained weights as one save writes them: the adapter's, or the model's."""
-    return engine_of(plan.job).result(plan.spec, plan.job)
+    return plan.job.engine.result(plan.spec, plan.job)
 
 
 def checkpoint_bytes(plan: Plan) -> int:
     """One checkpoint: weights and, unless save_only_model, the state of the run."""
     alone = bool(plan.trainer.save_only_model)
-    return engine_of(plan.job).checkpoint(plan.spec, plan.job, weights_alone=alone)
+    return plan.job.engine.checkpoint(plan.spec, plan.job, weights_alone=alone)
 
 
 def checkpoints_kept(plan: Plan) -> int | None:

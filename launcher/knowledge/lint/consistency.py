@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from launcher.engines.deepspeed_config import STAGE3_ONLY
 from launcher.knowledge.lint.document import Document, Edit, Finding, Member
 from launcher.knowledge.lint.keys import deepspeed_version, vocabulary
 from launcher.knowledge.lint.values import for_trainer
-from launcher.planner.profile import STAGE3_ONLY
 from launcher.recipe.suggestions import close_key
 
 ZERO = "zero_optimization"

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from launcher.engines import engine_of
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST
 from launcher.execute.nodes.group import HOST_LOST, Group
@@ -25,7 +26,6 @@ from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.knowledge.doctor import Finding
 from launcher.knowledge.lint.document import printable
 from launcher.lab.rehearsal.verdicts import Planned, amount, duration, judge, rate
-from launcher.memory.engines import engine_of
 from launcher.memory.tensor_parallel import on_rank
 from launcher.plan.plan import Plan
 from launcher.plan.rehearsal import PLANNED, PREFIX, RESULT, SHARE, Rehearsal
@@ -58,8 +58,6 @@ LARGE = 64 * 2**20
 """A message of at least this size shows the bandwidth of every network."""
 MOST = 2**30
 """Largest message in bytes: two copies of it fit on every device."""
-DDP_BUCKET_MB = 25
-"""torch's default of bucket_cap_mb."""
 CAP = 2**30
 """Bytes that a rank writes at most: more than the write cache of a disk, and soon written."""
 WORKER = "launcher.train.rehearsal.run"
@@ -104,13 +102,7 @@ def message_sizes(plan: Plan) -> tuple[int, ...]:
 
 def bucket_bytes(plan: Plan) -> int:
     """Bytes of a message in which the run reduces its gradients."""
-    job, gradients = plan.job, max(1, _gradient_bytes(plan))
-    if job.engine == "deepspeed":
-        return min(gradients, job.reduce_bucket_size * _gradient_width(plan))
-    if job.engine == "fsdp":  # gradients are reduced and scattered by layer
-        return min(gradients, gradients // max(1, plan.spec.num_layers))
-    megabytes = plan.trainer.ddp_bucket_cap_mb
-    return min(gradients, (DDP_BUCKET_MB if megabytes is None else megabytes) * 2**20)
+    return engine_of(plan).bucket_bytes(plan, max(1, _gradient_bytes(plan)))
 
 
 def _gradient_bytes(plan: Plan) -> int:
@@ -120,7 +112,7 @@ def _gradient_bytes(plan: Plan) -> int:
 
 
 def _gradient_width(plan: Plan) -> int:
-    return max(1, int(engine_of(plan.job).widths(plan.job).gradient))
+    return int(plan.job.engine.widths(plan.job).gradient)
 
 
 def _shares(plan: Plan) -> tuple[int, int]:
@@ -128,18 +120,13 @@ def _shares(plan: Plan) -> tuple[int, int]:
 
     All ranks write their shard of the states, rank 0 writes the model.
     """
-    job, ranks = plan.job, plan.hardware.num_devices
-    weights = engine_of(job).result(plan.spec, job)
+    job = plan.job
+    weights = job.engine.result(plan.spec, job)
     if plan.trainer.save_only_model:
         return weights, 0
     _, part = on_rank(plan.spec, job)  # a tensor-parallel rank has the states of its own matrices alone
-    states = int(part.trainable_params * engine_of(job).widths(job).optimizer)
-    if job.engine == "fsdp":  # SHARDED_STATE_DICT: model and states alike
-        return (weights + states) // ranks, (weights + states) // ranks
-    if job.engine == "deepspeed" and job.zero_stage > 0:
-        times, each = 2 if job.zero_stage < 3 else 1, states // part.data_parallel
-        return times * weights + each, each
-    return (2 if job.engine == "deepspeed" else 1) * weights + states, 0
+    states = int(part.trainable_params * job.engine.widths(job).optimizer)
+    return engine_of(plan).written_shares(plan, weights, states, part.data_parallel)
 
 
 @ended_by_signals()

@@ -24,7 +24,7 @@ FIXES: tuple[Fix, ...] = tuple(sorted(_GROUPS, key=lambda fix: not fix.early))
 def apply_fixes(situation: Situation, disabled: list[str], *, early: bool) -> list[AppliedFix]:
     """Apply the early or the late fixes to the draft; raise RecipeError with all refusals at once.
 
-    What the recipe says itself is never replaced: the fix refuses, naming both, or yields with a warning.
+    A value of the recipe is never replaced: the fix refuses, naming both, or yields with a warning.
     A fix that is not for the installed versions is left out.
     """
     applied: list[AppliedFix] = []
@@ -44,7 +44,7 @@ def apply_fixes(situation: Situation, disabled: list[str], *, early: bool) -> li
         if fix.action == "warn":
             draft.warn(f"{fix.title}: {fix.reason} ({fix.hint})")
         changed = _set(draft, fix, wanted, clash) if fix.action == "set" else {}
-        if changed or fix.action == "warn":  # what the recipe says already needs no fix
+        if changed or fix.action == "warn":  # a recipe that has the value needs no fix
             applied.append(AppliedFix(fix.id, fix.title, fix.reason, fix.source, changed))
     if problems:
         raise RecipeError(problems)
@@ -52,7 +52,7 @@ def apply_fixes(situation: Situation, disabled: list[str], *, early: bool) -> li
 
 
 def _set(draft: Draft, fix: Fix, wanted: Mapping[str, object], clash: Collection[str]) -> dict[str, object]:
-    """Write what the recipe does not say otherwise, warn of the rest; what was written."""
+    """Set what the recipe leaves open, warn about the rest; return what was set."""
     changed = {}
     for dotted, value in wanted.items():
         old = draft.at(dotted)
@@ -79,7 +79,6 @@ def _replaces(old: object, new: object) -> bool:
 def check_disabled(draft: Draft, disabled: list[str]) -> list[Problem]:
     """Ids under `fixes.disable` that no fix has, each with the nearest that one has."""
     known = [fix.id for fix in FIXES]
-    file, line = draft.place("fixes.disable")
     problems = []
     for name in disabled:
         if name not in known:
@@ -87,19 +86,11 @@ def check_disabled(draft: Draft, disabled: list[str]) -> list[Problem]:
 
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "`effilaunch fixes` lists them"
-            what = f"no fix has the id {name!r}"
-            problems.append(Problem("unknown-fix", what, file, line, "fixes.disable", hint))
+            message = f"no fix has the id {name!r}"
+            problems.append(draft.problem("unknown-fix", "fixes.disable", message, hint))
     return problems
 
 
 def _problem(situation: Situation, fix: Fix, dotted: str) -> Problem:
-    file, line = situation.draft.place(dotted)
-    hint = fix.hint or f"drop {dotted}"
-    return Problem(
-        f"fix-{fix.id}",
-        f"{fix.title}: {fix.reason}",
-        file=file,
-        line=line,
-        path=dotted,
-        hint=f"{hint}; `fixes: {{disable: [{fix.id}]}}` accepts it",
-    )
+    hint = f"{fix.hint or f'drop {dotted}'}; `fixes: {{disable: [{fix.id}]}}` accepts it"
+    return situation.draft.problem(f"fix-{fix.id}", dotted, f"{fix.title}: {fix.reason}", hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from launcher.engines.ddp import DDP
 from launcher.planner.fixes.fix import Fix, Situation
 
 NON_REENTRANT = {"use_reentrant": False}
@@ -43,7 +44,7 @@ def _ready_twice(s: Situation) -> Mapping[str, object]:
     again = s.trainer.activation_checkpointing
     reentrant = (s.trainer.activation_checkpointing_kwargs or {}).get("use_reentrant")
     searches = s.trainer.ddp_find_unused_parameters
-    ddp = s.sharding.engine == "ddp" and s.processes > 1
+    ddp = s.engine is DDP and s.processes > 1
     return {"trainer.ddp_find_unused_parameters": False} if ddp and again and reentrant and searches else {}
 
 

@@ -1,9 +1,10 @@
-"""Fixes for device placement, sharding engines and what DeepSpeed changes without a word."""
+"""Fixes for device placement, sharding engines and what DeepSpeed changes silently."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.planner.fixes.fix import Fix, Situation
 from launcher.planner.record import ONLY_EAGER
 
@@ -14,7 +15,7 @@ def _device_map_distributed(s: Situation) -> Mapping[str, object]:
 
 def _device_map_zero(s: Situation) -> Mapping[str, object]:
     asked = s.draft.explicit("model.device_map") and s.model.device_map is not None
-    return {"model.device_map": None} if asked and s.sharding.engine == "deepspeed" else {}
+    return {"model.device_map": None} if asked and s.engine is DEEPSPEED else {}
 
 
 def _device_map_ranks(s: Situation) -> Mapping[str, object]:
@@ -24,24 +25,26 @@ def _device_map_ranks(s: Situation) -> Mapping[str, object]:
 
 
 def _local_map(s: Situation) -> Mapping[str, object]:
-    applies = s.quantization != "none" and s.model.device_map is None and s.zero_stage != 3
+    applies = s.quantization != "none" and s.model.device_map is None and s.sharding.zero_stage != 3
     return {"model.device_map": "local"} if applies else {}
 
 
 def _zero3_no_map(s: Situation) -> Mapping[str, object]:
-    return {"model.device_map": None} if s.zero_stage == 3 else {}
+    return {"model.device_map": None} if s.sharding.zero_stage == 3 else {}
 
 
 def _args_first(s: Situation) -> Mapping[str, object]:
-    return {"runtime.training_arguments_first": True} if s.zero_stage == 3 else {}
+    return {"runtime.training_arguments_first": True} if s.sharding.zero_stage == 3 else {}
 
 
 def _zero3_int8(s: Situation) -> Mapping[str, object]:
-    return {"sharding.zero_stage": 2} if s.zero_stage == 3 and s.quantization == "int8" else {}
+    return {"sharding.zero_stage": 2} if s.sharding.zero_stage == 3 and s.quantization == "int8" else {}
 
 
 def _zero3_four_bits(s: Situation) -> Mapping[str, object]:
-    return {"sharding.zero_stage": 2} if s.zero_stage == 3 and s.quantization in ("nf4", "fp4") else {}
+    return (
+        {"sharding.zero_stage": 2} if s.sharding.zero_stage == 3 and s.quantization in ("nf4", "fp4") else {}
+    )
 
 
 def _offload_optim(s: Situation) -> Mapping[str, object]:
@@ -51,12 +54,12 @@ def _offload_optim(s: Situation) -> Mapping[str, object]:
 
 
 def _offload_param(s: Situation) -> Mapping[str, object]:
-    useless = s.sharding.offload_param != "none" and s.zero_stage != 3
+    useless = s.sharding.offload_param != "none" and s.sharding.zero_stage != 3
     return {"sharding.offload_param": "none"} if useless else {}
 
 
 def _offload_stage0(s: Situation) -> Mapping[str, object]:
-    useless = s.sharding.offload_optimizer != "none" and s.zero_stage == 0
+    useless = s.sharding.offload_optimizer != "none" and s.sharding.zero_stage == 0
     return {"sharding.zero_stage": 1} if useless else {}
 
 

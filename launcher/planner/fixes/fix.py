@@ -1,4 +1,4 @@
-"""What a known fix is: data, plus one pure function that says what it would change."""
+"""What a known fix is: data, plus one pure function of what it would change."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from launcher.engines import engine_of
+from launcher.engines.engine import Engine
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.plan.draft import Draft
@@ -43,13 +45,12 @@ class Situation(HasSettings):
         return capability is not None and capability < (8, 0)
 
     @property
-    def zero_stage(self) -> int | None:
-        """The ZeRO stage; None for engines without stages."""
-        return self.sharding.zero_stage if self.sharding.engine == "deepspeed" else None
+    def engine(self) -> Engine:
+        return engine_of(self)
 
     @property
     def processes(self) -> int:
-        """Of the whole run. A device_map spreads one over all devices; `local` is each rank's own."""
+        """Of the run. A device_map spreads one over all devices; `local` is each rank's own."""
         spread = self.model.device_map not in (None, "local")
         return 1 if spread else self.hardware.num_devices
 
@@ -60,7 +61,7 @@ class Fix:
 
     `changes` returns dotted setting -> value for action `set` (empty: does not apply), and for `warn` and
     `refuse` a mapping whose keys are the settings at fault. `early` fixes run before sizes are chosen.
-    Where the recipe itself says another value than a `set` fix wants, the fix refuses; one that `yields`
+    Where the recipe itself has another value than a `set` fix wants, the fix refuses; one that `yields`
     warns and leaves the recipe's value.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from launcher.engines.ddp import DDP
 from launcher.planner.fixes.fix import Fix, Situation
 
 _NO_LINKS = ("launch.env.NCCL_P2P_DISABLE", "launch.env.NCCL_IB_DISABLE")
@@ -17,7 +18,7 @@ def _rtx40_links(s: Situation) -> Mapping[str, object]:
 
 def _save_only_best(s: Situation) -> Mapping[str, object]:
     clash = s.trainer.save_only_model and s.trainer.load_best_model_at_end
-    if not clash or s.sharding.engine == "ddp":
+    if not clash or s.engine is DDP:
         return {}
     return {"trainer.save_only_model": False}
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from launcher.engines.ddp import DDP
+from launcher.engines.deepspeed import DEEPSPEED
+from launcher.engines.deepspeed_config import flatten
 from launcher.planner.fixes.fix import Fix, Situation
-from launcher.planner.profile import flatten
 
 
 def _bf16_without_units(s: Situation) -> Mapping[str, object]:
@@ -86,7 +88,7 @@ def _fp16_checkpoint_in_bf16(s: Situation) -> Mapping[str, object]:
 def _fp16_pascal(s: Situation) -> Mapping[str, object]:
     capability = s.hardware.compute_capability
     without = capability is not None and capability < (7, 0)
-    asks = s.precision == "fp16" and s.sharding.engine == "deepspeed"
+    asks = s.precision == "fp16" and s.engine is DEEPSPEED
     return {"precision": "fp32"} if asks and without else {}
 
 
@@ -112,7 +114,7 @@ def _pure_half_full(s: Situation) -> Mapping[str, object]:
 
 
 def _fp16_trainable_half(s: Situation) -> Mapping[str, object]:
-    scaler = s.precision == "fp16" and s.sharding.engine == "ddp"
+    scaler = s.precision == "fp16" and s.engine is DDP
     half_weights = s.model.dtype in ("float16", "bfloat16", "auto")
     return {"model.dtype": "float32"} if scaler and half_weights and not s.has_adapter else {}
 

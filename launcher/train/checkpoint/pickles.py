@@ -56,22 +56,18 @@ _READ = (
 )  # fmt: skip
 """Files of the checkpoint's own folder; unsafe rng_state*.pth are renamed, training_args.bin is not read."""
 _SUFFIXES = (".pt", ".pth", ".bin")
-_ENUMS = {
-    "deepspeed": ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
-    "fsdp": ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
-}
-"""Engine -> the enumeration of which its checkpoints have members."""
 
 
-def save_members_by_value(engine: str) -> None:
-    """Before the first save: pickle members of enumerations by value, which every Python can read.
+def save_members_by_value(enumeration: tuple[str, str]) -> None:
+    """Before the first save: let checkpoints hold members of an enumeration as every Python can read them.
+
+    enumeration: (module, name).
 
     Python 3.11.2 (of Debian 12) pickles a member as a call of getattr, with which a pickle can reach
     everything: `check_pickles` refuses it. Later versions pickle the value.
     """
-    if engine in _ENUMS:
-        module, name = _ENUMS[engine]
-        getattr(importlib.import_module(module), name).__reduce_ex__ = _by_value
+    module, name = enumeration
+    getattr(importlib.import_module(module), name).__reduce_ex__ = _by_value
 
 
 def _by_value(member: enum.Enum, _protocol: int) -> tuple[type[enum.Enum], tuple[Any]]:

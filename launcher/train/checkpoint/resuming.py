@@ -23,7 +23,7 @@ from launcher.facts.checkpoint import MANIFEST, SUPERSEDED, defect, read_manifes
 from launcher.facts.safe_files import parse_json
 from launcher.train.checkpoint.pickles import check_pickles
 from launcher.train.collectives import of_rank_0
-from launcher.train.engines.restoring import universal_folder
+from launcher.train.engines.universal import universal_folder
 from launcher.train.job import rank, read_job, world_size
 from launcher.train.model.weights import stored, translated
 

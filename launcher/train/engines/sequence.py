@@ -9,9 +9,9 @@ tests/contract/test_sequence_parallel.py):
   deepspeed_sp_compute_loss; runtime/zero/stage_1_and_2.py; stage3.py __avg_scatter_grads, which knows no
   sequence_parallel_size).
 - The mean is of one micro-batch: with accumulation a token of a short sample weighs more than one of a long.
-- Its adapter of the data loader has no data set, so that a run cannot go on within an epoch.
+- Its adapter of the data loader has no data set, so that a run cannot be resumed within an epoch.
 
-Here every rank of a copy reads the same sample, and takes its part of the tokens behind the loader. Each
+Here every rank of a copy reads the same sample, and takes its part of the tokens after the loader. Each
 rank's loss is the sum over its own labels, by the number of all labels of the step.
 """
 
@@ -31,7 +31,7 @@ from launcher.train.upstream.trainer_seams import per_device_batch
 class SequenceTrainer(PlannedTrainer):
     """PlannedTrainer whose ranks have a part of each sample's tokens while they train.
 
-    Evaluations know no parts: each rank evaluates whole samples of its own.
+    Evaluations are not split: each rank evaluates complete samples of its own.
     """
 
     _whole = False
@@ -94,7 +94,7 @@ class SequenceTrainer(PlannedTrainer):
 
 
 def part_of(inputs: Mapping[str, torch.Tensor], rank: int, parts: int) -> dict[str, torch.Tensor]:
-    """What one of `parts` ranks gets of a batch [rows, tokens]: tokens, their positions, the labels behind.
+    """One rank's part of a batch [rows, tokens]: tokens, their positions, the labels shifted by one.
 
     Rows are padded on the right, where causal attention makes no difference: there is no mask. ValueError
     where the tokens do not divide.

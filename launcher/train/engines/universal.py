@@ -6,10 +6,10 @@ DeepSpeed's converter takes the shares apart; what it leaves out is added here, 
 every stage from 1 on (deepspeed 0.19.8):
 
 - of stage 3 it writes no `step.pt`, and tensors without their shapes, which stages 1 and 2 ask for;
-- each stage looks for the file of its own name beside them (engine.py _get_all_ckpt_names), and stage 3 for
+- each stage looks for the file of its own name next to them (engine.py _get_all_ckpt_names), and stage 3 for
   the step and the parameter groups at another place in optimizer_state.pt.
 
-What stage 3 gets wrong when it reads them is fixed by `launcher.train.engines.restoring`.
+What stage 3 restores incorrectly is fixed by `launcher.train.engines.deepspeed`.
 Runs on the CPU, alone, in a process of its own. TO appears when it is finished; FROM stays as it is.
 RUN_DIR/logs gets its status.
 """
@@ -42,8 +42,18 @@ STATES = "zero/optimizer_state.pt"
 """Below the universal folder: the parameter groups, the step and the scale of the loss."""
 MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
 """What stages 1 and 2 look for, and what stage 3 does."""
+LATEST = "latest_universal"
+"""File of a converted checkpoint with the universal folder's name."""
+STAGES = ("deepspeed.runtime.zero.config", "ZeroStageEnum")
+"""(module, name) of the enumeration whose members checkpoints hold."""
 _TENSORS = ("fp32", "exp_avg", "exp_avg_sq")
 _MAKING = ".making"
+
+
+def universal_folder(checkpoint: Path) -> Path | None:
+    """The universal part of a converted checkpoint; None for one that was saved by a run."""
+    latest = checkpoint / LATEST
+    return checkpoint / latest.read_text("utf-8").strip() if latest.is_file() else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(arguments) != 3:
         print("usage: python -m launcher.train.engines.universal FROM TO RUN_DIR", file=sys.stderr)
         return 2
-    source, target, run_dir = (Path(word).absolute() for word in arguments)
+    source, target, run_dir = (Path(text).absolute() for text in arguments)
     try:
         with status_of_stage(run_dir, CONVERT_STAGE), bars_in_status():
             convert(source, target)
@@ -66,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write the universal twin of a whole checkpoint. RecipeError where its pickles hold code."""
+    """Write the universal form of a complete checkpoint. RecipeError where its pickles hold code."""
     begun = time.monotonic()
-    save_members_by_value("deepspeed")
+    save_members_by_value(STAGES)
     check_pickles(source)
     manifest = read_manifest(source)
     assert manifest is not None, "the caller has verified the checkpoint"
@@ -111,7 +121,7 @@ def _take_apart(source: Path, folder: Path, tag: str) -> None:
                 num_merge_workers=1,
                 keep_temp_folder=False,
                 strict=True,
-                inject_missing_state=True,  # a word that only Megatron's checkpoints hold
+                inject_missing_state=True,  # a key that only Megatron's checkpoints hold
             )
         )
     finally:

@@ -9,7 +9,6 @@ from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.tasks import task_named
-from launcher.train.engines.sharing import check_shared as check_parts
 from launcher.train.job import Job, local_rank, rank
 from launcher.train.model.processing import first_line, fit_vocabulary, hub_options, model_reference, own_code
 
@@ -34,7 +33,7 @@ def load_model(
     check_bare(model)
     check_recomputes(job, model)
     check_shared(job, model)
-    check_parts(job, model)
+    _check_window(job, model)
     _check_quantized(job, model)
     if distributed:
         _check_present(model)
@@ -216,6 +215,24 @@ def check_recomputes(job: Job, model: Any) -> None:
         hint = "set it to false; a smaller trainer.per_device_train_batch_size saves memory too"
         raise RecipeError(
             Problem("checkpointing-unsupported", message, path="trainer.activation_checkpointing", hint=hint)
+        )
+
+
+def _check_window(job: Job, model: Any) -> None:
+    """RecipeError where a model whose ranks share each sample's tokens attends within a window."""
+    if job.sharding.sp_size * job.sharding.cp_size == 1:
+        return
+    config = model.config.get_text_config()
+    windowed = getattr(config, "sliding_window", None) is not None
+    if windowed or "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise RecipeError(
+            Problem(
+                "parallel-model",
+                f"{type(model).__name__} attends within a window, which sequence and context parallelism do "
+                "not keep",
+                path="sharding",
+                hint="drop sp_size and cp_size; ZeRO-3 takes such models",
+            )
         )
 
 

@@ -19,7 +19,7 @@ from launcher.plan.rehearsal import PLANNED, RESULT, Rehearsal, rehearsal_of
 from launcher.train.job import Job, rank, read_job, world_size
 from launcher.train.outcome import COMPLETED
 from launcher.train.status import status
-from launcher.train.worker import as_rank, join_processes, leave, set_timeouts, stand_in_for_launcher
+from launcher.train.worker import as_rank, leave, set_timeouts
 
 SCHEMA_VERSION = 1
 
@@ -57,7 +57,6 @@ class Measured:
 def rehearse(job: Job, planned: Rehearsal) -> None:
     """All parts, one after the other, on every rank."""
     status().enter("load")
-    stand_in_for_launcher(job)
     measured = Measured(job.run_dir)
     if world_size() > 1:
         _together(job, planned, measured)
@@ -113,7 +112,6 @@ def _join(job: Job, planned: Rehearsal, watchdog: Any) -> Any:
     watchdog.begin("joining as the run would", planned.join_s)
     set_timeouts(job)
     device = make_arguments(job).device
-    join_processes(job)
     status().enter("train")
     return device
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from launcher.engines.ddp import DDP
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import write_json
 from launcher.recipe.field_tables import METRICS
@@ -40,7 +41,7 @@ from launcher.train.results.trained import (
 from launcher.train.tasks import train_task
 
 _ALONE: dict[str, Any] = {
-    "sharding.engine": "ddp",
+    "sharding.engine": DDP.name,
     "sharding.zero_stage": None,
     "sharding.offload_optimizer": "none",
     "sharding.offload_param": "none",

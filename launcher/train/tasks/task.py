@@ -100,13 +100,9 @@ class TrainTask:
         return trainer
 
     def trainer_class(self, job: Job) -> Any:
-        if job.sharding.sp_size > 1:
-            from launcher.train.engines.sequence import SequenceTrainer
+        from launcher.train.engines import train_engine
 
-            return SequenceTrainer
-        from launcher.train.trainers import PlannedTrainer
-
-        return PlannedTrainer
+        return train_engine(job).trainer_class(job)
 
     def generates(self, job: Job) -> bool:
         """Whether evaluations of this run generate text."""

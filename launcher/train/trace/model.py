@@ -44,7 +44,7 @@ class Request:
     def autocast(self) -> torch.dtype | None:
         """DeepSpeed casts the model instead, and `-true` precisions load it as it is trained."""
         precision = self.memory["precision"]
-        if self.memory["engine"] == "deepspeed" or precision not in ("bf16", "fp16"):
+        if not self.job.engine.has_autocast or precision not in ("bf16", "fp16"):
             return None
         return torch.bfloat16 if precision == "bf16" else torch.float16
 
@@ -147,8 +147,7 @@ def _build(request: Request, config: Any) -> Any:
     if memory["checkpointing"]:
         given = job.trainer.activation_checkpointing_kwargs
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=given)
-    gathered = memory["engine"] == "fsdp" and request.autocast is not None  # FSDP2 gathers in 16 bits
-    if memory["engine"] == "deepspeed" or gathered:
+    if job.engine.casts(memory["precision"]):
         model = model.to(torch.float32 if memory["precision"] == "fp32" else _half(memory["precision"]))
     model.config.use_cache = False
     model.train()

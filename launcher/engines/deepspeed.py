@@ -1,21 +1,33 @@
-"""DeepSpeed: ZeRO stages 0 to 3, offloading to host memory and NVMe.
+"""DeepSpeed: ZeRO stages 0 to 3, offload to host memory and NVMe, AutoTP and Ulysses.
 
-As read in DeepSpeed 0.19.8 (runtime/engine.py, runtime/zero/stage_1_and_2.py, stage3.py,
+The memory as read in DeepSpeed 0.19.8 (runtime/engine.py, runtime/zero/stage_1_and_2.py, stage3.py,
 partitioned_param_coordinator.py). On CUDA the copies run on streams of their own, and a buffer is free again
-when its stream is through; the figures are those of the moments at which the code lets go of it. On a CPU
+when its stream is through; the figures are those of the moments at which the code releases it. On a CPU
 gloo copies what it scatters, NCCL does not; these copies are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from launcher.engines.deepspeed_config import key_of, record_profile, render_ds_config
+from launcher.engines.deepspeed_nvme import decide_nvme, with_buffers
+from launcher.engines.engine import RANKS, Engine, Reading, counted, refuse_unused_path
 from launcher.facts.model import ModelSpec
-from launcher.memory.engines.engine import EngineMemory, Held, largest_tensor, layer_values
+from launcher.memory.engine import Held, largest_tensor, layer_values
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.layers import Dtypes
 from launcher.memory.states import Shape, States, StateWidths, base_weight_bytes, optimizer_of
+from launcher.plan.settings import HasSettings
+from launcher.recipe.optimizer_needs import needs_of
+
+if TYPE_CHECKING:
+    from launcher.plan.draft import Draft, Refusal
+    from launcher.plan.inputs import Facts
+    from launcher.plan.plan import Plan
+    from launcher.recipe.schema import Recipe
 
 ALLREDUCE_VALUES = 500_000_000
 """Values that stage 0 flattens at a time to reduce them (MEMORY_OPT_ALLREDUCE_SIZE)."""
@@ -23,21 +35,48 @@ SUB_GROUP_VALUES = 1_000_000_000
 """Default of sub_group_size: values of a partition that stage 3 updates at a time."""
 ZERO3_LIVE_VALUES = 1_000_000_000
 """Default of stage3_max_live_parameters: modules fetch ahead until so many values are there."""
+ADAM = ("adamw_torch", "adamw_torch_fused")
+"""Optimizers whose states (fp32 weights, two moments, a step) a universal checkpoint can hold."""
+_FILES = {0: "complete states", 1: "shards", 2: "shards", 3: "sharded weights"}
+"""What a checkpoint of a ZeRO stage holds."""
+_NEXT_STAGE = {0: 2, 1: 2, 2: 3}
+"""What saves memory next: stage 2 sends no more than stage 1."""
 
 
 def engine_width(precision: str) -> int:
-    """Bytes of a value in the module, which the engine casts as a whole."""
+    """Bytes of a value in the module, which the engine casts completely."""
     return 4 if precision == "fp32" else 2
 
 
-class DeepSpeed(EngineMemory):
+class DeepSpeed(Engine):
     name = "deepspeed"
+    has_stages = True
+    packages = ("deepspeed",)
+    launcher = "deepspeed"
+    has_autocast = False
+    half_weights = "DeepSpeed holds fp32 master weights of its own"
+    cpu_env = {}  # ACCELERATE_USE_CPU would make accelerate silently choose DDP
+    # Without these DeepSpeed looks for MPI and stops: No module named 'mpi4py'.
+    alone_env = {
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{master_port}",
+    }  # fmt: skip
+    shares = {
+        "sp_size": "sequence parallelism is DeepSpeed's Ulysses",
+        "tp_size": "DeepSpeed's AutoTP also takes several copies, and shares their optimizer states",
+    }
+    lacks = {
+        "cp_size": (
+            "engine deepspeed has no context parallelism: accelerate has it with FSDP2 alone",
+            "use sharding.engine: fsdp; deepspeed has sp_size",
+        )
+    }
     steps_on_shards = True
     named_parameters = False
     splits_tied_head = True
 
-    def label(self, job: MemoryJob) -> str:
-        return f"ZeRO-{job.zero_stage}"
+    def label(self, zero_stage: int | None) -> str:
+        return f"ZeRO-{zero_stage}"
 
     def stage(self, job: MemoryJob) -> int:
         return job.zero_stage
@@ -46,21 +85,24 @@ class DeepSpeed(EngineMemory):
         """Stage 3 cannot shard int8 matrices, nor layers that tensor-parallel ranks share."""
         return range(3 if job.quantization == "int8" or job.tensor_parallel > 1 else 4)
 
+    def reduces_each(self, job: MemoryJob) -> bool:
+        return job.zero_stage >= 2
+
     def offloads(self) -> Sequence[tuple[str, str]]:
         return ("none", "none"), ("cpu", "none"), ("cpu", "cpu")
 
-    def casts(self, job: MemoryJob) -> bool:
+    def casts(self, precision: str) -> bool:
         return True
 
     def keeps_gradients(self, job: MemoryJob) -> bool:
-        """ZeRO-3 allocates its partition of gradients for the whole run."""
+        """ZeRO-3 allocates its partition of gradients for the entire run."""
         return job.accumulation != 1 or (job.zero_stage == 3 and job.offload_optimizer == "none")
 
     def frees_gradients(self, job: MemoryJob) -> bool:
         return job.zero_stage != 3
 
     def whole_copies(self, job: MemoryJob) -> int:
-        """peft cannot train single rows of sharded weights, so ZeRO-3 trains copies of whole embeddings."""
+        """peft cannot train single rows of sharded weights: ZeRO-3 trains copies of complete embeddings."""
         return job.extra_frozen // WIDTHS[job.dtype] if job.zero_stage == 3 else 0
 
     def frozen_copies(self, job: MemoryJob) -> int:
@@ -77,7 +119,7 @@ class DeepSpeed(EngineMemory):
         return 4 if job.zero_stage or job.precision != "fp32" else 0
 
     def adapter_width(self, job: MemoryJob) -> int:
-        """The engine casts the whole module, but not one whose weights were sharded while they were created.
+        """The engine casts the complete module, except one whose weights were sharded when created.
 
         Stage 3 leaves adapters in peft's float32, and each of their products casts its input up.
         """
@@ -132,7 +174,7 @@ class DeepSpeed(EngineMemory):
         owned = -(-(job.trainable_params + self.whole_copies(job)) // ranks)
         updated = states.optimizer + 4 * owned
         if job.zero_stage == 3:
-            # The partition of 16-bit gradients is page-locked for the whole run.
+            # The partition of 16-bit gradients is page-locked for the entire run.
             staging = width * owned
             if job.offload_optimizer == "nvme":
                 staging += job.optimizer_buffers * 4 * self._sub_group(spec, job, owned)
@@ -198,7 +240,7 @@ class DeepSpeed(EngineMemory):
         return Held(waiting, waiting, filled, filled, filled)
 
     def step_gradients(self, job: MemoryJob, updated: int) -> int:
-        """Gradients in float32, beside the master copy."""
+        """Gradients in float32, in addition to the master copy."""
         return 4 * updated if self.master_width(job) else 0
 
     def _gathered_module(self, spec: ModelSpec, job: MemoryJob) -> int:
@@ -221,14 +263,14 @@ class DeepSpeed(EngineMemory):
         optimizer = local * 4 * owned if job.zero_stage and not on_cpu else 0
         if job.zero_stage == 3:
             return max(width * self.saved_params(spec, job), optimizer)
-        # accelerate clones the whole state dict on every rank, frozen weights included.
+        # accelerate clones the complete state dict on every rank, frozen weights included.
         base = base_weight_bytes(
             spec, self.frozen_dtype(job), job.quantization, double_quant=job.double_quant
         )
         return max(local * (base + (width * job.trainable_params if job.adapter else 0)), optimizer)
 
     def checkpoint_copies(self, job: MemoryJob) -> int:
-        """Below stage 3 the module's states are written beside the model's own file."""
+        """Below stage 3 the module's states are written in addition to the model's own file."""
         return 2 if job.zero_stage < 3 else 1
 
     def untraceable(self, job: MemoryJob) -> str | None:
@@ -240,3 +282,151 @@ class DeepSpeed(EngineMemory):
         if job.zero_stage and optimizer_of(job.optim, job.optim_args).library == "adafactor":
             return ["ZeRO's flat partitions cannot be factored: Adafactor keeps a value per parameter"]
         return []
+
+    # The plan.
+
+    def precision_conflict(self, precision: str) -> tuple[str, str] | None:
+        if not precision.endswith("-true"):
+            return None
+        message = f"{precision} and DeepSpeed: its 16-bit engines keep fp32 master weights"
+        return message, "use precision bf16 or fp16, or sharding.engine: ddp"
+
+    def decide(self, draft: Draft, recipe: Recipe, facts: Facts, processes: int) -> None:
+        record_profile(draft, facts.profile, processes)
+        _check_optimizer(draft)
+        if "nvme" in (draft.sharding.offload_optimizer, draft.sharding.offload_param):
+            decide_nvme(draft, facts.profile, facts.model, facts.hardware, processes)
+        else:
+            refuse_unused_path(draft)
+
+    def sharing_conflicts(self, draft: Draft, name: str) -> Iterator[Refusal]:
+        yield from super().sharing_conflicts(draft, name)
+        if name != "tp_size":
+            return
+        stage = draft.sharding.zero_stage
+        if stage == 3:
+            message = "tensor parallelism with ZeRO-3 was not tested: both split the weights"
+            hint = "use zero_stage: 2 or below, or ZeRO-3 alone"
+            yield ("parallel-engine", "sharding.tp_size", message, hint)
+        if stage == 0 and draft.precision == "bf16":
+            message = (
+                "tensor parallelism in bf16 at ZeRO-0: DeepSpeed clips there by the gradient norm of the "
+                "first rank's parts alone"
+            )
+            path = key_of(draft, "sharding.zero_stage")
+            yield ("parallel-engine", path, message, "use zero_stage: 1, or precision: fp32")
+
+    def completed(self, job: MemoryJob, draft: Draft) -> MemoryJob:
+        return with_buffers(job, draft)
+
+    def stages_to_try(self, job: MemoryJob) -> tuple[int, ...]:
+        if job.tensor_parallel > 1:
+            # At stage 0 the optimizer for bf16 clips by a wrong norm (`sharing_conflicts`).
+            return (1, 2) if job.precision == "bf16" else (0, 1, 2)
+        needs_three = job.offload_param != "none" or job.offload_optimizer == "nvme"
+        return tuple(range(3 if needs_three else 1 if job.offload_optimizer != "none" else 0, 4))
+
+    def ds_config(self, plan: Plan) -> dict[str, Any] | None:
+        return render_ds_config(plan)
+
+    def compiled_ops(self, plan: Plan) -> list[str]:
+        ops = []
+        if plan.job.offload_optimizer != "none":
+            ops.append("cpu_adam")
+        elif any(key.startswith("optimizer") for key in plan.deepspeed.profile):
+            ops.append("fused_adam")
+        if "nvme" in (plan.job.offload_optimizer, plan.job.offload_param):
+            ops.append("async_io")
+        if plan.hardware.is_cpu:
+            ops.append("deepspeed_shm_comm")
+        return ops
+
+    def bucket_bytes(self, plan: Plan, gradients: int) -> int:
+        return min(gradients, plan.job.reduce_bucket_size * int(self.widths(plan.job).gradient))
+
+    def written_shares(self, plan: Plan, weights: int, states: int, copies: int) -> tuple[int, int]:
+        if not plan.job.zero_stage:
+            return super().written_shares(plan, weights, states, copies)
+        each = states // copies
+        return self.checkpoint_copies(plan.job) * weights + each, each
+
+    def reads(self, old: HasSettings, new: HasSettings, before: int, after: int) -> Reading:
+        """Its files are read by the same number of ranks alone, and stage 3 reads none of stages 1 and 2.
+
+        As a universal checkpoint they are read by any number of ranks and every stage from 1 on. Seen with
+        0.19.8 on a CPU (tests/contract/test_universal.py).
+        """
+        for name in ("offload_optimizer", "offload_param"):
+            if "nvme" in (getattr(old.sharding, name), getattr(new.sharding, name)):
+                lost = "DeepSpeed does not read states from NVMe again: it would silently use fresh moments"
+                return Reading(f"sharding.{name}", lost, is_lost=True)
+        if old.sharding.offload_optimizer != new.sharding.offload_optimizer:
+            reason = (
+                "DeepSpeedCPUAdam, which updates on the host, and torch's AdamW cannot read each other's "
+                "states (KeyError: 'bias_correction')"
+            )
+            return Reading("sharding.offload_optimizer", reason)
+        stages = int(old.sharding.zero_stage or 0), int(new.sharding.zero_stage or 0)
+        why = [f"{counted(before)} wrote it, {counted(after)} shall read it"] if before != after else []
+        if _FILES[stages[0]] != _FILES[stages[1]]:
+            why.append(f"ZeRO-{stages[0]} wrote it, ZeRO-{stages[1]} shall read it")
+        if why and (hindrance := _unconvertible(old, stages)):
+            setting = RANKS if before != after else "sharding.zero_stage"
+            return Reading(setting, f"the files cannot be converted: {hindrance}")
+        return Reading(conversion="; ".join(why))
+
+
+DEEPSPEED = DeepSpeed()
+
+
+def _check_optimizer(draft: Draft) -> None:
+    """RecipeError for an optimizer that ZeRO cannot use, a warning for one that it changes."""
+    optim, stage = draft.trainer.optim, draft.sharding.zero_stage
+    needs = needs_of(optim)
+    if needs.whole and (3 if stage is None else stage) >= needs.from_stage:
+        message = f"{optim} cannot train under engine deepspeed: {needs.whole}"
+        hint = "use sharding.engine: ddp, or an optimizer such as adamw_torch_fused, adamw_8bit or adafactor"
+        raise draft.refuse("zero-optimizer", "trainer.optim", message, hint)
+    if needs.by_tensor:
+        draft.warn(
+            f"{optim} {needs.by_tensor} tensor by tensor; under ZeRO each rank's flat partition is one "
+            "tensor to it, so it trains otherwise than under sharding.engine: ddp"
+        )
+
+
+def _unconvertible(old: HasSettings, stages: tuple[int, int]) -> str:
+    """Why a universal checkpoint cannot be made or read; empty where it can."""
+    optim, sharding = old.trainer.optim, old.sharding
+    if sharding.tp_size * sharding.sp_size > 1:
+        return "its ranks share a copy, and converting such files was not tested"
+    if 0 in stages:
+        return "ZeRO-0 shards nothing, and DeepSpeed converts no files of it"
+    if optim not in ADAM:
+        return f"DeepSpeed's universal format holds the states of Adam, not those of {optim}"
+    if stages[0] != stages[1] and old.model.config and old.has_adapter:
+        return "the frozen weights are drawn at random, and each stage draws others"
+    return ""
+
+
+def saves_more(failed: Plan) -> Iterator[tuple[dict[str, object], str]]:
+    """(changes of the recipe, reason) that need less memory than a plan of any engine, smallest first.
+
+    More ranks share, then states and weights move to the host's memory; a CPU has no other memory.
+    """
+    job, engine = failed.job, "sharding.engine"
+    stage = job.engine.stage(job)  # FSDP2 shards what stage 3 does
+    if failed.batch.data_parallel > 1:
+        higher = stage
+        while (higher := _NEXT_STAGE.get(higher, 0)) > 0:
+            changes: dict[str, object] = {engine: DEEPSPEED.name, "sharding.zero_stage": higher}
+            yield changes, f"out of memory: ZeRO-{higher} shards more"
+    if failed.hardware.is_cpu:
+        return
+    optimizer, param = "sharding.offload_optimizer", "sharding.offload_param"
+    if job.offload_optimizer == "none":
+        changes = {engine: DEEPSPEED.name, "sharding.zero_stage": max(stage, 2), optimizer: "cpu"}
+        yield changes, "out of memory: the optimizer's states move to the host"
+    if job.offload_param == "none":
+        states = "cpu" if job.offload_optimizer == "none" else job.offload_optimizer
+        changes = {engine: DEEPSPEED.name, "sharding.zero_stage": 3, optimizer: states, param: "cpu"}
+        yield changes, "out of memory: weights and optimizer states move to the host"

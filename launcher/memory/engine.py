@@ -1,8 +1,7 @@
-"""What an engine holds on a device at each moment of a run: the protocol, and what engines share.
+"""What an engine holds in memory and sends between ranks: the part of an engine that the estimate reads.
 
-One module per engine, `ENGINES` in `__init__.py` lists them. The base class describes an engine that keeps a
-whole copy of the model on each rank; the others override what they shard, cast or gather. Pure arithmetic in
-bytes.
+The base class describes an engine that keeps a complete copy of the model on each rank; `launcher/engines/`
+has the engines, which override what they shard, cast or gather. Pure arithmetic in bytes.
 """
 
 from __future__ import annotations
@@ -59,17 +58,26 @@ class Held:
 
 
 class EngineMemory:
-    """An engine that keeps a whole copy of the model on each rank."""
+    """An engine that keeps a complete copy of the model on each rank."""
 
     name: ClassVar[str]
+    """As in `sharding.engine`. In capitals it names the engine's only instance in its module."""
+    has_stages: ClassVar[bool] = False
+    """Whether `sharding.zero_stage` decides what is sharded."""
+    ring_attention: ClassVar[bool] = False
+    """Whether ranks that share a sample pass keys and values round; else they swap tokens for heads."""
     steps_on_shards: ClassVar[bool] = False
-    """The optimizer updates shards, so a traced step of one whole copy says nothing about it."""
+    """The optimizer updates shards, so a traced step of one complete copy does not predict it."""
     named_parameters: ClassVar[bool] = True
     """The optimizer gets the model's own parameters, by which bitsandbytes finds the embeddings."""
     splits_tied_head: ClassVar[bool] = False
     """Tensor parallelism leaves the logits of a tied head distributed, and computes the loss of them."""
 
-    def label(self, job: MemoryJob) -> str:
+    def __reduce__(self) -> str:
+        """Pickle and copy as the engine's only instance."""
+        return self.name.upper()
+
+    def label(self, zero_stage: int | None) -> str:
         """Name of the strategy in tables."""
         raise NotImplementedError
 
@@ -83,11 +91,15 @@ class EngineMemory:
         """Stages that a recipe which sets none may choose between."""
         return (job.zero_stage,)
 
+    def reduces_each(self, job: MemoryJob) -> bool:
+        """Whether gradients are reduced after every micro-batch, not after the last one of a step."""
+        return False
+
     def offloads(self) -> Sequence[tuple[str, str]]:
         """(optimizer, parameters): offloading that a recipe which sets none may choose between."""
         return ()
 
-    def casts(self, job: MemoryJob) -> bool:
+    def casts(self, precision: str) -> bool:
         """Whether the engine casts the weights for the forward pass."""
         return False
 
@@ -100,7 +112,7 @@ class EngineMemory:
         return True
 
     def whole_copies(self, job: MemoryJob) -> int:
-        """Values of embedding copies that are trained whole (adapters over added tokens)."""
+        """Values of embedding copies that are trained completely (adapters over added tokens)."""
         return 0
 
     # Bytes per value.
@@ -109,12 +121,16 @@ class EngineMemory:
         """A trained value as the module holds it."""
         return 4 if job.adapter else WIDTHS[job.dtype]
 
+    def reduced_width(self, job: MemoryJob) -> int:
+        """A gradient as it is sent to be reduced."""
+        return int(self.widths(job).gradient)
+
     def optimizer_width(self, job: MemoryJob) -> int:
         """A trained value as the optimizer sees it."""
         return self.trained_width(job)
 
     def master_width(self, job: MemoryJob) -> int:
-        """The master copy that the engine keeps beside the module."""
+        """The master copy that the engine keeps in addition to the module."""
         return 0
 
     def frozen_dtype(self, job: MemoryJob) -> str:
@@ -152,7 +168,7 @@ class EngineMemory:
         return replace(states, weights=states.weights + whole, pageable=-(-moments_.pageable // ranks))
 
     def frozen_bytes(self, spec: ModelSpec, job: MemoryJob) -> tuple[int, int]:
-        """Bytes of frozen weights before sharding, and of those that each device holds whole."""
+        """Bytes of frozen weights before sharding, and of those that every device holds completely."""
         dtype = self.frozen_dtype(job)
         frozen = 0
         if job.adapter:
@@ -166,7 +182,7 @@ class EngineMemory:
         return frozen + self.frozen_copies(job), 0
 
     def frozen_copies(self, job: MemoryJob) -> int:
-        """Bytes of embedding copies that stay for the whole run and are not trained."""
+        """Bytes of embedding copies that stay for the entire run and are not trained."""
         return job.extra_frozen
 
     def trained_shapes(self, spec: ModelSpec, job: MemoryJob) -> list[Shape]:
@@ -187,7 +203,7 @@ class EngineMemory:
         return Moments(kept.device * trained // counted, kept.pageable * trained // counted)
 
     def buffers(self, spec: ModelSpec, job: MemoryJob) -> int:
-        """The model's own buffers, and what the engine allocates for the whole run to reduce gradients."""
+        """The model's own buffers, and what the engine allocates for the entire run to reduce gradients."""
         held = spec.layout.mask_buffer
         if job.document_mask and holds_mask(job.attention):
             rows, length = job.rows
@@ -196,15 +212,15 @@ class EngineMemory:
         return held + self.reduction_buffers(spec, job)
 
     def reduction_buffers(self, spec: ModelSpec, job: MemoryJob) -> int:
-        """What the engine allocates for the whole run to reduce gradients."""
+        """What the engine allocates for the entire run to reduce gradients."""
         return 0
 
     def held(self, spec: ModelSpec, job: MemoryJob) -> Held:
-        """What comes and goes with the moments of a step; `buffers` stay for the whole run."""
+        """What comes and goes with the moments of a step; `buffers` stay for the entire run."""
         return Held()
 
     def step(self, spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> int:
-        """Bytes beside states and gradients at the worst moment of the optimizer's step.
+        """Bytes besides states and gradients at the worst moment of the optimizer's step.
 
         As read in torch 2.13 (optim/adamw.py and others: on CUDA `foreach` updates all tensors at once, a CPU
         one after another; fused kernels and plain SGD allocate nothing) and transformers 5.23
@@ -250,7 +266,7 @@ class EngineMemory:
         return max(weights, whole) + 2 * max(linear.weights for linear in spec.linears)
 
     def gathered_to_load(self, spec: ModelSpec, job: MemoryJob) -> int:
-        """Bytes of the tensor or module that is whole on the device while its shard is cut."""
+        """Bytes of the tensor or module that is complete on the device while its shard is made."""
         return 0
 
     # Bytes in host memory and on disk.
@@ -284,13 +300,13 @@ class EngineMemory:
         return self.checkpoint_copies(job) * weights + optimizer
 
     def checkpoint_copies(self, job: MemoryJob) -> int:
-        """Files of weights in a checkpoint."""
+        """Copies of the weights in a checkpoint."""
         return 1
 
-    # Words.
+    # Text.
 
     def untraceable(self, job: MemoryJob) -> str | None:
-        """Why a trace of one whole copy does not hold for this engine; None where it does."""
+        """Why a trace of one complete copy does not hold for this engine; None where it does."""
         return None
 
     def notes(self, job: MemoryJob) -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+from launcher.engines.ddp import DDP
+from launcher.engines.deepspeed import DEEPSPEED
+from launcher.engines.fsdp import FSDP
 from launcher.errors import Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.memory.engines import DDP, DEEPSPEED, FSDP, engine_of
 from launcher.memory.job import MemoryJob
 
 LORA_RANK = 16
@@ -26,17 +28,17 @@ def model_jobs(spec: ModelSpec) -> list[tuple[str, MemoryJob]]:
         sequence_length=spec.tokens_per_sample or min(USUAL_LENGTH, longest),
         data_parallel=1, devices_per_node=1, precision="bf16", dtype="bfloat16",
         quantization="none", double_quant=False, trainable_params=spec.loaded_params, adapter=False,
-        engine=DEEPSPEED.name, zero_stage=0, offload_optimizer="none", offload_param="none",
+        engine=DEEPSPEED, zero_stage=0, offload_optimizer="none", offload_param="none",
         optim="adamw_torch_fused", checkpointing=True, attention="sdpa",
         reduce_bucket_size=BUCKET_VALUES, allgather_bucket_size=BUCKET_VALUES,
         overlap_comm=False, eval_batch=1,
     )  # fmt: skip
-    ddp = replace(zero, engine=DDP.name, dtype="float32")
+    ddp = replace(zero, engine=DDP, dtype="float32")
     pure = replace(ddp, precision="bf16-true", dtype="bfloat16")
     jobs = [("full, DDP", ddp)]
     jobs += [(f"full, ZeRO-{stage}", replace(zero, zero_stage=stage)) for stage in range(4)]
     jobs += [(f"full, {name}", job) for name, job in _offloaded(zero)]
-    fsdp = replace(ddp, engine=FSDP.name)
+    fsdp = replace(ddp, engine=FSDP)
     jobs += [
         ("full, FSDP2", fsdp),
         ("full, FSDP2, all on CPU", replace(fsdp, offload_optimizer="cpu", offload_param="cpu")),
@@ -44,7 +46,7 @@ def model_jobs(spec: ModelSpec) -> list[tuple[str, MemoryJob]]:
         ("full, DDP, Adafactor", replace(ddp, optim="adafactor")),
         ("full, DDP, SGD", replace(ddp, optim="sgd")),
         ("full pure 16-bit, DDP", pure),
-        ("full pure 16-bit, FSDP2", replace(pure, engine=FSDP.name)),
+        ("full pure 16-bit, FSDP2", replace(pure, engine=FSDP)),
         ("full pure 16-bit, DDP, 8-bit AdamW", replace(pure, optim="adamw_bnb_8bit")),
         ("full pure 16-bit, DDP, SGD", replace(pure, optim="sgd")),
     ]
@@ -61,7 +63,7 @@ def _offloaded(zero: MemoryJob) -> Iterator[tuple[str, MemoryJob]]:
 
 def _adapter_jobs(spec: ModelSpec, zero: MemoryJob) -> list[tuple[str, MemoryJob]]:
     lora = replace(zero, adapter=True, trainable_params=spec.lora_params(LORA_RANK, "all-linear"))
-    ddp, name = replace(lora, engine=DDP.name), f"LoRA r{LORA_RANK}"
+    ddp, name = replace(lora, engine=DDP), f"LoRA r{LORA_RANK}"
     jobs = [(f"{name}, DDP", ddp)]
     attention = sorted({linear.name for linear in spec.linears} & set(ATTENTION_NAMES))
     if attention:
@@ -70,11 +72,11 @@ def _adapter_jobs(spec: ModelSpec, zero: MemoryJob) -> list[tuple[str, MemoryJob
         jobs.append((f"{name} attention only, DDP", replace(ddp, trainable_params=fewer, adapted=paths)))
     jobs += [(f"{name}, ZeRO-{stage}", replace(lora, zero_stage=stage)) for stage in range(4)]
     jobs += [(f"{name}, {place}", job) for place, job in _offloaded(lora) if "all" in place]
-    jobs.append((f"{name}, FSDP2", replace(ddp, engine=FSDP.name)))
+    jobs.append((f"{name}, FSDP2", replace(ddp, engine=FSDP)))
     for kind in ("int8", "nf4"):
         quantised = replace(ddp, quantization=kind, double_quant=kind == "nf4")
         jobs.append((f"{kind} {name}, DDP", quantised))
-        jobs.append((f"{kind} {name}, ZeRO-2", replace(quantised, engine=DEEPSPEED.name, zero_stage=2)))
+        jobs.append((f"{kind} {name}, ZeRO-2", replace(quantised, engine=DEEPSPEED, zero_stage=2)))
     paged = replace(quantised, optim="paged_adamw_8bit")
     return [*jobs, (f"nf4 {name}, DDP, paged 8-bit AdamW", paged)]
 
@@ -85,14 +87,13 @@ def open_jobs(job: MemoryJob, fixed: Collection[str]) -> list[tuple[str, MemoryJ
     `fixed`: the dotted keys that it names itself.
     """
     stages: Collection[int] = (job.zero_stage,)
-    engine = engine_of(job)
     if "sharding.zero_stage" not in fixed:
-        stages = engine.stages(job)
+        stages = job.engine.stages(job)
     moved = [(job.offload_optimizer, job.offload_param)]
     alone = job.tensor_parallel * job.sequence_parallel == 1  # ranks that share a copy offload nothing
     named = {"sharding.offload_optimizer", "sharding.offload_param"} & set(fixed)
     if alone and not named:
-        moved = [*engine.offloads()] or moved
+        moved = [*job.engine.offloads()] or moved
     recomputed = [job.checkpointing]
     if not {"trainer.activation_checkpointing", "trainer.gradient_checkpointing"} & set(fixed):
         recomputed = [False, True]
@@ -114,8 +115,8 @@ def open_jobs(job: MemoryJob, fixed: Collection[str]) -> list[tuple[str, MemoryJ
 
 
 def strategy_name(job: MemoryJob) -> str:
-    """Engine, offload and checkpointing of a job in a few words."""
-    parts = [engine_of(job).label(job)]
+    """Engine, offload and checkpointing of a job as a short text."""
+    parts = [job.engine.label(job.zero_stage)]
     if job.tensor_parallel > 1:
         parts.append(f"{job.tensor_parallel} tensor-parallel")
     if job.sequence_parallel > 1:
@@ -133,7 +134,7 @@ def strategy_name(job: MemoryJob) -> str:
 def on_hardware(job: MemoryJob, hardware: Hardware, tensor_parallel: int) -> MemoryJob:
     """The job on all devices of `hardware`; bfloat16 becomes float16 on devices that lack it.
 
-    tensor_parallel: ranks that share each layer, where the job does not say so itself. RecipeError
+    tensor_parallel: ranks that share each layer, where the job does not set them itself. RecipeError
     `bad-tensor-parallel` where it does, too, or where the devices do not divide among its ranks.
     """
     tensor = _tensor_ranks(job, tensor_parallel)
@@ -157,7 +158,7 @@ def on_hardware(job: MemoryJob, hardware: Hardware, tensor_parallel: int) -> Mem
 
 def _tensor_ranks(job: MemoryJob, asked: int) -> int:
     if asked > 1 and job.tensor_parallel * job.sequence_parallel > 1 and asked != job.tensor_parallel:
-        message = "the recipe says itself which ranks share a copy (sharding)"
+        message = "the recipe sets itself which ranks share a copy (sharding)"
         raise RecipeError(
             Problem("bad-tensor-parallel", message, path="--tensor-parallel", hint="leave it out")
         )
@@ -170,6 +171,6 @@ def worth_a_row(job: MemoryJob) -> bool:
     The simplest stage of tensor-parallel ranks is 1, where DeepSpeed clips by the right norm.
     """
     simplest = 1 if job.tensor_parallel > 1 else 0
-    shards = engine_of(job).stage(job) > simplest
+    shards = job.engine.stage(job) > simplest
     moved = job.offload_optimizer != "none" or job.offload_param != "none"
     return job.data_parallel * job.sequence_parallel > 1 or moved or not shards

@@ -1,26 +1,28 @@
-"""Offload to a disk (ZeRO-Infinity): where it goes, and through which buffers. Pure.
+"""DeepSpeed's offload to NVMe (ZeRO-Infinity): the folder and the buffers. Pure.
 
 As read in DeepSpeed 0.19.8: runtime/swap_tensor/, runtime/zero/stage3.py and partition_parameters.py. `auto`
-never chooses it: a disk is many times slower than host memory, and how much slower nothing here has measured.
+never chooses it: NVMe is many times slower than host memory, and how much slower was not measured here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from launcher.engines.deepspeed_config import FROM_PROFILE, profile_value
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.memory.engines.deepspeed import engine_width
-from launcher.memory.engines.engine import largest_tensor
+from launcher.memory.engine import largest_tensor
 from launcher.memory.job import MemoryJob
-from launcher.plan.draft import Draft
-from launcher.planner.decide import refuse
-from launcher.planner.profile import FROM_PROFILE, profile_value
+
+if TYPE_CHECKING:
+    from launcher.plan.draft import Draft
 
 PATH = "sharding.nvme_path"
 OPTIMIZER, PARAM, AIO = "offload_optimizer", "offload_param", "aio"
 
-NO_RESUME = "DeepSpeed does not read the optimizer's states again, and goes on with fresh ones"
+NO_RESUME = "DeepSpeed does not read the optimizer's states again, and would continue with fresh ones"
 
 REUSE = "stage3_max_reuse_distance"
 
@@ -28,7 +30,7 @@ _ZERO = "zero_optimization"
 _ADAM_TENSORS = 4
 """Weights, gradient and two moments: what one sub-group has in memory while it is updated."""
 _ALIGNED_BYTES = 1024
-"""What one thread reads or writes is a multiple of this (swap_tensor/utils.py AIO_ALIGNED_BYTES)."""
+"""Bytes that one thread reads or writes are a multiple of this (swap_tensor/utils.py AIO_ALIGNED_BYTES)."""
 
 _AIO: dict[str, tuple[object, str]] = {
     "block_size": (
@@ -43,7 +45,7 @@ _AIO: dict[str, tuple[object, str]] = {
 
 
 def on_nvme(draft: Draft) -> tuple[str, ...]:
-    """Which of the two offloads go to a disk: offload_optimizer, offload_param."""
+    """Which of offload_optimizer and offload_param go to NVMe."""
     offloads = {OPTIMIZER: draft.sharding.offload_optimizer, PARAM: draft.sharding.offload_param}
     return tuple(name for name, device in offloads.items() if device == "nvme")
 
@@ -55,34 +57,23 @@ def decide_nvme(
     hardware: Hardware,
     processes: int,
 ) -> None:
-    """Put the folder, the buffers and the requests of an offload to NVMe into the draft.
+    """Put the folder, the buffers and the I/O settings of an offload to NVMe into the draft.
 
-    RecipeError where it cannot be: below stage 3, without a folder, with buffers that DeepSpeed stops at.
+    RecipeError where that is impossible: below stage 3, without a folder, with buffers that stop DeepSpeed.
     """
     used = on_nvme(draft)
-    if not used:
-        if draft.explicit(PATH) and draft.sharding.nvme_path is not None:
-            hint = "write offload_optimizer: nvme, or remove it"
-            raise refuse(draft, "nvme-path-unused", PATH, "nothing is offloaded to NVMe", hint)
-        return
     stage = draft.sharding.zero_stage
     if stage not in (None, 3):
-        raise refuse(
-            draft,
-            "nvme-stage",
-            f"sharding.{used[0]}",
-            f"offload to NVMe needs ZeRO-3: at stage {stage} DeepSpeed keeps the states in host memory",
-            f"write zero_stage: 3 (or auto), or {used[0]}: cpu",
-        )
+        message = f"offload to NVMe needs ZeRO-3: at stage {stage} DeepSpeed keeps the states in host memory"
+        hint = f"write zero_stage: 3 (or auto), or {used[0]}: cpu"
+        raise draft.refuse("nvme-stage", f"sharding.{used[0]}", message, hint)
     if PARAM in used and hardware.is_cpu and processes == 1:
-        raise refuse(
-            draft,
-            "nvme-one-cpu",
-            f"sharding.{PARAM}",
+        message = (
             "one process on a CPU computes on the buffer into which DeepSpeed then reads the next parameter: "
-            "the losses would be wrong, without a word",
-            "use several processes, or offload_param: none",
+            "the losses would silently be wrong"
         )
+        hint = "use several processes, or offload_param: none"
+        raise draft.refuse("nvme-one-cpu", f"sharding.{PARAM}", message, hint)
     _check_restarts(draft)
     _decide_path(draft, profile, used)
     given = _Given(draft, profile or {})
@@ -98,8 +89,6 @@ def decide_nvme(
 
 def with_buffers(job: MemoryJob, draft: Draft) -> MemoryJob:
     """The job with the sizes of the buffers that were decided for it."""
-    from dataclasses import replace
-
     used = on_nvme(draft)
     if OPTIMIZER in used:
         job = replace(job, optimizer_buffers=draft.deepspeed.offload_optimizer.buffer_count)
@@ -114,77 +103,60 @@ def with_buffers(job: MemoryJob, draft: Draft) -> MemoryJob:
 
 
 class _Given:
-    """Settings that a base profile may have said."""
+    """Settings that a base profile may have."""
 
     def __init__(self, draft: Draft, profile: Mapping[str, object]) -> None:
         self.draft, self._profile = draft, profile
 
     def put(self, name: str, value: object, reason: str) -> object:
-        """Record the profile's value of `name` (block.key), else `value`; the one that holds is returned."""
-        said = profile_value(self._profile, name if name.startswith(AIO) else f"{_ZERO}.{name}")
+        """Record the profile's value of `name` (block.key), else `value`; return the recorded one."""
+        given = profile_value(self._profile, name if name.startswith(AIO) else f"{_ZERO}.{name}")
         setting = f"deepspeed.{name}"
-        if said in (None, "auto"):
+        if given in (None, "auto"):
             self.draft.put(setting, value, reason)
             return value
         origin = self.draft.origin("sharding.config")
         by = "sharding.config" if origin is None else origin.by
-        self.draft.put(setting, said, FROM_PROFILE, source="recipe", by=by)
-        return said
+        self.draft.put(setting, given, FROM_PROFILE, source="recipe", by=by)
+        return given
 
     def small(self, name: str, value: object, least: int, why: str) -> None:
-        """RecipeError where a profile's number is one that DeepSpeed stops at."""
+        """RecipeError where a profile's number makes DeepSpeed stop."""
         if isinstance(value, (int, float)) and value >= least:
             return
-        raise refuse(
-            self.draft,
-            "nvme-buffers",
-            "sharding.config",
-            f"{name} = {value!r} in the base profile: {why}, at least {least:,}",
-            "write a larger one, or remove it: the plan computes it",
-        )
+        message = f"{name} = {value!r} in the base profile: {why}, at least {least:,}"
+        hint = "write a larger one, or remove it: the plan computes it"
+        raise self.draft.refuse("nvme-buffers", "sharding.config", message, hint)
 
 
 def _check_restarts(draft: Draft) -> None:
     """Such a run cannot resume from a checkpoint: launcher/train/checkpoint/resuming.py refuses it."""
     if draft.launch.max_restarts:
-        raise refuse(
-            draft,
-            "nvme-restarts",
-            "launch.max_restarts",
-            f"a restart goes on from a checkpoint, and with states on NVMe it cannot: {NO_RESUME}",
-            "remove it, or offload to cpu",
-        )
-    draft.warn(f"a run that offloads to NVMe cannot be resumed: {NO_RESUME}; its saved weights are whole")
+        message = f"a restart resumes from a checkpoint, which states on NVMe do not allow: {NO_RESUME}"
+        raise draft.refuse("nvme-restarts", "launch.max_restarts", message, "remove it, or offload to cpu")
+    draft.warn(f"a run that offloads to NVMe cannot be resumed: {NO_RESUME}; its saved weights are complete")
 
 
 def _decide_path(draft: Draft, profile: Mapping[str, object] | None, used: tuple[str, ...]) -> None:
     """The recipe's folder, else the profile's: one for both offloads."""
     if draft.sharding.nvme_path is not None:
         return
-    said = {profile_value(profile or {}, f"{_ZERO}.{name}.nvme_path") for name in used} - {None, "auto"}
-    if len(said) > 1:
-        raise refuse(
-            draft,
-            "nvme-path-missing",
-            "sharding.config",
-            f"the base profile names {' and '.join(sorted(map(str, said)))}: one folder is checked",
-            "name one folder with sharding.nvme_path",
-        )
-    if not said:
-        raise refuse(
-            draft,
-            "nvme-path-missing",
-            f"sharding.{used[0]}",
-            "offload to NVMe needs a folder on a local disk",
-            "write e.g. nvme_path: /local/nvme under `sharding:`, or `${ENV:TMPDIR}`",
-        )
+    folders = {profile_value(profile or {}, f"{_ZERO}.{name}.nvme_path") for name in used} - {None, "auto"}
+    if len(folders) > 1:
+        message = f"the base profile names {' and '.join(sorted(map(str, folders)))}: one folder is checked"
+        hint = "name one folder with sharding.nvme_path"
+        raise draft.refuse("nvme-path-missing", "sharding.config", message, hint)
+    if not folders:
+        message = "offload to NVMe needs a folder on a local disk"
+        hint = "write e.g. nvme_path: /local/nvme under `sharding:`, or `${ENV:TMPDIR}`"
+        raise draft.refuse("nvme-path-missing", f"sharding.{used[0]}", message, hint)
     origin = draft.origin("sharding.config")
     by = "sharding.config" if origin is None else origin.by
-    draft.put(PATH, str(said.pop()), FROM_PROFILE, source="recipe", by=by)
+    draft.put(PATH, str(folders.pop()), FROM_PROFILE, source="recipe", by=by)
 
 
 def _decide_optimizer(given: _Given) -> None:
-    reason = "buffers of a whole sub-group each: weights, gradient and two moments of Adam at once"
+    reason = "buffers of a complete sub-group each: weights, gradient and two moments of Adam at once"
     count = given.put(f"{OPTIMIZER}.buffer_count", _ADAM_TENSORS, reason)
     alone = "the next sub-group would need as many buffers again, and the last one to be written more"
     reading = given.put(f"{OPTIMIZER}.pipeline_read", False, alone)
@@ -214,12 +186,12 @@ def _decide_param(given: _Given, spec: ModelSpec, processes: int) -> None:
 
 
 def param_buffer_values(spec: ModelSpec, processes: int, added_tokens: int = 0) -> int:
-    """Values of one parameter buffer: the largest partition of a parameter, rounded up to whole requests.
+    """Values of one parameter buffer: the largest partition of a parameter, rounded up to complete requests.
 
     transformers holds the experts of a layer in one parameter; embeddings grow by the added tokens.
     """
     experts = max((stack.experts for stack in spec.layout.stacks), default=0)
     rows = added_tokens * max(spec.layout.embed_width, spec.hidden_size)
     largest = max(largest_tensor(spec) + rows, experts)
-    share, unit = -(-largest // processes), _ALIGNED_BYTES // engine_width("bf16")
+    share, unit = -(-largest // processes), _ALIGNED_BYTES // 2
     return -(-share // unit) * unit

@@ -1,31 +1,99 @@
-"""The configurations of one variant: ZeRO stage, checkpointing and micro-batch at a fixed global batch.
+"""The configurations that a recipe allows, each estimated once, when it is asked for. Pure.
 
-Each is estimated once, when it is asked for. Pure.
+A variant fills in what changes more than sizes: engine, quantisation, offload. The engine is open where the
+recipe leaves it out or has `auto`, the others where it has `auto`. Within a variant, ZeRO stage,
+checkpointing and micro-batch differ at a fixed global batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from launcher.engines import ENGINES, engine_named, engine_of
+from launcher.engines.deepspeed_config import profile_value
 from launcher.facts.capabilities import is_varlen
+from launcher.facts.hardware import Hardware
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
 from launcher.memory.tensor_parallel import divisors
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
-from launcher.plan.plan import Batch, StepTime
-from launcher.planner.decide import refuse
+from launcher.plan.plan import AppliedFix, Batch, StepTime
+from launcher.planner.decide import copies_of, engine_is_open
 from launcher.planner.job import base_job
-from launcher.planner.nvme import with_buffers
-from launcher.planner.optimizers import one_micro_batch
-from launcher.planner.parallel import copies_of
 from launcher.planner.speed import predict_step
-from launcher.planner.variants import Variant
+from launcher.recipe.loading import Origin
+from launcher.recipe.optimizer_needs import needs_of
 from launcher.recipe.schema import Recipe
 
+QUANTIZATIONS = ("none", "int8", "nf4")
+OFFLOADS = ("none", "cpu")
 UPSTREAM_MICRO_BATCH = 8
 """TrainingArguments' own per_device_train_batch_size: the global batch where the recipe names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to fill in what the recipe leaves open: (dotted key, value) in a fixed order."""
+
+    chosen: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def values(self) -> dict[str, str]:
+        return dict(self.chosen)
+
+    def changed(self, dotted: str, value: str) -> Variant:
+        """The same with another value for a key that it has."""
+        return Variant(tuple((key, value if key == dotted else old) for key, old in self.chosen))
+
+    def filled_in(self, recipe: Recipe) -> Recipe:
+        """The recipe with what the variant chose."""
+        model, prefix = recipe.model, "sharding."
+        if quantization := self.values.get("model.quantization"):
+            model = model.model_copy(update={"quantization": quantization})
+        chosen = {key.removeprefix(prefix): value for key, value in self.chosen if key.startswith(prefix)}
+        return recipe.model_copy(
+            update={"model": model, "sharding": recipe.sharding.model_copy(update=chosen)}
+        )
+
+    def origins_without(self, origins: Mapping[str, Origin]) -> dict[str, Origin]:
+        """Where the recipe sets its values, without those that it left open."""
+        return {key: origin for key, origin in origins.items() if key not in self.values}
+
+
+def variants(recipe: Recipe, hardware: Hardware, profile: Mapping[str, object] | None) -> list[Variant]:
+    """All of them, cheapest first; one without a choice where the recipe leaves nothing open."""
+    choices: dict[str, Sequence[str]] = {}
+    if recipe.model.quantization == "auto":
+        # Only an adapter can be trained over quantised weights.
+        choices["model.quantization"] = QUANTIZATIONS if recipe.adapter else ("none",)
+    for name in ("offload_optimizer", "offload_param"):
+        if getattr(recipe.sharding, name) == "auto":
+            choices[f"sharding.{name}"] = _offloads(name, hardware, profile)
+    if engine_is_open(recipe, hardware):
+        choices["sharding.engine"] = [engine.name for engine in ENGINES if engine.is_automatic]
+    made = (
+        Variant(tuple(zip(choices, values, strict=True))) for values in itertools.product(*choices.values())
+    )
+    return [variant for variant in made if _makes_sense(variant)]
+
+
+def _offloads(name: str, hardware: Hardware, profile: Mapping[str, object] | None) -> tuple[str, ...]:
+    """The base profile's own value, if any; a CPU has no other memory to offload to."""
+    given = profile_value(profile or {}, f"zero_optimization.{name}.device")
+    if given not in (None, "auto"):
+        return (str(given),)
+    return ("none",) if hardware.is_cpu else OFFLOADS
+
+
+def _makes_sense(variant: Variant) -> bool:
+    """Whether its engine can offload, where it does."""
+    values = variant.values
+    offloads = "cpu" in (values.get("sharding.offload_optimizer"), values.get("sharding.offload_param"))
+    engine = values.get("sharding.engine")
+    return not offloads or engine is None or engine_named(engine).has_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +112,7 @@ class Candidate:
 
     @property
     def zero_stage(self) -> int | None:
-        return self.job.zero_stage if self.job.engine == "deepspeed" else None
+        return self.job.zero_stage if self.job.engine.has_stages else None
 
     @property
     def strategy(self) -> tuple[int, bool]:
@@ -56,7 +124,7 @@ class Candidate:
         job = self.job
         return {
             "model.quantization": job.quantization,
-            "sharding.engine": job.engine,
+            "sharding.engine": job.engine.name,
             "sharding.zero_stage": self.zero_stage,
             "sharding.offload_optimizer": job.offload_optimizer,
             "sharding.offload_param": job.offload_param,
@@ -71,16 +139,17 @@ class Candidate:
 
     @property
     def seconds_per_sample(self) -> float:
-        """Of the whole job: a recipe without a global batch may have batches of several sizes."""
+        """Of the complete job: a recipe without a global batch may have batches of several sizes."""
         return self.time.likely / self.batch.global_size
 
     @property
     def rank_key(self) -> tuple[object, ...]:
-        """What surely fits before what may not, then the fastest; of equals what does least."""
+        """What surely fits before what may not, then the fastest; of equals what changes least."""
         job = self.job
         offloads = (job.offload_param != "none", job.offload_optimizer != "none")
         does = (job.quantization != "none", *offloads, job.zero_stage, job.checkpointing)
-        return (not self.safe, self.seconds_per_sample, *does, job.engine != "deepspeed", -self.batch.micro)
+        place = ENGINES.index(engine_of(job))
+        return (not self.safe, self.seconds_per_sample, *does, place, -self.batch.micro)
 
     @property
     def shortfall(self) -> int:
@@ -94,28 +163,20 @@ class Candidate:
 class Bench:
     """Estimates the configurations of one variant's draft."""
 
-    def __init__(self, variant: Variant, draft: Draft, recipe: Recipe, facts: Facts) -> None:
-        """RecipeError where the global batch cannot be divided."""
-        self.variant, self.draft, self._facts = variant, draft, facts
+    def __init__(
+        self, variant: Variant, draft: Draft, fixes: Sequence[AppliedFix], recipe: Recipe, facts: Facts
+    ) -> None:
+        """fixes: those in the draft. RecipeError where the global batch cannot be divided."""
+        self.variant, self.draft, self.fixes, self._facts = variant, draft, fixes, facts
         copies = copies_of(recipe, facts.hardware)
-        self._job = with_buffers(base_job(draft, facts.model, facts.hardware, copies), draft)
-        self.batches = one_micro_batch(draft, _batches(draft, recipe, copies))
+        self._job = base_job(draft, facts.model, facts.hardware, copies)
+        self.batches = _one_micro_batch(draft, _batches(draft, recipe, copies))
         self.seen: dict[tuple[int, bool, int], Candidate] = {}
         self._kept: int | None = None
 
     def stages(self) -> tuple[int, ...]:
         asked = self.draft.sharding.zero_stage  # the recipe's, or the base profile's
-        job = self._job
-        if job.engine != "deepspeed":
-            return (0,)
-        if asked is not None:
-            return (asked,)
-        if job.tensor_parallel > 1:
-            # At stage 0 DeepSpeed's optimizer for bf16 clips by a wrong norm (plan/parallel.py).
-            return (1, 2) if job.precision == "bf16" else (0, 1, 2)
-        needs_three = job.offload_param != "none" or job.offload_optimizer == "nvme"
-        lowest = 3 if needs_three else 1 if job.offload_optimizer != "none" else 0
-        return tuple(range(lowest, 4))
+        return engine_of(self._job).stages_to_try(self._job) if asked is None else (asked,)
 
     @property
     def larger_is_faster(self) -> bool:
@@ -124,7 +185,7 @@ class Bench:
         return not self._job.one_row or is_varlen(self._job.attention)
 
     def strategies(self) -> list[tuple[int, bool]]:
-        """(ZeRO stage, checkpointing), what costs least first."""
+        """(ZeRO stage, checkpointing), cheapest first."""
         pinned = self.draft.trainer.activation_checkpointing
         recomputes = (False, True) if pinned is None else (bool(pinned),)
         return [(stage, again) for stage in self.stages() for again in recomputes]
@@ -238,21 +299,29 @@ def _batches(draft: Draft, recipe: Recipe, copies: int) -> list[Batch]:
         per_rank, rest = divmod(recipe.global_batch_size, copies)
         if rest:
             near = [size * copies for size in (per_rank, per_rank + 1) if size]
-            raise refuse(
-                draft,
-                "batch-not-divisible",
-                "global_batch_size",
-                f"{recipe.global_batch_size} samples do not divide among {copies} data-parallel ranks",
-                f"use {' or '.join(map(str, near))}",
-            )
+            message = f"{recipe.global_batch_size} samples do not divide among {copies} data-parallel ranks"
+            hint = f"use {' or '.join(map(str, near))}"
+            raise draft.refuse("batch-not-divisible", "global_batch_size", message, hint)
     if pinned is not None:
         if per_rank % pinned:
-            raise refuse(
-                draft,
-                "batch-not-divisible",
-                "trainer.per_device_train_batch_size",
-                f"micro-batch {pinned} does not divide the {per_rank} samples of each rank",
-                f"use a divisor of {per_rank}, or change global_batch_size",
-            )
+            message = f"micro-batch {pinned} does not divide the {per_rank} samples of each rank"
+            hint = f"use a divisor of {per_rank}, or change global_batch_size"
+            raise draft.refuse("batch-not-divisible", "trainer.per_device_train_batch_size", message, hint)
         return [Batch(pinned, per_rank // pinned, copies)]
     return [Batch(m, per_rank // m, copies) for m in reversed(divisors(per_rank))]
+
+
+def _one_micro_batch(draft: Draft, batches: Sequence[Batch]) -> list[Batch]:
+    """The batches that the optimizer takes: a layerwise one keeps no gradients for the next micro-batch.
+
+    RecipeError where all of them accumulate.
+    """
+    optim = draft.trainer.optim
+    if not needs_of(optim).layerwise:
+        return list(batches)
+    single = [batch for batch in batches if batch.accumulation == 1]
+    if not single:
+        message = f"{optim} updates after each micro-batch, but a step has {batches[0].accumulation} of them"
+        hint = f"use {optim.removesuffix('_layerwise')}, or a micro-batch as large as the global batch"
+        raise draft.refuse("optimizer-conflict", "trainer.optim", message, hint)
+    return single

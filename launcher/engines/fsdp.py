@@ -1,0 +1,305 @@
+"""FSDP2 through accelerate: weights, gradients and optimizer states are sharded, layer by layer.
+
+`sharding.engine: auto` never chooses it: DeepSpeed's stages, offload and quantised bases are covered by more
+tests. FSDP2 was run over CPU processes; on GPUs nothing of it was measured.
+
+The memory as read in torch 2.13 (distributed/fsdp/_fully_shard) and accelerate 1.15 (utils/fsdp_utils.py). On
+CUDA the copies run on streams of their own, and a buffer is free again when its stream is through; the
+figures are those of the moments at which the code releases it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from launcher.engines.engine import Engine
+from launcher.facts.model import ModelSpec
+from launcher.memory.engine import Held, largest_tensor, layer_values
+from launcher.memory.job import WIDTHS, MemoryJob
+from launcher.memory.layers import Dtypes
+from launcher.memory.states import MIXED, States
+from launcher.recipe.optimizer_needs import IN_SHARDS
+
+if TYPE_CHECKING:
+    from launcher.plan.draft import Draft, Refusal
+    from launcher.plan.inputs import Facts
+    from launcher.plan.plan import Plan
+    from launcher.recipe.schema import Recipe
+
+_SHARDS = "checkpoints of engine fsdp are shards, which from_pretrained cannot read"
+_CONFIG = "trainer.accelerator_config"
+
+
+class Fsdp(Engine):
+    name = "fsdp"
+    steps_on_shards = True
+    ring_attention = True
+    is_automatic = False
+    needs_ranks = True
+    shards_on_cpu = False
+    shares = {"cp_size": "context parallelism is accelerate's, with FSDP2"}
+    lacks = {
+        "tp_size": (
+            "tensor parallelism with engine fsdp: transformers splits the layers among all ranks when it "
+            "reads them, which leaves accelerate's FSDP2 none to shard over",
+            "use sharding.engine: deepspeed (AutoTP, ZeRO 0 to 2)",
+        ),
+        "sp_size": (
+            "engine fsdp has no sequence parallelism: Ulysses is DeepSpeed's",
+            "use sharding.engine: deepspeed; fsdp has cp_size",
+        ),
+    }
+
+    def label(self, zero_stage: int | None) -> str:
+        return "FSDP2"
+
+    def stage(self, job: MemoryJob) -> int:
+        return 3
+
+    def casts(self, precision: str) -> bool:
+        """Layers are cast when they are gathered."""
+        return precision in MIXED
+
+    def trained_width(self, job: MemoryJob) -> int:
+        """accelerate casts trained parameters up to float32 before it shards them."""
+        return 4 if job.precision in MIXED else super().trained_width(job)
+
+    def reduces_each(self, job: MemoryJob) -> bool:
+        return job.reduces_each
+
+    def reduced_width(self, job: MemoryJob) -> int:
+        """Gradients are kept in float32 and sent in the precision of the computation."""
+        return 2 if job.precision in MIXED else super().reduced_width(job)
+
+    def dtypes(self, job: MemoryJob, *, on_cpu: bool) -> Dtypes:
+        if job.precision in MIXED:
+            # Layers are gathered in 16 bits, adapters included, and FSDP2 casts what flows between them.
+            return Dtypes(2, 2, True, 2 if job.adapter else None, on_cpu)
+        return super().dtypes(job, on_cpu=on_cpu)
+
+    def waits_unsharded(self, job: MemoryJob) -> bool:
+        """Whether complete gradients are kept between the micro-batches of a step."""
+        return job.accumulation != 1 and not job.reduces_each and job.data_parallel > 1
+
+    def states(self, spec: ModelSpec, job: MemoryJob) -> States:
+        states = super().states(spec, job)
+        if job.offload_param != "none":
+            # CPUOffloadPolicy moves parameters, gradients and optimizer states together.
+            return replace(states, weights=0, gradients=0, optimizer=0, host=states.total)
+        if self.waits_unsharded(job):
+            # Nothing is reduced between micro-batches: the last backward pass turns complete gradients into
+            # shards, layer by layer.
+            waiting = job.trainable_params * self._gathered_width(job)
+            return replace(states, gradients=max(states.gradients, waiting))
+        return states
+
+    def _gathered_width(self, job: MemoryJob) -> int:
+        return 2 if job.precision in MIXED else WIDTHS[job.dtype]
+
+    def frozen_bytes(self, spec: ModelSpec, job: MemoryJob) -> tuple[int, int]:
+        frozen, _ = super().frozen_bytes(spec, job)
+        # accelerate ignores Params4bit whose storage is uint8: quantized weights stay complete.
+        return (0, frozen) if job.quantization != "none" else (frozen, 0)
+
+    def frozen_copies(self, job: MemoryJob) -> int:
+        """They come and go with the embedding (see `held`)."""
+        return 0
+
+    def held(self, spec: ModelSpec, job: MemoryJob) -> Held:
+        """Units: each layer, the last norm with the head, and the embedding (part of the head when tied).
+
+        A gathered unit is copied out of its receive buffer; in the forward pass that buffer lives until the
+        next unit is there, in the backward pass it is fetched while the previous unit runs. Gradients are
+        complete until their unit has run, then copied into a buffer that is freed when the next unit's is
+        filled. A unit whose input needs no gradient (the embedding, with a tied head) is reduced at the end.
+
+        Rows of added tokens are written into a copy of the gathered table when it is used
+        (TrainableTokensLayer of peft, get_merged_weights): the head keeps its copy for the backward pass, and
+        each table has a complete gradient.
+        """
+        width = self._gathered_width(job)
+        head = width * spec.head.in_features * spec.head.out_features
+        embedding = width * spec.embedding_params
+        whole = width * layer_values(spec)
+        layer = whole if job.quantization == "none" else 0
+        share = min(1.0, job.trainable_params / spec.loaded_params)
+        trained = 0.0 if job.adapter else 1.0
+        reduced, of_head = share * whole, trained * head
+        local = width if job.accumulation == 1 or job.reduces_each else 0.0
+        table = width * job.extra_frozen // WIDTHS[job.dtype] // (1 if spec.head.tied else 2)
+        if spec.head.tied:
+            kept = head + of_head
+            return Held(
+                forward=int(head + layer + table),
+                head=head + 2 * table,
+                layers=int(kept + 2 * layer + reduced),
+                bottom=int(kept + layer + reduced),
+                embedding=int(kept + reduced + table),
+                unsharded=local,
+            )
+        return Held(
+            forward=2 * head + table,
+            head=head + 2 * table,
+            layers=int(2 * layer + max(reduced, of_head)),
+            bottom=int(layer + embedding + reduced),
+            embedding=int(embedding * (1 + trained) + max(reduced, trained * embedding) + table),
+            unsharded=local,
+        )
+
+    def save_peak(self, spec: ModelSpec, job: MemoryJob, resident: int) -> int:
+        if job.data_parallel == 1:
+            return resident
+        return resident + self.trained_width(job) * largest_tensor(spec)
+
+    def gathered_to_load(self, spec: ModelSpec, job: MemoryJob) -> int:
+        return WIDTHS[job.dtype] * largest_tensor(spec)
+
+    def loads_once(self, job: MemoryJob) -> bool:
+        return not job.each_loads
+
+    def saving(self, spec: ModelSpec, job: MemoryJob, local: int, *, on_cpu: bool) -> int:
+        """Rank 0 gathers what was trained."""
+        return self.saved_params(spec, job) * self.trained_width(job)
+
+    def untraceable(self, job: MemoryJob) -> str | None:
+        if self.casts(job.precision) and job.quantization != "none":
+            return "FSDP2 casts the weights that are not quantized when it gathers them"
+        return None
+
+    def notes(self, job: MemoryJob) -> list[str]:
+        found = []
+        if job.quantization != "none":
+            found.append("FSDP2 does not shard quantized weights")
+        if self.waits_unsharded(job):
+            found.append("gradients stay unsharded between the micro-batches of a step")
+        return found
+
+    # The plan.
+
+    def precision_conflict(self, precision: str) -> tuple[str, str] | None:
+        if precision != "fp16":
+            return None
+        message = "fp16 and engine fsdp: FSDP2 with a loss scaler was not tested"
+        return message, "use precision: bf16 or fp32, or use sharding.engine: deepspeed"
+
+    def decide(self, draft: Draft, recipe: Recipe, facts: Facts, processes: int) -> None:
+        super().decide(draft, recipe, facts, processes)
+        for conflict in _conflicts(draft, processes):
+            raise draft.refuse(*conflict)
+        if facts.hardware.is_cpu:
+            draft.warn(
+                "accelerate does not shard over CPU processes: it sets up DDP in place of FSDP2, and the run "
+                "stops with engine-mismatch; use sharding.engine: deepspeed there"
+            )
+        weights_alone = draft.trainer.save_only_model
+        settings: dict[str, tuple[object, str]] = {
+            "version": (2, "FSDP1 is deprecated"),
+            "auto_wrap_policy": (
+                "TRANSFORMER_BASED_WRAP",
+                "a layer is the unit that is gathered; the model's class names it (_no_split_modules)",
+            ),
+            "reshard_after_forward": (
+                True,
+                "a layer's weights are freed after its forward pass, as in ZeRO-3",
+            ),
+            "activation_checkpointing": (
+                False,
+                "FSDP's own recomputes with other dropout masks; the Trainer's is used",
+            ),
+            "cpu_ram_efficient_loading": _loading(draft),
+            "state_dict_type": (
+                "FULL_STATE_DICT" if weights_alone else "SHARDED_STATE_DICT",
+                "trainer.save_only_model: a model that from_pretrained reads"
+                if weights_alone
+                else "each rank writes its own shards; only the end of the run gathers the model",
+            ),
+        }
+        for name, (value, reason) in settings.items():
+            draft.put(f"fsdp.{name}", value, reason)
+        if draft.trainer.push_to_hub and draft.trainer.hub_strategy is None and not weights_alone:
+            draft.put("trainer.hub_strategy", "end", f"{_SHARDS}; the result is complete")
+        _reduce_each(draft)
+
+    def completed(self, job: MemoryJob, draft: Draft) -> MemoryJob:
+        return replace(
+            job,
+            reduces_each=_reduces_each(draft),
+            each_loads=draft.fsdp.cpu_ram_efficient_loading is False,
+        )
+
+    def bucket_bytes(self, plan: Plan, gradients: int) -> int:
+        return min(gradients, gradients // max(1, plan.spec.num_layers))  # of a layer
+
+    def written_shares(self, plan: Plan, weights: int, states: int, copies: int) -> tuple[int, int]:
+        """SHARDED_STATE_DICT: model and states alike."""
+        each = (weights + states) // plan.hardware.num_devices
+        return each, each
+
+
+FSDP = Fsdp()
+
+
+def _loading(draft: Draft) -> tuple[bool, str]:
+    """Whether one rank of a node reads the weights for all, and why.
+
+    The other ranks hold empty tensors until FSDP2 shards what rank 0 has, so nothing may be derived from the
+    weights before: no rows for new tokens, and no new head, which the others would not have at all.
+    """
+    if draft.model.config is not None:
+        return False, "random weights are made, alike on every rank"
+    if draft.model.gguf_file:
+        return False, "each rank reads the GGUF file, which is dequantised"
+    if draft.model.add_tokens:
+        return False, "each rank reads the weights: rows of added tokens are made from them"
+    if not draft.task.head_in_checkpoint:
+        return False, "each rank reads the weights: a new head is not in the checkpoint"
+    return True, "one rank of a machine reads the weights, the others get their shards from it"
+
+
+def _reduce_each(draft: Draft) -> None:
+    """Have gradients reduced after every micro-batch, where the recipe leaves it open.
+
+    Upstream's default waits for the last one: between the micro-batches of a step every rank would hold the
+    gradients of the complete model, summed in the precision of the computation.
+    """
+    given = draft.trainer.accelerator_config
+    if given is not None and (not isinstance(given, Mapping) or "gradient_accumulation_kwargs" in given):
+        return
+    reason = "gradients stay shards between the micro-batches of a step, as in ZeRO-3"
+    draft.put(_CONFIG, {**(given or {}), "gradient_accumulation_kwargs": {"sync_each_batch": True}}, reason)
+
+
+def _reduces_each(draft: Draft) -> bool:
+    """Whether FSDP2 reduces gradients after every micro-batch."""
+    config = draft.trainer.accelerator_config
+    given = config.get("gradient_accumulation_kwargs") if isinstance(config, Mapping) else None
+    return isinstance(given, Mapping) and bool(given.get("sync_each_batch"))
+
+
+def _conflicts(draft: Draft, processes: int) -> Iterator[Refusal]:
+    """A refusal for each thing that FSDP2 cannot train, with what can."""
+    optim, other = draft.trainer.optim, "use sharding.engine: deepspeed"
+    if processes == 1:
+        message = "engine fsdp over one process has nothing to shard, and the Trainer refuses it"
+        hint = "use sharding.engine: auto, or hardware with several devices"
+        yield ("engine-conflict", "sharding.engine", message, hint)
+    if draft.task.is_encoder_decoder:
+        message = (
+            "engine fsdp and an encoder-decoder: both sides share an embedding, which FSDP2 refuses in two "
+            "groups ('is shared with a parameter already managed by another FSDP group')"
+        )
+        yield ("engine-conflict", "sharding.engine", message, other)
+    if draft.model.quantization != "none":
+        message = "engine fsdp cannot shard int8 and 4-bit weights: FSDP2 leaves all of them on every rank"
+        hint = f"{other} (int8 with zero_stage 2), or drop model.quantization"
+        yield ("fsdp-quantized", "model.quantization", message, hint)
+    every_save = draft.trainer.push_to_hub and draft.trainer.hub_strategy == "every_save"
+    if every_save and not draft.trainer.save_only_model:
+        hint = "use hub_strategy: end, or checkpoint to upload what a run can be resumed from"
+        yield ("fsdp-push", "trainer.hub_strategy", _SHARDS, hint)
+    if optim not in IN_SHARDS:
+        message = f"optimizer {optim} does not update FSDP2's shards"
+        hint = f"use one of {', '.join(IN_SHARDS)}, or {other}"
+        yield ("fsdp-optimizer", "trainer.optim", message, hint)

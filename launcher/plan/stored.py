@@ -1,0 +1,67 @@
+"""A plan as an earlier run's plan.json holds it: settings, ranks and batch, typed as a plan's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+from launcher.plan.settings import HasSettings, Settings
+
+BEFORE: Mapping[str, object] = {
+    "sharding.tp_size": 1,
+    "sharding.sp_size": 1,
+    "sharding.cp_size": 1,
+    "trainer.use_liger_kernel": False,
+    "model.loss": "full",
+    "model.compile_blocks": False,
+    "model.vocab_multiple": None,
+    "adapter.cast_input_dtype_enabled": True,
+    "adapter.autocast_adapter_dtype": True,
+    "data.loss_on_inserted": True,
+    "data.max_dropped": 1.0,
+}
+"""What plans did before there was such a setting; the worker reads older plans so, too."""
+
+
+class StoredPlan(HasSettings):
+    """plan.json, parsed. Reading a setting that it lacks gives its default, or raises AttributeError."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        """KeyError or TypeError, also later, where it is not a plan's."""
+        self._plan = plan
+        self._settings: Mapping[str, Mapping[str, Any]] = plan["settings"]
+
+    @property
+    def ranks(self) -> int:
+        """Processes."""
+        hardware = self._plan["hardware"]
+        return int(hardware["num_nodes"]) * int(hardware["devices_per_node"])
+
+    @property
+    def samples_of_rank(self) -> int:
+        """Samples of a rank in one step."""
+        batch = self._plan["batch"]
+        return int(batch["micro"]) * int(batch["accumulation"])
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._settings.keys() | BEFORE.keys()
+
+    @cached_property
+    def settings(self) -> Settings:
+        settings = Settings.empty()
+        for name in self.names:
+            with suppress(KeyError):  # a setting of another version, which nothing reads
+                settings.put(name, self.at(name))
+        return settings
+
+    def at(self, dotted: str) -> object:
+        """The value of a setting, also of one that no section has; None where it is absent."""
+        stored = self._settings.get(dotted)
+        return BEFORE.get(dotted) if stored is None else stored["value"]
+
+    def by(self, dotted: str) -> str:
+        """What set it: `recipes/x.yaml:12`, `--set`, …"""
+        return str(self._settings.get(dotted, {}).get("by", ""))

@@ -1,0 +1,111 @@
+"""DeepSpeed in the workers: its configuration, its process group, universal checkpoints that are resumed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from launcher.train.engines.engine import TrainEngine
+from launcher.train.engines.universal import MODEL_FILES, STAGES, STATES, universal_folder
+from launcher.train.job import Job, copies
+
+
+class TrainDeepSpeed(TrainEngine):
+    pickled_enum = STAGES
+    steps_in_backward = True
+
+    def before_arguments(self, job: Job) -> None:
+        if "RANK" not in os.environ:
+            stand_in_for_launcher()
+
+    def arguments(self, job: Job) -> dict[str, Any]:
+        fields: dict[str, Any] = {} if job.ds_config is None else {"deepspeed": str(job.ds_config)}
+        if job.sharding.sp_size > 1:
+            from accelerate import ParallelismConfig
+            from accelerate.utils import DeepSpeedSequenceParallelConfig
+
+            handler = DeepSpeedSequenceParallelConfig(
+                sp_seq_length_is_variable=True, sp_attn_implementation=job.model.attn_implementation
+            )
+            fields["parallelism_config"] = ParallelismConfig(
+                dp_replicate_size=copies(job), sp_size=job.sharding.sp_size, sp_backend="deepspeed",
+                sp_handler=handler,
+            )  # fmt: skip
+        return fields
+
+    def after_arguments(self, job: Job) -> None:
+        """On a CPU the Trainer does not initialise DeepSpeed's communication, which ZeRO-3 needs to load."""
+        if job.trainer.use_cpu:
+            import deepspeed
+
+            deepspeed.init_distributed(dist_backend="gloo")
+
+    def trainer_class(self, job: Job) -> Any:
+        if job.sharding.sp_size == 1:
+            return super().trainer_class(job)
+        from launcher.train.engines.sequence import SequenceTrainer
+
+        return SequenceTrainer
+
+    def is_set_up(self, distributed_type: str) -> bool:
+        return distributed_type == "DEEPSPEED"
+
+    def repair(self, trainer: Any, checkpoint: Path) -> None:
+        if (universal := universal_folder(checkpoint)) is not None:
+            trainer.add_callback(OwnStates(universal))
+
+
+TRAIN_ENGINE = TrainDeepSpeed()
+
+
+def stand_in_for_launcher() -> None:
+    """Set the variables of a single process: without a launcher DeepSpeed asks MPI for them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in {**one, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        os.environ.setdefault(name, value)
+
+
+class OwnStates(TrainerCallback):
+    """Restores each parameter group's own values and steps, and the model's buffers.
+
+    Stage 3 of deepspeed 0.19.8 (runtime/zero/stage3.py load_hp_checkpoint_state_from_checkpoint_dir_stage3)
+    gives all groups one tensor as their step, which each group's update then increments: from the second step
+    on Adam corrects its bias for a later step than it has reached. It also gives the first group's values to
+    all groups, so that biases and norms begin to decay. No stage reads the model's buffers.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        saved = torch.load(self._folder / STATES, map_location="cpu", weights_only=False)
+        optimizer = innermost(given["optimizer"])
+        restore_groups(optimizer, saved["param_groups"])
+        model = torch.load(self._folder / MODEL_FILES[0], map_location="cpu", weights_only=False)
+        buffers = dict(given["model"].named_buffers())
+        for name, value in model["module"].items():
+            buffers[name].copy_(value)
+
+
+def innermost(optimizer: Any) -> Any:
+    """torch's optimizer within accelerate's and ZeRO's."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def restore_groups(optimizer: Any, groups: list[dict[str, Any]]) -> None:
+    """The groups' own values, and a step of its own for each parameter."""
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        group.update({name: value for name, value in saved.items() if name != "params"})
+    for state in optimizer.state.values():
+        if torch.is_tensor(state.get("step")):
+            state["step"] = state["step"].clone()

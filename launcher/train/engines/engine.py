@@ -1,0 +1,47 @@
+"""What an engine does in the workers; the half that plans is in `launcher/engines/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from launcher.train.job import Job
+
+
+class TrainEngine:
+    """An engine with what most have in common; a subclass sets what is different."""
+
+    pickled_enum: ClassVar[tuple[str, str] | None] = None
+    """(module, name) of the enumeration whose members its checkpoints hold."""
+    steps_in_backward: ClassVar[bool] = False
+    """Whether the optimizer steps inside the backward pass, where no callback reaches."""
+
+    def before_arguments(self, job: Job) -> None:
+        """Prepare the environment of TrainingArguments."""
+
+    def arguments(self, job: Job) -> dict[str, Any]:
+        """Fields of TrainingArguments that set it up."""
+        return {}
+
+    def after_arguments(self, job: Job) -> None:
+        """Complete what TrainingArguments has set up, before the model is loaded."""
+
+    def check_model(self, job: Job, model: Any) -> None:
+        """RecipeError for a model that it cannot train."""
+
+    def trainer_class(self, job: Job) -> Any:
+        """The Trainer of tasks that have none of their own."""
+        from launcher.train.trainers import PlannedTrainer
+
+        return PlannedTrainer
+
+    def is_set_up(self, distributed_type: str) -> bool:
+        """Whether accelerate has set it up. distributed_type: accelerate's name of what it did."""
+        raise NotImplementedError
+
+    def repair(self, trainer: Any, checkpoint: Path) -> None:
+        """Fix what is restored incorrectly when `trainer` resumes from `checkpoint`."""
+
+    def save_trained(self, job: Job, trainer: Any, folder: Path) -> None:
+        """Write the model, or its adapter, as from_pretrained reads it; every process must call it."""
+        trainer.save_model(str(folder))
