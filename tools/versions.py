@@ -30,7 +30,7 @@ STACK_TESTS = (
     "adapter_checks", "adapter_choices", "adapter_forms", "dpo", "field_tables", "generate", "going_on",
     "memory_record", "merge_command", "models", "packing", "param_counts", "pickles", "pushing", "reward",
     "saving", "sequence_parallel", "stopping", "token_counts", "universal", "upstream_seams", "varlen",
-    "weight_names",
+    "weights",
 )  # fmt: skip
 """In tests/contract: what calls the libraries' code that our own replaces, extends or describes."""
 PLANNING_TESTS = (

@@ -77,6 +77,9 @@ class EngineMemory:
         """Pickle and copy as the engine's only instance."""
         return self.name.upper()
 
+    def __repr__(self) -> str:
+        return self.name
+
     def label(self, zero_stage: int | None) -> str:
         """Name of the strategy in tables."""
         raise NotImplementedError
