@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,6 @@ def _refuse_other_data(job: Job, record: dict[str, Any]) -> None:
 
 def _samples(job: Job, processing: Any, record: dict[str, Any], count: int) -> list[dict[str, Any]]:
     """The first samples, each with its file and line (not when streaming: the order is random)."""
-    from launcher.train.data.encoded import show_sample
     from launcher.train.data.store import open_samples
 
     task, labels = job.task.name, record["labels"]
@@ -161,14 +160,23 @@ def _samples(job: Job, processing: Any, record: dict[str, Any], count: int) -> l
         from launcher.train.data.stream import Stream
 
         stream = itertools.islice(Stream(job, processing), count)
-        return [show_sample(task, processing, sample, labels) for sample in stream]
+        return [_shown(task, processing, sample, labels) for sample in stream]
     rows = open_samples(Path(record["folder"]) / split["file"])
     chosen = [rows[index] for index in range(min(count, rows.num_rows))]
     return [
-        {"file": split["files"][row["file"]], "line": row["number"]}
-        | show_sample(task, processing, row, labels)
+        {"file": split["files"][row["file"]], "line": row["number"]} | _shown(task, processing, row, labels)
         for row in chosen
     ]
+
+
+def _shown(
+    task: str, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None
+) -> dict[str, Any]:
+    """One prepared sample as JSON: its tokens, how many are targets, its text in pieces."""
+    from launcher.train.tasks import train_task
+
+    pieces, tokens, targets = train_task(task).shown(processing, sample, labels)
+    return {"tokens": tokens, "targets": targets, "pieces": [list(piece) for piece in pieces]}
 
 
 if __name__ == "__main__":

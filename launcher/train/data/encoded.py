@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import EffilaunchError
 from launcher.train.data.sources import bad_row
-from launcher.train.tasks import train_task
 
 if TYPE_CHECKING:
     from launcher.train.data.sources import Row
@@ -303,11 +302,3 @@ def mark_pieces(pieces: Sequence[Piece]) -> str:
     """Pieces as one text, the targets between ⟦ and ⟧, cut to a readable length."""
     text = "".join(f"⟦{piece}⟧" if is_target else piece for piece, is_target in pieces)
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"
-
-
-def show_sample(
-    task: str, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None
-) -> dict[str, Any]:
-    """One prepared sample as JSON: its tokens, how many are targets, its text in pieces."""
-    pieces, tokens, targets = train_task(task).shown(processing, sample, labels)
-    return {"tokens": tokens, "targets": targets, "pieces": [list(piece) for piece in pieces]}
