@@ -247,8 +247,10 @@ def is_read(name: str, read: set[str]) -> bool:
 
 # `run` itself does what on_oom and launch.max_restarts say: a worker that is gone cannot; and it watches.
 OF_THE_RUN = ("execute/attempts.py", "execute/start.py")
-RUNNING = modules("execute")
-READERS = {**modules("train", "render"), **{name: RUNNING[name] for name in OF_THE_RUN}}
+# The engine of a plan renders its configuration; `engine_of` finds it.
+RENDERED = ("engines/__init__.py", "engines/deepspeed_config.py")
+OTHERS = modules("execute", "engines")
+READERS = {**modules("train", "render"), **{name: OTHERS[name] for name in (*OF_THE_RUN, *RENDERED)}}
 READ = all_read(READERS)
 
 

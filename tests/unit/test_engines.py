@@ -35,6 +35,7 @@ OTHER_MEANINGS = {
     "launcher/train/machine.py": "the package",
     "launcher/execute/start_checks.py": "the package",
     "launcher/knowledge/doctor/build_checks.py": "the package",
+    "launcher/knowledge/failures/catalogue.py": "a chapter of the known failures",
 }
 
 
