@@ -165,7 +165,7 @@ def kinds(annotation: Any) -> list[Any]:
     return [kind for argument in arguments if argument is not type(None) for kind in kinds(argument)]
 
 
-HOLDERS = ("job", "self", "self._job", "self.job", "plan", "own")
+HOLDERS = ("job", "self", "self._job", "self.job", "plan", "planned", "own")
 WHOLE = {"precision", "seed", "tiny", "on_oom", "task"}
 """Settings without a section."""
 
