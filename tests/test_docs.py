@@ -413,3 +413,11 @@ def test_the_page_on_engines_names_what_is_taken_and_refused():
     assert said is not None
     named = re.findall(r"[A-Z]\w+", said.group(1))
     assert sorted(name.lower() for name in named) == sorted(FAMILIES)
+
+
+def test_contributing_names_files_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w./]+/[\w]+\.(?:py|json|txt|yaml|md))`", text))
+    files = {f"/{path.relative_to(ROOT)}" for path in ROOT.glob("*/**/*.*") if ".venv" not in path.parts}
+    assert len(named) > 40
+    assert {name for name in named if not any(file.endswith(f"/{name}") for file in files)} == set()
