@@ -133,7 +133,9 @@ def test_a_prompt_beyond_the_positions_is_refused(run, monkeypatch, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2, "the conversation went on"
 
 
-@pytest.mark.parametrize(("prompt", "what"), [("", "is empty"), (" \n", "is empty"), ("w\udcff", "no text")])
+@pytest.mark.parametrize(
+    ("prompt", "what"), [("", "is empty"), (" \n", "is empty"), ("w\udcff", "surrogate")]
+)
 def test_a_prompt_that_is_none(run, capsys, prompt, what):
     assert main(["generate", str(run), prompt]) == 2
     assert what in capsys.readouterr().err

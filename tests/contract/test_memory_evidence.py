@@ -79,7 +79,7 @@ def test_a_row_is_planned_as_it_says(name: str) -> None:
         row.checkpointing,
         row.attention,
     )
-    assert (job.engine, job.zero_stage, job.data_parallel) == (row.engine, row.zero_stage, row.processes)
+    assert (job.engine.name, job.zero_stage, job.data_parallel) == (row.engine, row.zero_stage, row.processes)
     assert (job.adapter, job.offload_optimizer) == (row.adapter is not None, row.offload_optimizer)
     config = ds_config_of(row, plan)
     if config is not None:

@@ -183,7 +183,7 @@ def refused(status: int) -> Exception:
     [
         (LocalTokenNotFoundError("no token"), 4, "HF_TOKEN"),
         (refused(403), 4, "HF_TOKEN"),
-        (ConnectionError("no route"), 4, "look at the network"),
+        (ConnectionError("no route"), 4, "--push"),
         (huggingface_hub.errors.HFValidationError("bad name"), 2, "OWNER/NAME"),
     ],
 )

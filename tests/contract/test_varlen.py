@@ -164,7 +164,7 @@ NUMBERS = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 2]])
         (states(8, keys=10), None, "8 queries and 10 keys"),
         (states(8, rows=2), None, "2 rows"),
         (states(9), None, "documents of 8 tokens in a row of 9"),
-        (states(8), NUMBERS.to(torch.int64), "does not tell attention 'varlen' its window"),
+        (states(8), NUMBERS.to(torch.int64), "window to attention 'varlen'"),
     ],
     ids=["mask", "prefix", "rows", "bounds", "window"],
 )

@@ -205,7 +205,7 @@ def test_zero_starts_again_where_it_cannot_read_the_checkpoints(tries, tmp_path)
     one = {**EIGHT, "global_batch_size": 8, "trainer__per_device_train_batch_size": 1}
     plan, _, said = tries(worker(enough="value('sharding.engine') == 'deepspeed'"), **one)
     run = tmp_path / "run"
-    assert (plan.job.engine, plan.job.zero_stage) == ("deepspeed", 3)
+    assert (plan.job.engine.name, plan.job.zero_stage) == ("deepspeed", 3)
     assert (run / "resumed").read_text().split() == ["nothing", "nothing"]
     assert (run / "checkpoints-1" / "checkpoint-2" / "trainer_state.json").is_file()
     assert len((run / "metrics-1.jsonl").read_text().splitlines()) == 3
