@@ -266,6 +266,7 @@ def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None], lo
         record = read_record(aside / "data.json")
     found, folder = record.get("key"), record.get("folder")
     if expected != found and folder and same_samples(Path(folder).parent / expected, Path(folder)):
+        say(f"the prepared data has another key than that of {begins.checkpoint.name}, and the same samples")
         return
     differences = compare_data(expected, found)
     if differences:

@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.facts.safe_files import parse_json
+from launcher.tasks import task_named
 
 MANIFEST = "manifest.json"
 SAVING = ".saving"
@@ -259,17 +260,24 @@ def incomplete_checkpoints(folder: Path) -> dict[Path, str]:
 
 
 def same_samples(folder: Path, other: Path) -> bool:
-    """Whether two folders of prepared data have the same sample files, byte for byte.
+    """Whether two folders of prepared data have the same labels and sample files, byte for byte.
 
     A version of effilaunch that makes the key from other parts names the same samples differently. False
-    where a folder or its sample files are missing.
+    where a folder is missing, and for images: their samples are paths, only the key covers what is in them.
     """
-    names = [sorted(path.name for path in each.glob("*.arrow")) for each in (folder, other)]
-    return (
-        bool(names[0])
-        and names[0] == names[1]
-        and all(filecmp.cmp(folder / name, other / name, shallow=False) for name in names[0])
-    )
+    try:
+        old, new = (parse_json((each / "data.json").read_text("utf-8")) for each in (folder, other))
+        alike = old["task"] == new["task"] and old["labels"] == new["labels"]
+        if not alike or not task_named(new["task"]).reads_tokens:
+            return False
+        names = [sorted(path.name for path in each.glob("*.arrow")) for each in (folder, other)]
+        return (
+            bool(names[0])
+            and names[0] == names[1]
+            and all(filecmp.cmp(folder / name, other / name, shallow=False) for name in names[0])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def read_origin(run_dir: Path) -> Path | None:

@@ -238,7 +238,7 @@ def compare_settings(old: StoredPlan, new: StoredPlan) -> list[Difference]:
 def _stretched(plan: StoredPlan) -> bool:
     """Whether the learning rate depends on the number of all steps."""
     trainer = plan.trainer
-    return trainer.lr_scheduler_type not in _CONSTANT or 0 < trainer.warmup_steps < 1
+    return trainer.lr_scheduler_type not in _CONSTANT or 0 < (trainer.warmup_steps or 0) < 1
 
 
 def _states(old: StoredPlan, new: StoredPlan, ranks: int) -> tuple[list[Difference], str]:

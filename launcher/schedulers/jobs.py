@@ -127,7 +127,10 @@ def _print_state(
 def _print_loss(run_dir: Path, seen: _Seen, say: Callable[[str], None]) -> bool:
     """Print the newest loss of a run; whether there is a new one."""
     path = run_dir / "metrics.jsonl"
-    size = path.stat().st_size if path.is_file() else seen.metrics
+    try:
+        size = path.stat().st_size
+    except OSError:  # not written yet, or a network file system lost it
+        size = seen.metrics
     rows = [] if size == seen.metrics else [row for row in read_jsonl(path) if "loss" in row]
     seen.metrics = size
     if rows:

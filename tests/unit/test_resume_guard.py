@@ -274,19 +274,32 @@ def test_what_decides_only_the_samples_is_judged_by_the_prepared_samples():
     assert refused(plan(**stream), plan(**now, **stream)) == ["data.loss_on_inserted"]
 
 
+def prepared(folder: Path, task: str = "causal-lm", labels: list[str] | None = None, **files: bytes) -> Path:
+    folder.mkdir()
+    (folder / "data.json").write_text(json.dumps({"key": folder.name, "task": task, "labels": labels}))
+    for name, content in files.items():
+        (folder / f"{name}.arrow").write_bytes(content)
+    return folder
+
+
 def test_the_same_samples_under_two_keys_are_the_same_data(tmp_path):
-    old, new = tmp_path / "a", tmp_path / "b"
-    for folder in (old, new):
-        folder.mkdir(parents=True)
-        (folder / "train.arrow").write_bytes(b"samples")
-        (folder / "data.json").write_text(folder.name)
-    assert same_samples(old, new)
-    (new / "eval.arrow").write_bytes(b"more")
-    assert not same_samples(old, new)
-    (old / "eval.arrow").write_bytes(b"less")
-    assert not same_samples(old, new)
-    assert not same_samples(tmp_path / "gone", new)
+    old = prepared(tmp_path / "old", train=b"samples", eval=b"more")
+    assert same_samples(old, prepared(tmp_path / "new", train=b"samples", eval=b"more"))
+    assert not same_samples(old, prepared(tmp_path / "fewer", train=b"samples"))
+    assert not same_samples(old, prepared(tmp_path / "others", train=b"samples", eval=b"less"))
+    assert not same_samples(tmp_path / "gone", old)
     assert not same_samples(tmp_path / "gone", tmp_path / "gone too")
+    assert not same_samples(prepared(tmp_path / "a"), prepared(tmp_path / "b"))
+
+
+def test_other_labels_and_images_are_other_data(tmp_path):
+    """The samples of images are paths: a replaced image shows in the key alone."""
+    classes, images = "sequence-classification", "image-classification"
+    old = prepared(tmp_path / "old", classes, ["bad", "good"], train=b"x")
+    assert same_samples(old, prepared(tmp_path / "same", classes, ["bad", "good"], train=b"x"))
+    assert not same_samples(old, prepared(tmp_path / "renamed", classes, ["poor", "rich"], train=b"x"))
+    first = prepared(tmp_path / "first", images, ["cat", "dog"], train=b"x")
+    assert not same_samples(first, prepared(tmp_path / "second", images, ["cat", "dog"], train=b"x"))
 
 
 NEW = {

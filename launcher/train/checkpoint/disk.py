@@ -204,8 +204,8 @@ def _is_caused_by(error: BaseException, numbers: set[int], texts: re.Pattern[str
     return False
 
 
-def save_problem(name: str, folder: Path, needed: int, last: int | None, error: Exception) -> Problem | None:
-    """The problem of a save that failed because of the disk; None for another error.
+def save_problem(name: str, folder: Path, needed: int, last: int | None, error: Exception) -> Problem:
+    """The problem of a save that failed because of the disk: `is_full` or `is_unwritable`.
 
     name: of what was saved into `folder`. needed: its bytes. last: the last complete checkpoint.
     """
@@ -221,12 +221,10 @@ def save_problem(name: str, folder: Path, needed: int, last: int | None, error: 
             hint="free disk space, then continue with `effilaunch run RECIPE --resume auto`; or save less: "
             "trainer.save_total_limit: 1, trainer.save_only_model: true",
         )
-    if is_unwritable(error):
-        return Problem(
-            "checkpoint-unwritable",
-            f"{name} could not be written: {text}; {kept}",
-            file=str(folder),
-            hint="check that the folder exists, that this user may write to it and that nobody else removes "
-            "files from it, then continue with `effilaunch run RECIPE --resume auto`",
-        )
-    return None
+    return Problem(
+        "checkpoint-unwritable",
+        f"{name} could not be written: {text}; {kept}",
+        file=str(folder),
+        hint="check that the folder exists, that this user may write to it and that nobody else removes "
+        "files from it, then continue with `effilaunch run RECIPE --resume auto`",
+    )

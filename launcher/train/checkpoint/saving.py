@@ -37,6 +37,8 @@ from launcher.train.checkpoint.disk import (
     clean,
     free_bytes,
     hash_and_sync,
+    is_full,
+    is_unwritable,
     mib,
     publish,
     remove_folder,
@@ -221,11 +223,10 @@ class Saver:
             at = time.time()
             if aside is not None:
                 shutil.rmtree(aside, ignore_errors=True)
-            last = max(complete_checkpoints(self.folder), default=None)
-            problem = save_problem(name, folder, needed, last, error)
-            if problem is None:
+            if not (is_full(error) or is_unwritable(error)):
                 raise
-            raise SaveFailed(problem, at) from error
+            last = max(complete_checkpoints(self.folder), default=None)
+            raise SaveFailed(save_problem(name, folder, needed, last, error), at) from error
 
     def _settle_best(self, trainer: Any, step: int) -> None:
         """Set the final path of the best checkpoint in the state.
