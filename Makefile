@@ -28,10 +28,10 @@ smoke: $(STAMP) ## train a real model on real data, in minutes, on CPU if need b
 TEST_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST := $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile
 
-test: $(STAMP) ## the tests (8 minutes on 2 idle cores)
+test: $(STAMP) ## the tests (10 minutes on 2 cores)
 	TEST_SECONDS=build/test-seconds $(PYTEST) -m "not slow and not gpu and not cluster and not browser"
 
-test-full: $(STAMP) ## the tests that `test` leaves out (18 minutes on 2 idle cores)
+test-full: $(STAMP) ## the tests that `test` leaves out (19 minutes on 2 cores)
 	$(PYTEST) -m "(slow or gpu) and not cluster and not browser" -rs
 
 test-versions: $(STAMP) ## contract tests at both ends of pyproject's ranges, planning under other Pythons
@@ -46,7 +46,7 @@ test-browser: $(STAMP) ## the reports in a headless Chromium
 	$(BIN)/pytest -m browser -rs tests/browser
 
 # One process: the tests share one Slurm, whose nodes have the two cores. As root its packages are installed.
-test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (16 minutes on 2 cores)
+test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (12 minutes on 2 cores)
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  PATH="$$PATH:/usr/sbin:/sbin"; for program in slurmctld slurmd munged sshd pdsh ip shellcheck; do \
 	    command -v $$program >/dev/null || missing=1; done; \
