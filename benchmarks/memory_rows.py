@@ -10,8 +10,7 @@ from typing import Any
 
 from memory_grid import MODELS, Row
 
-from launcher.engines import engine_named
-from launcher.engines.deepspeed_config import render_ds_config
+from launcher.engines import engine_named, engine_of
 from launcher.errors import DoesNotFit
 from launcher.facts.hardware import Hardware, parse_hardware
 from launcher.facts.model import ModelSpec, read_model_spec
@@ -106,7 +105,7 @@ def job_of(row: Row, plan: Plan) -> MemoryJob:
 
 def ds_config_of(row: Row, plan: Plan) -> dict[str, Any] | None:
     """The plan's DeepSpeed configuration with the row's buckets."""
-    config = render_ds_config(plan)
+    config = engine_of(plan).ds_config(plan)
     if config is None:
         return None
     buckets = {name: row.bucket for name in ("reduce_bucket_size", "allgather_bucket_size")}

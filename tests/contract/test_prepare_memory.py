@@ -29,14 +29,14 @@ CHILD = textwrap.dedent(
     from launcher.train.prepare import prepare_run
 
     process, seen = psutil.Process(), []
-    real = counts.Counts.add
+    real = encoded.Counts.add
 
     def add(self, batch):
         real(self, batch)
         every = [process, *process.children(recursive=True)]
         seen.append(sum(one.memory_info().rss for one in every))
 
-    counts.Counts.add = add
+    encoded.Counts.add = add
     prepare_run(read_job(Path(sys.argv[1])))
     print(json.dumps(seen))
     """
