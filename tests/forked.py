@@ -214,7 +214,8 @@ def serve(path: str) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print where the answers would be
     for name in HEAVY:
-        with contextlib.suppress(ModuleNotFoundError):  # older releases lack some modules
+        # Older releases of DeepSpeed lack some modules.
+        with contextlib.suppress(*(ModuleNotFoundError,) if name.startswith("deepspeed.") else ()):
             importlib.import_module(name)
     # accelerate and DeepSpeed collect garbage at every start, which would walk through all that was imported.
     gc.collect()

@@ -202,7 +202,9 @@ def _wait_for_all() -> None:
 
 def check_bare(model: Any) -> None:
     """RecipeError when the weights were an adapter's, which transformers puts on its base model by itself."""
-    if getattr(model, "_hf_peft_config_loaded", False):
+    from launcher.train.upstream.model_seams import loads_an_adapter
+
+    if loads_an_adapter(model):
         message = "this is the folder of an adapter, not of a model"
         hint = "name its base model here, and the adapter to continue in `adapter.path`"
         raise RecipeError(Problem("double-peft", message, path="model.name_or_path", hint=hint))

@@ -19,6 +19,11 @@ def names_not_saved(model: Any) -> frozenset[str]:
     return frozenset(getattr(model, "_keys_to_ignore_on_save", None) or ())
 
 
+def loads_an_adapter(model: Any) -> bool:
+    """Whether from_pretrained found an adapter's folder and attached it to its base model."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
 def attention_of(config: Any) -> str:
     """The attention implementation that a model was loaded with."""
     name: str = config._attn_implementation

@@ -141,6 +141,10 @@ SEAMS = (
         "Weights that a save leaves out are not missing from a checkpoint.", ("_keys_to_ignore_on_save",),
     ),
     Seam(
+        "transformers.integrations.peft", "", ("5.23.0", 76), _MODELS, "call",
+        "An adapter's folder given as a model is refused.", ("_hf_peft_config_loaded",),
+    ),
+    Seam(
         "transformers.modeling_utils", "", ("5.23.0", 1125), _MODELS, "call",
         "Whether a model has scaled dot product attention.", ("_supports_sdpa",),
     ),
