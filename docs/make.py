@@ -133,7 +133,7 @@ def _changes(fix: Fix) -> str:
     if fix.action != "set":
         return ", ".join(dict.fromkeys(f"`{case.setting}`" for case in cases))
     shown = dict.fromkeys(f"`{case.setting}` = {shown_value(case.value)}" for case in cases if case.setting)
-    yields = "; where the recipe says otherwise, that stays, with a warning" if fix.yields else ""
+    yields = "; a different value in the recipe stays, with a warning" if fix.yields else ""
     return ", or ".join(shown) + yields
 
 

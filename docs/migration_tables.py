@@ -135,7 +135,11 @@ _TRL: tuple[Row, ...] = (
     ("padding_free", "data.padding_free", "without packing"),
     ("dataset_text_field", "data.train", "columns, where it is not text"),
     ("completion_only_loss", "data.loss_on", "true: completion; false: all"),
-    ("assistant_only_loss", "data.loss_on", "true: assistant; without it chats are learnt whole: all"),
+    (
+        "assistant_only_loss",
+        "data.loss_on",
+        "true: assistant; without it all tokens of a chat are targets: all",
+    ),
     ("chat_template", "model.chat_template", "the text"),
     ("chat_template_path", "model.chat_template", "a file; of a model's id the text is needed"),
     ("accelerate_config", "sharding", "TRL's own names; a file is read, too"),

@@ -73,7 +73,7 @@ class Draft(HasSettings):
         if found is None:
             self.put(dotted, value, default_reason)
         else:
-            self.put(dotted, value, "said by the recipe", source=found.source, by=found.by)
+            self.put(dotted, value, "set in the recipe", source=found.source, by=found.by)
 
     def origin(self, dotted: str) -> Origin | None:
         """Where the recipe sets `dotted` or something inside it; None where it does not."""

@@ -32,7 +32,7 @@ def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     for name, (value, reason) in owned.items():
         draft.put(f"trainer.{name}", value, reason)
     defaults: dict[str, tuple[object, str]] = {
-        "optim": ("adamw_torch_fused", "upstream's default, said explicitly"),
+        "optim": ("adamw_torch_fused", "upstream's default, set explicitly"),
         "learning_rate": _learning_rate(recipe),
         "max_grad_norm": (1.0, "upstream's default; DeepSpeed's own default has changed over time"),
         "logging_steps": (10, "a loss line every ten steps"),
@@ -41,13 +41,13 @@ def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
         "report_to": ("none", "no tracker asked for"),
         "disable_tqdm": (True, "the logs hold lines, not bars"),
         "dataloader_pin_memory": (not hardware.is_cpu, f"device {hardware.device}"),
-        "logging_nan_inf_filter": (True, "upstream's default, said explicitly"),
+        "logging_nan_inf_filter": (True, "upstream's default, set explicitly"),
         "include_num_input_tokens_seen": ("non_padding", "speeds are reported in tokens, without padding"),
         **_evaluation(draft, recipe),
     }
     steps = recipe.trainer.get("max_steps")
     if not isinstance(steps, int) or steps < 0:  # upstream's -1: as many as the epochs have
-        defaults["num_train_epochs"] = (3.0, "upstream's default, said explicitly")
+        defaults["num_train_epochs"] = (3.0, "upstream's default, set explicitly")
     task = task_named(recipe.task)
     defaults |= task.trainer_defaults
     if task.generates:

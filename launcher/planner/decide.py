@@ -25,7 +25,7 @@ def decide_precision(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     if hardware.is_cpu:
         value, reason = "fp32", "a CPU: 16-bit is slower there"
     elif capability is None:
-        value, reason = "fp16", "compute capability unknown: bf16 only when the recipe says so"
+        value, reason = "fp16", "compute capability unknown: bf16 only if the recipe sets it"
     elif capability >= AMPERE:
         value, reason = "bf16", f"compute capability {_dot(capability)} >= 8.0 has bf16 units"
     elif capability >= VOLTA:

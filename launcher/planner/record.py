@@ -68,7 +68,7 @@ def _record_data(draft: Draft, data: DataSection) -> None:
         evaluation = rows.model_dump()
     draft.put_recipe("data.eval", evaluation, "no evaluation asked for")
     fim = None if data.fim is None else data.fim.model_dump()
-    draft.put_recipe("data.fim", fim, "documents are learnt from left to right")
+    draft.put_recipe("data.fim", fim, "documents are trained from left to right")
     reasons = {
         "max_length": "schema default",
         "max_truncated": "schema default",

@@ -186,7 +186,7 @@ def _data(start: Start, length: int, notes: dict[str, str]) -> dict[str, object]
     if rows.count is not None and rows.count >= FEW_ROWS:
         share = min(0.05, _EVALUATED / rows.count)
         section["eval"] = {"split": float(f"{share:.1g}")}
-        notes["data.eval"] = "rows that are held out, to see how well it does on what it has not learnt"
+        notes["data.eval"] = "held-out rows, to evaluate on data that it was not trained on"
         if metrics := task_named(start.task).first_metrics.get(start.goal):
             section["metrics"] = list(metrics)
     if task_named(start.task).reads_tokens:

@@ -247,7 +247,9 @@ def _decide_loss(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         draft.put(key, "full", full)
         return
     rows, words = chunk_rows(facts.model.vocab_size), facts.model.vocab_size
-    reason = f"scores of {words:,} words for {rows:,} learnt tokens at a time: all of them exist at no time"
+    reason = (
+        f"logits of {rows:,} target tokens at a time ({words:,} each); the full logits are never materialised"
+    )
     draft.put(key, "chunked", reason)
 
 
@@ -386,7 +388,7 @@ def _decide_vocabulary(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         if added:
             draft.warn(
                 f"the vocabulary may grow to {words + added:,} words, no multiple of {multiple}, which "
-                f"tensor cores want; model.vocab_multiple: {multiple} fills it up with words that nobody says"
+                f"tensor cores want; model.vocab_multiple: {multiple} pads it with tokens that are never used"
             )
     draft.put(key, None, reason)
 
@@ -397,7 +399,9 @@ def _decide_tf32(draft: Draft, facts: Facts) -> None:
     if key in draft.names or capability is None or capability < AMPERE:
         return
     if draft.precision == "fp32":
-        draft.put(key, None, "true would be faster, with products of 10 bits of mantissa: not what fp32 says")
+        draft.put(
+            key, None, "true would be faster, with products of 10 bits of mantissa: not what fp32 means"
+        )
         return
     reason = "products that stay in float32 beside 16-bit ones use the tensor cores"
     draft.put(key, True, reason, source="hardware", by=facts.hardware.device)

@@ -70,8 +70,8 @@ def test_the_samples_of_a_batch_lie_in_one_row_by_themselves(tmp_path, on):
         ({"model__attn_implementation": "eager"}, "eager", False, "mask"),
         ({"model__attn_implementation": "flex_attention"}, "flex_attention", False, "mask"),
         ({"model__attn_implementation": "flash_attention_2"}, "flash_attention_2", True, "side by side"),
-        ({"data__padding_free": "false"}, "sdpa", False, "said by the recipe"),
-        ({"data__padding_free": "true"}, "varlen", True, "said by the recipe"),
+        ({"data__padding_free": "false"}, "sdpa", False, "set in the recipe"),
+        ({"data__padding_free": "true"}, "varlen", True, "set in the recipe"),
         ({"data__packing": "true"}, "varlen", True, "side by side"),
         (OPT, "sdpa", False, "were not shown"),
         (GEMMA2, "eager", False, "eager would pay"),
@@ -132,9 +132,9 @@ def test_what_cannot_be_had_is_refused_at_its_line(tmp_path, given, on, code, wo
 @pytest.mark.parametrize(
     ("given", "loss", "why"),
     [
-        ({}, "chunked", "2,048 learnt tokens"),
-        (OPT, "chunked", "1,280 learnt tokens"),
-        ({"model__loss": "full"}, "full", "said by the recipe"),
+        ({}, "chunked", "2,048 target tokens"),
+        (OPT, "chunked", "1,280 target tokens"),
+        ({"model__loss": "full"}, "full", "set in the recipe"),
         (GEMMA2, "full", "gemma2"),
         ({"adapter__target_modules": "[q_proj, lm_head]"}, "full", "head"),
         ({"adapter__modules_to_save": "[lm_head]"}, "full", "head"),
@@ -203,9 +203,9 @@ def test_padded_rows_are_priced_as_they_are_filled_up(tmp_path):
         (A100, {"adapter__lora_dropout": 0.1}, True, "dropout"),
         (A100, {"adapter__use_dora": "true"}, True, "use_dora"),
         (A100, {"adapter__use_rslora": "true"}, False, "same numbers"),
-        (A100, {"adapter__cast_input_dtype_enabled": "true"}, True, "said by the recipe"),
+        (A100, {"adapter__cast_input_dtype_enabled": "true"}, True, "set in the recipe"),
         (A100, {"adapter": "{path: /tmp/adapter}"}, True, "continued"),
-        (A100, {"adapter": "{path: /tmp/adapter, cast_input_dtype_enabled: false}"}, False, "said"),
+        (A100, {"adapter": "{path: /tmp/adapter, cast_input_dtype_enabled: false}"}, False, "set"),
     ],
 )
 def test_where_adapters_copy_their_input(tmp_path, on, given, casts, why):
@@ -301,8 +301,8 @@ LONG = {"trainer__max_steps": 200000}
         (A100, {**LONG, "model__quantization": "nf4"}, False, "bitsandbytes"),
         ("8xA100-80GB", {**LONG, "sharding__zero_stage": 3}, False, "gathered"),
         ("8xA100-80GB", {**LONG, "sharding__zero_stage": 2}, True, "h or more"),
-        (A100, {**LONG, "model__compile_blocks": "false"}, False, "said by the recipe"),
-        ("cpu", {"model__compile_blocks": "true"}, True, "said by the recipe"),
+        (A100, {**LONG, "model__compile_blocks": "false"}, False, "set in the recipe"),
+        ("cpu", {"model__compile_blocks": "true"}, True, "set in the recipe"),
     ],
 )
 def test_layers_are_compiled_where_the_run_is_long(tmp_path, on, given, compiled, why):

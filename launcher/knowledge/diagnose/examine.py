@@ -26,7 +26,7 @@ from launcher.knowledge.diagnose.matching import (
     proves_failure,
     recognise_error,
 )
-from launcher.knowledge.diagnose.reading import Learnt, clean, raw_lines
+from launcher.knowledge.diagnose.reading import Prefixes, clean, raw_lines
 from launcher.knowledge.diagnose.run_dir import (
     LOST,
     earlier_bytes,
@@ -55,17 +55,17 @@ class Examination:
 
     def read(self, stream: IO[bytes], name: str, rank: int | None, *, skip: int = 0) -> None:
         """Read one log. skip: its first bytes, which an earlier run wrote."""
-        learnt = Learnt()
+        prefixes = Prefixes()
         for number, raw, matters in raw_lines(stream, skip, forms.WORDS):
             self._order += 1
-            learnt.count(raw, number)
+            prefixes.count(raw, number)
             self.watch.last = raw[:400].strip() or self.watch.last
             self.lines.every(raw, number, name)
             if not matters and self.errors.idle:
                 line_rank, task = forms.rank_in(raw)
-                self._count(line_rank, None if task == learnt.filled else task)
+                self._count(line_rank, None if task == prefixes.filled else task)
                 continue
-            for line in clean(raw, number, name, rank, learnt):
+            for line in clean(raw, number, name, rank, prefixes):
                 line.order = self._order
                 self._count(line.rank, line.task)
                 self.watch.feed(line)

@@ -13,7 +13,7 @@ from functools import cache
 
 from launcher.knowledge.diagnose import forms
 from launcher.knowledge.diagnose.findings import Error, Finding
-from launcher.knowledge.diagnose.reading import Learnt, clean
+from launcher.knowledge.diagnose.reading import Prefixes, clean
 from launcher.knowledge.diagnose.tracebacks import TestRuns
 from launcher.knowledge.failures.catalogue import GONE, Failure
 from launcher.recipe.field_tables import TASK_TABLES, field_table
@@ -249,9 +249,9 @@ class Lines:
 
     def before_the_end(self) -> list[Finding]:
         """A known failure in the last lines, whatever their form: for a run that is known to have failed."""
-        learnt = Learnt()
+        prefixes = Prefixes()
         for name, number, raw in reversed(self._tail):
-            for line in clean(raw, number, name, None, learnt):
+            for line in clean(raw, number, name, None, prefixes):
                 failure = recognise((line.text,), self._registry)
                 if failure is not None:
                     return [Finding(self.closer(failure), _error(line.text, name, number), (), None)]

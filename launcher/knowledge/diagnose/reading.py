@@ -161,7 +161,7 @@ def _cut(line: bytes) -> bytes:
     return line[: _LONGEST // 2] + b" ... " + line[-_LONGEST // 2 :]
 
 
-class Learnt:
+class Prefixes:
     """Prefixes of one log: quotation marks, line numbers, and other prefixes.
 
     The text before the first line of a traceback is before its other lines, too.
@@ -205,9 +205,9 @@ class Learnt:
         return found.end() if self.filled and counts else position
 
     def end(self, text: str, position: int) -> int:
-        """Position of the text after a learnt prefix; `position` without one.
+        """Position of the text after a recorded prefix; `position` without one.
 
-        position: after the known prefixes. The prefix of a traceback's first line is learnt.
+        position: after the known prefixes. The prefix of a traceback's first line is recorded.
         """
         before, header, after = text[position:].partition(_HEADER)
         begins = header and not after.strip() and len(self._shapes) < _MAX_LEARNT
@@ -223,11 +223,11 @@ class Learnt:
 
 
 def clean(
-    raw: bytes, number: int, file: str = "", rank: int | None = None, learnt: Learnt | None = None
+    raw: bytes, number: int, file: str = "", rank: int | None = None, prefixes: Prefixes | None = None
 ) -> Iterator[Line]:
     """The lines within one raw line: the text before, between and after progress bars.
 
-    learnt: the prefixes of this log, to which this line may add.
+    prefixes: the prefixes of this log, to which this line may add.
     """
     text = raw.decode("utf-8", errors="replace")
     if "\x1b" in text:
@@ -243,12 +243,12 @@ def clean(
     elif _CALLSTACK in text and _ESCAPED in text:
         before, _, escaped = text.partition(_CALLSTACK)
         parts = [before.rstrip() + " " * bool(before.strip()) + line for line in _unescaped(escaped)]
-    elif len(parts) > 1 and learnt is not None and any(part.startswith(_HEADER) for part in parts[1:]):
+    elif len(parts) > 1 and prefixes is not None and any(part.startswith(_HEADER) for part in parts[1:]):
         # The text before the bar is before the traceback's other lines, too.
-        _unprefixed(f"{parts[0].rstrip()} {_HEADER}", number, file, rank, learnt)
+        _unprefixed(f"{parts[0].rstrip()} {_HEADER}", number, file, rank, prefixes)
     for part in parts:
         if part.strip() or len(parts) == 1:
-            yield _unprefixed(part, number, file, rank, learnt or Learnt())
+            yield _unprefixed(part, number, file, rank, prefixes or Prefixes())
 
 
 def _json_lines(text: str) -> list[str] | None:
@@ -270,10 +270,10 @@ def _unescaped(text: str) -> list[str]:
     return text.replace(r"\\", "\\").replace(r"\"", '"').split(r"\n")
 
 
-def _unprefixed(text: str, number: int, file: str, rank: int | None, learnt: Learnt) -> Line:
+def _unprefixed(text: str, number: int, file: str, rank: int | None, prefixes: Prefixes) -> Line:
     """Remove the prefixes, in any order, each with one space, but not the indentation."""
     line = Line(text, number, file, rank)
-    position, names = learnt.start(text), []
+    position, names = prefixes.start(text), []
     for _ in range(_MAX_PREFIXES):
         before = position
         for kind, pattern in _PREFIXES:
@@ -295,7 +295,7 @@ def _unprefixed(text: str, number: int, file: str, rank: int | None, learnt: Lea
             elif kind == "task" and line.task is None:
                 line.task = int(found.group(1) or found.group(2))
         if position == before:
-            position = learnt.end(text, position)
+            position = prefixes.end(text, position)
             if position == before:
                 break
             if not _CLOCKED.search(prefix := text[before:position]):

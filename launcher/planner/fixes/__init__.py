@@ -57,7 +57,7 @@ def _set(draft: Draft, fix: Fix, wanted: Mapping[str, object], clash: Collection
     for dotted, value in wanted.items():
         old = draft.at(dotted)
         if dotted in clash:
-            draft.warn(f"{fix.title}: {dotted} stays {_text(old)}, as the recipe says. {fix.reason}")
+            draft.warn(f"{fix.title}: {dotted} stays {_text(old)}, as set in the recipe. {fix.reason}")
         elif not draft.explicit(dotted) or old != value:
             draft.put(dotted, value, fix.reason, source="fix", by=fix.id)
             changed[dotted] = value

@@ -146,7 +146,7 @@ DEVICE_FIXES = (
         title="CPU offload trains with DeepSpeedCPUAdam only",
         condition="offload_optimizer cpu with an optimizer other than adamw_torch*",
         action="refuse",
-        reason="accelerate swaps the optimizer for one of DeepSpeed's without a word: 8-bit AdamW becomes "
+        reason="accelerate swaps the optimizer for one of DeepSpeed's silently: 8-bit AdamW becomes "
         "plain Adam, and Adafactor, Adagrad and Lion crash.",
         source="accelerate/utils/deepspeed.py map_pytorch_optim_to_deepspeed",
         versions="accelerate>=0.25",

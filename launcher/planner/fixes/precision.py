@@ -125,7 +125,7 @@ PRECISION_FIXES = (
         title="bf16 needs compute capability 8.0",
         condition="precision bf16 or bf16-true on a device below compute capability 8.0",
         action="refuse",
-        reason="V100 and T4 accept bf16 and emulate it, many times slower and without a word: "
+        reason="V100 and T4 accept bf16 and emulate it, silently and many times slower: "
         "torch.cuda.is_bf16_supported() counts emulation as support.",
         source="torch/cuda/__init__.py is_bf16_supported(including_emulation=True)",
         versions="torch>=2.5",
