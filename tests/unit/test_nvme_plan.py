@@ -201,8 +201,10 @@ def test_larger_buffers_of_a_profile_are_kept_and_counted(tmp_path, root):
 
 def test_an_optimizer_that_the_cpu_has_none_of_is_refused_as_with_cpu(tmp_path):
     text = NVME.replace("max_steps: 10", "max_steps: 10, optim: adafactor")
-    with pytest.raises(RecipeError, match="DeepSpeed's without a word"):
+    with pytest.raises(RecipeError, match="DeepSpeedCPUAdam") as refused:
         planned(tmp_path, text)
+    (problem,) = refused.value.problems
+    assert (problem.code, problem.path) == ("fix-offload-needs-adamw", "trainer.optim")
 
 
 def test_paths_are_relative_to_the_recipe_and_may_name_a_variable(tmp_path, monkeypatch):
