@@ -344,6 +344,8 @@ def _check_best_metric(given: _Given) -> Problems:
     if not isinstance(name, str) or given.data.get("python") is not None or not given.rows:
         return
     measured, plain = given.rows.get("metrics") or [], name.removeprefix("eval_")
+    if not isinstance(measured, list):  # an error of its own
+        return
     if plain != "loss" and plain not in measured and not given.task.own_metrics:
         message = f"is {name}, but the measured metrics are {', '.join(['loss', *map(str, measured)])}"
         hint = f"add {plain} to data.metrics, or use one of these"

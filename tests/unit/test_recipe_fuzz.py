@@ -47,6 +47,7 @@ trainer:
   learning_rate: 1.0e-4
   max_steps: ${ENV:STEPS:100}
   report_to: [tensorboard]
+  metric_for_best_model: perplexity
   activation_checkpointing_kwargs: {use_reentrant: false}
 early_stopping: {patience: 3, threshold: 0.01}
 python: hooks.py

@@ -136,6 +136,11 @@ def test_other_names_of_a_task(tmp_path, task, meant):
             "conflict",
             "trainer.prediction_loss_only",
         ),
+        (
+            {"data": "eval: {split: 0.1}, metrics: 8", "more": "trainer: {metric_for_best_model: accuracy}"},
+            "wrong-type",
+            "data.metrics",
+        ),
         ({"data": "eval: {split: 0.1}, metrics: [perplexty]"}, "wrong-choice", "data.metrics[0]"),
         ({"data": "eval: {split: 0.1}, metrics: [bleu]"}, "wrong-choice", "data.metrics[0]"),
         ({"data": "eval: {split: 0.1}, metrics: [zzz]"}, "wrong-choice", "data.metrics[0]"),
