@@ -194,7 +194,7 @@ class _Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub():
     server = HTTPServer(("127.0.0.1", 0), _Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": "/none"}
     server.shutdown()

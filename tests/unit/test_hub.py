@@ -79,7 +79,7 @@ def started():
     def start():
         server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
         server.seen, server.elsewhere = [], ""
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         servers.append((server, thread))
         return server
@@ -241,13 +241,17 @@ def test_homes_of_nobody_are_no_homes(hub, monkeypatch, tmp_path, capsys):
     recipe.write_text(
         "model: {name_or_path: org/open}\ndata: {train: [{path: absent.jsonl}]}\ntrainer: {max_steps: 1}\n"
     )
-    for name in ("HF_HOME", "HF_TOKEN_PATH", "HF_HUB_CACHE"):
+    homes = ("HF_HOME", "HF_TOKEN_PATH", "HF_HUB_CACHE")
+    with monkeypatch.context() as patched:
+        for name in homes:
+            patched.setenv(name, "~nouser/x")
+        assert main(["doctor"]) in (0, 4)
+    for name in homes:
         with monkeypatch.context() as patched:
             patched.setenv(name, "~nouser/x")
             assert hub_token(os.environ) == ""
             assert find_model_config("org/open")[1] == "hub"
             assert main(["plan", str(recipe), "--on", "1xA100-80GB"]) in (0, 2)
-            assert main(["doctor"]) in (0, 4)
     assert refused("~nouser/x").code == "model-config-missing"
     with pytest.raises(RecipeError) as caught:
         find_model_config("org/none", cache_dir="~nouser/x", allow_network=False)
