@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -14,7 +15,9 @@ import pytest
 pytest.importorskip("datasets")
 
 from launcher.errors import MachineError, RecipeError
+from launcher.plan.settings import DataSettings
 from launcher.train.data.build import build_data
+from launcher.train.data.prepare import DECIDE_SAMPLES
 from launcher.train.data.store import open_samples, read_record
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing
@@ -104,6 +107,18 @@ def test_the_cache_is_found_by_content_and_not_by_name(job, tmp_path):
     assert changed["key"] != record["key"]
     shorter = prepare_run(job(tmp_path / "a.jsonl", data__max_length=8))
     assert shorter["key"] not in (record["key"], changed["key"])
+
+
+def test_every_key_of_data_names_the_cache_or_changes_no_sample():
+    """A key that is in neither would leave a changed recipe with the samples of the earlier one."""
+    used_later = {"metrics", "packing", "padding_free", "pad_to_multiple_of"}
+    judged_on_counts = {"max_truncated", "max_dropped"}
+    by_content = {"train", "eval"}
+    of_the_machine = {"num_proc"}
+    others = used_later | judged_on_counts | by_content | of_the_machine
+    names = {field.name for field in dataclasses.fields(DataSettings)}
+    assert names == others | set(DECIDE_SAMPLES)
+    assert not others & set(DECIDE_SAMPLES)
 
 
 def test_a_half_written_cache_is_not_taken(job, tmp_path):

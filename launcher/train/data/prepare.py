@@ -39,6 +39,8 @@ BATCH = 512
 """Rows that are encoded together."""
 LARGE = 32 << 20
 """Bytes of data from which on several processes pay for their start."""
+DECIDE_SAMPLES = ("max_length", "overlong", "loss_on", "loss_on_inserted", "fim", "streaming")
+"""Keys of `data` that name the cached samples, beside their rows."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 AHEAD = 3
@@ -204,11 +206,7 @@ def _key_parts(
     """Everything that decides the samples; nothing that only decides how they are used."""
     import tokenizers
 
-    names = [
-        "task",
-        *(f"data.{name}" for name in ("max_length", "overlong", "loss_on", "loss_on_inserted", "fim")),
-    ]
-    names.append("data.streaming")
+    names = ["task", *(f"data.{name}" for name in DECIDE_SAMPLES)]
     if job.data.fim:
         names.append("seed")
     if job.task.classifies:
