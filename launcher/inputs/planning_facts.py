@@ -105,7 +105,38 @@ def model_config(recipe: Recipe, *, allow_network: bool) -> tuple[str, dict[str,
         cache_dir=model.cache_dir,
         allow_network=allow_network,
     )
+    check_stored_quantization(recipe, config)
     return model.name_or_path, config, origin
+
+
+def check_stored_quantization(recipe: Recipe, config: Mapping[str, Any]) -> None:
+    """RecipeError where the weights of a checkpoint are quantised otherwise than the recipe says.
+
+    transformers loads them as they are stored; memory and kernels would be those of another model.
+    """
+    name, stored, path = recipe.model.name_or_path, config.get("quantization_config"), "model.quantization"
+    if not isinstance(stored, Mapping):
+        return
+
+    def refusal(path: str, message: str, hint: str) -> RecipeError:
+        return RecipeError(Problem("checkpoint-quantized", message, path=path, hint=hint))
+
+    bits = [bits for bits in (4, 8) if stored.get(f"load_in_{bits}bit")]
+    if stored.get("quant_method") != "bitsandbytes" or not bits:
+        message = f"the weights of {name} are quantised ({stored.get('quant_method')}), which is not trained"
+        hint = f"name the checkpoint in 16 or 32 bits that it was made from; `{path}` quantises that"
+        raise refusal("model.name_or_path", message, hint)
+    kind = "int8" if bits == [8] else str(stored.get("bnb_4bit_quant_type", "fp4"))
+    asked = recipe.model.asked_quantization()
+    if asked is None or asked.type != kind:
+        said = recipe.model.quantization if asked is None else asked.type
+        raise refusal(
+            path, f"is {said}, but the weights of {name} are stored as {kind}", f"write type: {kind}"
+        )
+    double = str(bool(stored.get("bnb_4bit_use_double_quant"))).lower()
+    if kind != "int8" and str(asked.double_quant).lower() != double:
+        message = f"differs from the weights of {name}, which are stored with {double}"
+        raise refusal(f"{path}.double_quant", message, f"write double_quant: {double}")
 
 
 def load_profile(recipe: Recipe) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.hardware import Hardware
 from launcher.plan.draft import Draft
-from launcher.recipe.schema import Quantization, Recipe
+from launcher.recipe.schema import Recipe
 
 AMPERE = (8, 0)
 VOLTA = (7, 0)
@@ -127,20 +127,11 @@ def decide_launcher(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
         draft.put("launch.launcher", engine.launcher, f"engine {engine.name} over {processes} processes")
 
 
-def _quantization(recipe: Recipe) -> Quantization | None:
-    asked = recipe.model.quantization
-    if isinstance(asked, Quantization):
-        return asked
-    if asked == "none" or asked == "auto":  # `auto` is filled in before anything is decided
-        return None
-    return Quantization(type=asked)
-
-
 def decide_weights(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     """Quantisation with every choice made, and the dtype of the weights in memory."""
     precision = draft.precision
     half = HALF.get(precision)
-    asked = _quantization(recipe)
+    asked = recipe.model.asked_quantization()  # `auto` is filled in before anything is decided
     if asked is None:
         draft.put_recipe("model.quantization", "none", "not asked for")
     elif asked.type == "int8":

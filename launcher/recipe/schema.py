@@ -62,7 +62,8 @@ class ModelSection(Section):
     """Tokenizer, where it is not next to the model: hub id, folder or `package:` path."""
     quantization: Literal["none", "auto", "int8", "nf4", "fp4"] | Quantization = "none"
     """Storage of the frozen base weights: `none`, `int8`, `nf4`, `fp4`, or a mapping with the keys of the
-    section below; `auto`: with an adapter, the fastest of `none`, `int8` and `nf4` that fits."""
+    section below; `auto`: with an adapter, the fastest of `none`, `int8` and `nf4` that fits. A
+    checkpoint that bitsandbytes stored quantised needs what it is stored as."""
     dtype: DtypeName | None = None
     """Dtype of the weights in memory; absent: from `precision`; `auto`: as in the checkpoint."""
     attn_implementation: Kernel | None = None
@@ -89,6 +90,14 @@ class ModelSection(Section):
     """Folder of the hub cache, as in from_pretrained."""
     trust_remote_code: bool = False
     """Run model code from the hub repository."""
+
+    def asked_quantization(self) -> Quantization | None:
+        """The mapping of a short form; None for `none`, and for `auto`, which the planner fills in."""
+        if isinstance(self.quantization, Quantization):
+            return self.quantization
+        if self.quantization == "none" or self.quantization == "auto":
+            return None
+        return Quantization(type=self.quantization)
 
 
 class AdapterSection(BaseModel):

@@ -122,6 +122,9 @@ def _pretrained_model(job: Job, head: dict[str, Any], options: dict[str, Any]) -
         )
     reference = model_reference(job)
     hub = {} if gguf else hub_options(job)
+    if not gguf and getattr(load_config(job), "quantization_config", None):
+        options = {**options}
+        options.pop("quantization_config", None)  # the checkpoint's own holds
     # A head for other labels has another size; check_loaded refuses any other difference.
     other_sizes = {"ignore_mismatched_sizes": True} if head else {}
     try:
@@ -257,7 +260,10 @@ def check_shared(job: Job, model: Any) -> None:
 
 
 def _check_quantized(job: Job, model: Any) -> None:
-    """Misspelt quantisation options silently leave a model unquantised; check the model itself."""
+    """Misspelt quantisation options silently leave a model unquantised; check the model itself.
+
+    A checkpoint that is stored quantised has a compute_dtype of its own; the one asked for replaces it.
+    """
     asked = job.model.quantization
     if asked == "none":
         return
@@ -266,6 +272,13 @@ def _check_quantized(job: Job, model: Any) -> None:
     if not getattr(model, flag, False):
         message = f"the model was loaded without {kind} quantisation"
         raise MachineError(Problem("not-quantized", message, path="model.quantization"))
+    if kind != "int8":
+        import torch
+        from bitsandbytes.nn import Linear4bit
+
+        for module in model.modules():
+            if isinstance(module, Linear4bit):
+                module.compute_dtype = getattr(torch, asked["compute_dtype"])
 
 
 def _check_present(model: Any) -> None:

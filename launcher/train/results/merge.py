@@ -39,7 +39,7 @@ from launcher.train.results.trained import (
     trained_processing,
     trust,
 )
-from launcher.train.upstream.model_seams import attention_of
+from launcher.train.upstream.model_seams import attention_of, forget_stored_quantization
 
 DTYPES = ("float32", "bfloat16", "float16")
 _HOST_SPARE = 3 * 2**29
@@ -200,7 +200,9 @@ def _base(job: Job, processing: Any, *, dequantized: bool = False) -> Any:
     base = load_model(job, processing, prepared_record(job).get("labels"), distributed=False)
     if not dequantized or job.model.quantization == "none":
         return base
-    return base.dequantize(dtype=torch.float32).requires_grad_(False)
+    plain = base.dequantize(dtype=torch.float32).requires_grad_(False)
+    forget_stored_quantization(plain)
+    return plain
 
 
 def _as_trained(model: Any) -> Any:

@@ -24,6 +24,18 @@ def loads_an_adapter(model: Any) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
+def forget_stored_quantization(model: Any) -> None:
+    """Save a dequantised model under plain names: how quantised ones were read cannot be turned around."""
+    from transformers.integrations.bitsandbytes import Bnb4bitDeserialize, Bnb8bitDeserialize
+
+    reading = (Bnb4bitDeserialize, Bnb8bitDeserialize)
+    model._weight_conversions = [
+        conversion
+        for conversion in getattr(model, "_weight_conversions", None) or ()
+        if not any(isinstance(step, reading) for step in getattr(conversion, "operations", ()))
+    ]
+
+
 def attention_of(config: Any) -> str:
     """The attention implementation that a model was loaded with."""
     name: str = config._attn_implementation

@@ -145,6 +145,12 @@ SEAMS = (
         "An adapter's folder given as a model is refused.", ("_hf_peft_config_loaded",),
     ),
     Seam(
+        "transformers.core_model_loading", "", ("5.23.0", 1877), _MODELS, "patch",
+        "A merge over a checkpoint that is stored in 4 or 8 bits: the conversions that read it have no "
+        "reverse, and a save raises NotImplementedError.",
+        ("_weight_conversions", 'weight_conversions = getattr(model, "_weight_conversions", None)'),
+    ),
+    Seam(
         "transformers.modeling_utils", "", ("5.23.0", 1125), _MODELS, "call",
         "Whether a model has scaled dot product attention.", ("_supports_sdpa",),
     ),
