@@ -45,6 +45,7 @@ os.environ["HF_HOME"] = str(CACHE / "huggingface")
 os.environ["TRITON_CACHE_DIR"] = str(CACHE / "triton")
 # DeepSpeedCPUAdam is compiled here, once.
 os.environ["TORCH_EXTENSIONS_DIR"] = str(CACHE / "torch_extensions")
+os.environ.setdefault("CXX", str(ROOT / "tests" / "compiler.sh"))
 
 # Libraries write these when they are imported or start a process group in the test's process.
 _LIBRARIES_OWN = (
