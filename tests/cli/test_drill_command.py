@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
+from launcher.execute.run_dir import DISK_FULL
 from launcher.lab import drill
 from launcher.lab.drill import Ended
 
@@ -195,6 +197,13 @@ def test_an_interrupt_keeps_what_was_done(drilled, tmp_path):
     kept = json.loads((tmp_path / "d" / "drill.json").read_text())
     assert [fault["status"] for fault in kept["faults"]] == ["passed", "passed", *["not-run"] * 3]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "signals are given back"
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(errno.ENOSPC, 4), (errno.EBADF, 70)])
+def test_a_full_disk_is_no_bug(drilled, number, exit_code):
+    code, data, _, _ = drilled(kill_all={"raises": OSError(number, "as the system calls it")})
+    assert code == exit_code
+    assert (data["errors"][0]["code"] == DISK_FULL) == (exit_code == 4)
 
 
 @pytest.mark.parametrize("name", ["offload_optimizer", "offload_param"])
