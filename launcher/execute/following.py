@@ -303,6 +303,7 @@ class _Following:
             self._stop_workers()
             self._set_limit(VANISHED_S, peers.vanished)
         if peers.end and not self._over:
+            self._look()  # before this node's own ranks are gone too
             self._kill(peers.end)
 
     def _report(self) -> None:
