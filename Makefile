@@ -32,7 +32,7 @@ PYTEST := $(BIN)/pytest --dist loadfile
 test: $(STAMP) ## the tests (9 minutes on 2 cores)
 	TEST_SECONDS=build/test-seconds $(PYTEST) -n $$(($(CORES) + 1)) -m "not slow and not gpu and not cluster and not browser"
 
-test-full: $(STAMP) ## the tests that `test` leaves out (20 minutes on 2 cores)
+test-full: $(STAMP) ## the tests that `test` leaves out (23 minutes on 2 cores)
 	$(PYTEST) -n $(CORES) -m "(slow or gpu) and not cluster and not browser" -rs
 
 test-versions: $(STAMP) ## contract tests at both ends of pyproject's ranges, planning under other Pythons

@@ -117,14 +117,15 @@ def check_stored_quantization(recipe: Recipe, config: Mapping[str, Any]) -> None
     name, stored, path = recipe.model.name_or_path, config.get("quantization_config"), "model.quantization"
     if not isinstance(stored, Mapping):
         return
+    method = stored.get("quant_method")
 
     def refusal(path: str, message: str, hint: str) -> RecipeError:
         return RecipeError(Problem("checkpoint-quantized", message, path=path, hint=hint))
 
     bits = [bits for bits in (4, 8) if stored.get(f"load_in_{bits}bit")]
-    if stored.get("quant_method") != "bitsandbytes" or not bits:
-        message = f"the weights of {name} are quantised ({stored.get('quant_method')}), which is not trained"
-        hint = f"name the checkpoint in 16 or 32 bits that it was made from; `{path}` quantises that"
+    if method != "bitsandbytes" or not bits:
+        message = f"the weights of {name} are stored quantised ({method}), and cannot be trained here"
+        hint = f"name the 16-bit or 32-bit checkpoint that it was made from, and quantise it with `{path}`"
         raise refusal("model.name_or_path", message, hint)
     kind = "int8" if bits == [8] else str(stored.get("bnb_4bit_quant_type", "fp4"))
     asked = recipe.model.asked_quantization()
@@ -133,10 +134,11 @@ def check_stored_quantization(recipe: Recipe, config: Mapping[str, Any]) -> None
         raise refusal(
             path, f"is {said}, but the weights of {name} are stored as {kind}", f"write type: {kind}"
         )
-    double = str(bool(stored.get("bnb_4bit_use_double_quant"))).lower()
-    if kind != "int8" and str(asked.double_quant).lower() != double:
-        message = f"differs from the weights of {name}, which are stored with {double}"
-        raise refusal(f"{path}.double_quant", message, f"write double_quant: {double}")
+    double = bool(stored.get("bnb_4bit_use_double_quant"))
+    if kind != "int8" and asked.double_quant != double:
+        other = "true" if double else "false"
+        message = f"differs from the weights of {name}, which are stored with double_quant: {other}"
+        raise refusal(f"{path}.double_quant", message, f"write double_quant: {other}")
 
 
 def load_profile(recipe: Recipe) -> dict[str, Any] | None:

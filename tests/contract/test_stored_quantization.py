@@ -13,7 +13,6 @@ pytest.importorskip("bitsandbytes")
 
 import torch
 from factories import recipe
-from peft import PeftModel
 
 from launcher.errors import RecipeError
 from launcher.inputs.planning_facts import check_model
@@ -84,15 +83,13 @@ def test_an_adapter_over_it_is_merged(tmp_path, checkpoints, kind):
     job = run_of(tmp_path / "run", checkpoints / kind["type"], kind, LORA)
     plain = AutoModelForCausalLM.from_pretrained(checkpoints / "plain")
     adapted = get_peft_model(plain, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
-    assert isinstance(adapted, PeftModel)
     adapted.save_pretrained(job.run_dir / "adapter")
     tiny_tokenizer(512).save_pretrained(job.run_dir / "adapter")
     found = merge(job.run_dir, tmp_path / "merged", "float32", lambda _: "card")
     assert found.sum.is_none
-    assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())
-    assert type(
-        AutoModelForCausalLM.from_pretrained(tmp_path / "merged").model.layers[0].self_attn.q_proj
-    ) is (torch.nn.Linear)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert not hasattr(merged.config, "quantization_config")
+    assert type(merged.model.layers[0].self_attn.q_proj) is torch.nn.Linear
 
 
 def asking(folder: Path, checkpoint: Path, quantization: str):

@@ -122,9 +122,9 @@ def _pretrained_model(job: Job, head: dict[str, Any], options: dict[str, Any]) -
         )
     reference = model_reference(job)
     hub = {} if gguf else hub_options(job)
-    if not gguf and getattr(load_config(job), "quantization_config", None):
+    if not gguf and "quantization_config" in options and hasattr(load_config(job), "quantization_config"):
         options = {**options}
-        options.pop("quantization_config", None)  # the checkpoint's own holds
+        del options["quantization_config"]  # the checkpoint is stored quantised: its own holds
     # A head for other labels has another size; check_loaded refuses any other difference.
     other_sizes = {"ignore_mismatched_sizes": True} if head else {}
     try:
