@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from rehearsals import MARK, Rehearsal, rows
@@ -65,6 +68,30 @@ def test_a_rank_that_never_comes_is_named(tmp_path):
     assert not answer["ready"]
     assert "after 4 s" in answer["said"]
     assert marked(MARK, run.mark) == {}
+
+
+def test_a_rank_that_joins_late_takes_no_time_of_the_next_part(monkeypatch):
+    """As where one of two nodes compiles an operator of DeepSpeed."""
+    import torch.distributed as dist
+
+    from launcher.train import arguments
+    from launcher.train.rehearsal import run
+
+    monkeypatch.setattr(run, "set_timeouts", lambda job: None)
+    monkeypatch.setattr(arguments, "make_arguments", lambda job: SimpleNamespace(device="cpu"))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    store, parts = dist.HashStore(), []
+    watchdog = SimpleNamespace(begin=lambda part, limit_s: parts.append(part))
+    planned = SimpleNamespace(join_s=60.0)
+    with ThreadPoolExecutor(1) as pool:
+        joined = pool.submit(run._join, None, planned, watchdog, store)
+        wait_for(lambda: store.check(["joined/0"]))
+        time.sleep(0.3)
+        assert not joined.done()
+        store.set("joined/1", "1")
+        assert joined.result(timeout=10) == "cpu"
+    assert parts == ["joining as the run would"]
 
 
 @pytest.mark.slow

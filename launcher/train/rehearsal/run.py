@@ -22,6 +22,8 @@ from launcher.train.status import status
 from launcher.train.worker import as_rank, leave, set_timeouts
 
 SCHEMA_VERSION = 1
+LEAVE_S = 10.0
+"""That rank 0 waits for the others at the end."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,30 +97,36 @@ def _together(job: Job, planned: Rehearsal, measured: Measured) -> None:
     ranks = call_roll(store, introduce(backend, job.run_dir), left, job.run_dir)
     measured.add(ranks=ranks, backend=backend, met_s=time.monotonic() - begun)
     watchdog.watch(ranks)
-    device = _join(job, planned, watchdog)
+    device = _join(job, planned, watchdog, store)
     measured.add(joined_s=time.monotonic() - begun)
     _measure(job, planned, ranks, device, watchdog, measured)
     watchdog.end()
     of_all(None)  # nobody leaves while another rank still watches it
-    store.set(f"left/{rank()}", "1")
-    if rank() == 0:
-        _wait_for_the_others(store)
+    # The rank that may serve the store leaves last.
+    _arrive(store, "left", LEAVE_S if rank() == 0 else 0.0)
 
 
-def _join(job: Job, planned: Rehearsal, watchdog: Any) -> Any:
-    """Make the process group as the run does; this rank's device."""
+def _join(job: Job, planned: Rehearsal, watchdog: Any, store: Any = None) -> Any:
+    """Make the process group as the run does; this rank's device. With a store, wait until all ranks have.
+
+    A node may have to compile an operator of DeepSpeed that another one has: the time of that belongs to the
+    joining, not to what is measured next.
+    """
     from launcher.train.arguments import make_arguments
 
     watchdog.begin("joining as the run would", planned.join_s)
     set_timeouts(job)
     device = make_arguments(job).device
+    if store is not None:
+        _arrive(store, "joined", planned.join_s)
     status().enter("train")
     return device
 
 
-def _wait_for_the_others(store: Any, limit_s: float = 10.0) -> None:
-    """The rank that may serve the store leaves last."""
-    names, until = [f"left/{number}" for number in range(world_size())], time.monotonic() + limit_s
+def _arrive(store: Any, place: str, limit_s: float) -> None:
+    """This rank has come to `place`; wait at most `limit_s` seconds for the others."""
+    store.set(f"{place}/{rank()}", "1")
+    names, until = [f"{place}/{number}" for number in range(world_size())], time.monotonic() + limit_s
     while time.monotonic() < until and not store.check(names):
         time.sleep(0.05)
 
