@@ -89,9 +89,9 @@ def test_a_rank_that_joins_late_takes_no_time_of_the_next_part(monkeypatch):
         wait_for(lambda: store.check(["joined/0"]))
         time.sleep(0.3)
         assert not joined.done()
+        assert len(parts) == 1
         store.set("joined/1", "1")
         assert joined.result(timeout=10) == "cpu"
-    assert parts == ["joining as the run would"]
 
 
 @pytest.mark.slow

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from launcher.errors import RunFailed
 from launcher.execute.attempts import may_pass
 from launcher.execute.endings import supervised_failure
-from launcher.execute.following import Ended
+from launcher.execute.following import Ended, Start, follow
 from launcher.execute.nodes.peers import Part
 from launcher.execute.supervise import Watch
 from launcher.facts.probe import OomKills
 from launcher.facts.rank_status import process_started
 
+ROOT = Path(__file__).resolve().parents[2]
 GONE = 2**22 + 1
 """No process has this id."""
 NEVER = OomKills(0, 0)
@@ -71,6 +74,48 @@ def test_ranks_elsewhere_count_in_a_hang_and_when_they_fail(run):
     says(run, 1, GONE, host="elsewhere", phase="ended", code=1)
     head.look(0.5)
     assert head.failed == [1]
+
+
+RANK_0 = """
+import json, os, sys, time
+from launcher.facts.rank_status import process_started
+status = json.loads(sys.argv[1]) | {"pid": os.getpid(), "started": process_started(os.getpid())}
+with open("new", "w") as file:
+    json.dump(status, file)
+os.rename("new", "logs/status-rank-0.json")
+time.sleep(60)
+"""
+
+
+class Neighbour(Mock):
+    """One other node. It reports at the same moment that it lost its rank, and that it has ended."""
+
+    stop, trouble, vanished, running = None, "", "", False
+
+    @property
+    def end(self) -> str:
+        return "hostb ended" if (self.run / "logs" / "status-rank-0.json").exists() else ""
+
+    @property
+    def lost(self) -> frozenset[int]:
+        return frozenset({1} if self.end else ())
+
+
+def test_ranks_that_end_because_another_node_ended_are_not_lost(run, monkeypatch):
+    says(run, 0, 0)
+    status = (run / "logs" / "status-rank-0.json").read_text()
+    (run / "logs" / "status-rank-0.json").unlink()
+    says(run, 1, GONE, host="hostb")
+    monkeypatch.chdir(run)
+    argv = [sys.executable, "-c", RANK_0, status]
+    watch = Watch(run, 0.0, own=frozenset({0}), others=True)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    log = run / "logs" / "launcher.log"
+    start = Start(argv, env, log, print, stop_s=1, orphaned_s=1, watch=watch, peers=Neighbour(run=run))
+    over = follow(start)
+    assert over.killed == "hostb ended"
+    assert over.code == -9
+    assert sorted(watch.lost) == [1]
 
 
 def ended(run: Path, **parts: Part) -> Ended:

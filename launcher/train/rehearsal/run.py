@@ -23,7 +23,7 @@ from launcher.train.worker import as_rank, leave, set_timeouts
 
 SCHEMA_VERSION = 1
 LEAVE_S = 10.0
-"""That rank 0 waits for the others at the end."""
+"""Seconds that rank 0, which may serve the store, waits at the end until the other ranks have left."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,15 +102,14 @@ def _together(job: Job, planned: Rehearsal, measured: Measured) -> None:
     _measure(job, planned, ranks, device, watchdog, measured)
     watchdog.end()
     of_all(None)  # nobody leaves while another rank still watches it
-    # The rank that may serve the store leaves last.
     _arrive(store, "left", LEAVE_S if rank() == 0 else 0.0)
 
 
 def _join(job: Job, planned: Rehearsal, watchdog: Any, store: Any = None) -> Any:
-    """Make the process group as the run does; this rank's device. With a store, wait until all ranks have.
+    """Make the process group as the run does; with a store, wait until all ranks have. This rank's device.
 
-    A node may have to compile an operator of DeepSpeed that another one has: the time of that belongs to the
-    joining, not to what is measured next.
+    One node may still be compiling a DeepSpeed operator that the others have cached. That time counts as
+    joining: the limit of the all-reduce is far shorter.
     """
     from launcher.train.arguments import make_arguments
 
@@ -124,7 +123,7 @@ def _join(job: Job, planned: Rehearsal, watchdog: Any, store: Any = None) -> Any
 
 
 def _arrive(store: Any, place: str, limit_s: float) -> None:
-    """This rank has come to `place`; wait at most `limit_s` seconds for the others."""
+    """Report that this rank has reached `place`, and wait at most `limit_s` seconds for the other ranks."""
     store.set(f"{place}/{rank()}", "1")
     names, until = [f"{place}/{number}" for number in range(world_size())], time.monotonic() + limit_s
     while time.monotonic() < until and not store.check(names):
