@@ -125,7 +125,7 @@ def config_of(row: GpuRow, rehearse: bool) -> tuple[dict[str, Any], str]:
     assert config is not None, row.model
     task = FAMILY_TASKS[config["model_type"]][0]
     if rehearse:
-        from launcher.planner.tiny import narrow_config
+        from launcher.planner.narrow import narrow_config
 
         config = narrow_config(config)
     return config, task

@@ -10,49 +10,17 @@ from launcher.engines import engine_named
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.hardware import Hardware
 from launcher.planner.decide import SIZES, shares
+from launcher.planner.narrow import LAYERS, narrow_config
 from launcher.recipe.loading import LoadedRecipe, Origin
 from launcher.recipe.schema import AdapterSection, Recipe
 from launcher.tasks import task_named
 
 STEPS = 4
 MAX_LENGTH = 128
-# Every spelling of width and depth that the supported configurations use.
-NARROW: Mapping[str, object] = {
-    "num_hidden_layers": 2, "n_layer": 2, "num_layers": 2, "num_decoder_layers": 2,
-    "hidden_size": 64, "n_embd": 64, "d_model": 64, "word_embed_proj_dim": 64,
-    "intermediate_size": 128, "n_inner": 128, "ffn_dim": 128, "d_ff": 128,
-    "num_attention_heads": 4, "n_head": 4, "num_heads": 4,
-    "head_dim": 16, "d_kv": 16,
-    "vocab_size": 1024,
-    "max_position_embeddings": 512, "n_positions": 512,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0,
-    "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
-    "image_size": 32, "patch_size": 8,
-}  # fmt: skip
-LAYERS = 2
 _LAYER = re.compile(r"(?<!\w)\d")
 """A layer's index in a module's name or a pattern of it: `layers.11.`, not `fc1`."""
-SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 LENGTHS = ("max_steps", "save_steps", "logging_steps", "eval_steps")
 """What `--tiny` shortens, unless the command line sets it: `--tiny --set trainer.max_steps=12`."""
-# Per-layer lists, what only the published weights need, and the labels, which the rows decide.
-DROPPED = ("layer_types", "rope_scaling", "quantization_config", "id2label", "label2id", "num_labels")
-
-
-def narrow_config(config: Mapping[str, object]) -> dict[str, object]:
-    """The configuration with two layers of width 64, keeping its kind of attention and all other keys."""
-    narrow = {k: NARROW.get(k, v) for k, v in config.items() if k not in DROPPED}
-    if "image_size" not in config:
-        narrow |= {k: NARROW[k] for k in SPECIAL_IDS}
-    if "d_model" in config:
-        # Labels become the decoder's input after this token; older configurations leave it out.
-        narrow["decoder_start_token_id"] = NARROW["decoder_start_token_id"]
-    heads = config.get("num_attention_heads")
-    kv_heads = config.get("num_key_value_heads")
-    if heads and kv_heads:
-        narrow["num_key_value_heads"] = 4 if kv_heads == heads else 2
-    return narrow
-
 
 def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRecipe:
     """The recipe of the rehearsal; what changes has the origin `--tiny`."""

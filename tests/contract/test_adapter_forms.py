@@ -15,7 +15,8 @@ from launcher.facts.model import FAMILY_TASKS
 from launcher.inputs.model_spec import find_spec
 from launcher.plan.inputs import Facts
 from launcher.planner.planner import make_plan
-from launcher.planner.tiny import NARROW, tiny_recipe
+from launcher.planner.narrow import narrow_config
+from launcher.planner.tiny import tiny_recipe
 from launcher.train.trace.run import ANSWERS
 from tests import factories
 
@@ -97,14 +98,10 @@ def forms(family: str, head: str, embedding: str, linears: list[str]) -> dict[st
 
 def config_of(family: str) -> dict[str, Any]:
     own = transformers.AutoConfig.for_model(family).to_dict()
-    config = {"model_type": family, **{key: value for key, value in SIZES.items() if key in own}}
-    spelled = {key: value for key, value in NARROW.items() if key in own and key not in SIZES}
-    config |= spelled | {key: 3 for key in ("n_layer", "num_layers", "n_layers") if key in own}
-    if family == "gptj":
-        config["rotary_dim"] = 8
-    if family == "mpt":
-        config |= {"n_heads": 4}
-    return config
+    given = {key: value for key, value in own.items() if key != "layer_types"}
+    config = narrow_config({**given, "model_type": family})
+    config |= {key: value for key, value in SIZES.items() if key in own}
+    return config | {key: 3 for key in ("n_layer", "num_layers", "n_layers") if key in own}
 
 
 def real(family: str, config: dict[str, Any], fields: dict[str, Any]) -> int | None:

@@ -12,7 +12,7 @@ import pytest
 from launcher.errors import RecipeError
 from launcher.facts.model import FAMILY_TASKS, read_model_spec
 from launcher.facts.shipped import facts_file
-from launcher.planner.tiny import narrow_config
+from launcher.planner.narrow import narrow_config
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
