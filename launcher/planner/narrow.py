@@ -68,7 +68,7 @@ _KINDS = ("layers_block_type", "layer_types")
 """Lists whose length is the depth where no number says it."""
 _INDICES = re.compile(r"(_indexes|_indices|_idxs|_layers|layer_ids)$")
 """Lists of the layers that are of a kind."""
-_PERIOD = re.compile(r"(_period|_interval|_pattern|_frequency|_n_layers|_sparse_step|_layer_step|group_size)$")
+_PERIOD = re.compile(r"_(period|interval|pattern|frequency|n_layers|sparse_step|layer_step|group_size)$")
 """Every so many layers one is of another kind."""
 _OFFSET = re.compile(r"layer_offset$")
 _LIMIT = re.compile(r"vocab_size|_per_tok|topk|top_k")

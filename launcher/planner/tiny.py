@@ -22,6 +22,7 @@ _LAYER = re.compile(r"(?<!\w)\d")
 LENGTHS = ("max_steps", "save_steps", "logging_steps", "eval_steps")
 """What `--tiny` shortens, unless the command line sets it: `--tiny --set trainer.max_steps=12`."""
 
+
 def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRecipe:
     """The recipe of the rehearsal; what changes has the origin `--tiny`."""
     recipe = loaded.recipe

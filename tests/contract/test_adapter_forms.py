@@ -14,8 +14,8 @@ from launcher.facts.lora import DEFAULT_TARGETS, adapted_by
 from launcher.facts.model import FAMILY_TASKS
 from launcher.inputs.model_spec import find_spec
 from launcher.plan.inputs import Facts
-from launcher.planner.planner import make_plan
 from launcher.planner.narrow import narrow_config
+from launcher.planner.planner import make_plan
 from launcher.planner.tiny import tiny_recipe
 from launcher.train.trace.run import ANSWERS
 from tests import factories
