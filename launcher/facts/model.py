@@ -125,6 +125,8 @@ class ModelSpec:
     """Unknown family, read from its class: `layout` is approximate (`foreign_spec`)."""
     has_sdpa: bool = True
     """Whether transformers' class supports `attn_implementation: sdpa`."""
+    wrapper: str | None = None
+    """`model_type` of the checkpoint for text and images whose text model this is."""
     adapters: tuple[tuple[str, Adapted], ...] = ()
     """Results of the real peft for adapters without a closed form, by `adapter_key`."""
 
@@ -177,11 +179,9 @@ def read_model_spec(
     """The spec of a model with the head of `task`.
 
     `num_labels`: of a classifier; None: from the configuration.
-    RecipeError `unknown-architecture` (family unknown, or not for this task), `multimodal-model` or
-    `bad-model-config`.
+    RecipeError `unknown-architecture` (family unknown, or not for this task) or `bad-model-config`.
     """
     model_type = str(config.get("model_type"))
-    check_text_only(name, config)
     check_task(name, config.get("model_type"), task)
     filled = _fill(model_type, config)
     check_config(name, filled)
@@ -364,25 +364,6 @@ def check_task(name: str, model_type: Any, task: str) -> None:
     raise RecipeError(Problem("unknown-architecture", message, path="model.name_or_path", hint=hint))
 
 
-@functools.cache
-def _image_text_types() -> frozenset[str]:
-    """Model types of transformers 5.23 that read images and text."""
-    return frozenset(json.loads(facts_file("module_names.json").read_text("utf-8"))["image_text_to_text"])
-
-
-def check_text_only(name: str, config: Mapping[str, Any]) -> None:
-    """RecipeError `multimodal-model` for a model that also reads images or audio."""
-    kind, inner = str(config.get("model_type")), config.get("text_config")
-    if kind in FAMILY_TASKS or not (isinstance(inner, Mapping) or kind in _image_text_types()):
-        return
-    part = inner.get("model_type") if isinstance(inner, Mapping) else None
-    holds = f" (its language model: {part})" if part and part != kind else ""
-    message = f"model {name!r} has model_type {kind!r}{holds}: multimodal models are not supported"
-    causal = ", ".join(family for family, tasks in FAMILY_TASKS.items() if DEFAULT_TASK in tasks)
-    hint = f"use a checkpoint of a text model, of type {causal}"
-    raise RecipeError(Problem("multimodal-model", message, path="model.name_or_path", hint=hint))
-
-
 def family_layout(model_type: str, sizes: Sizes, task: str) -> Layout:
     """The layout of a family that `check_task` accepted."""
     family = FAMILIES.get(model_type) or ENCODER_FAMILIES[model_type]
@@ -430,8 +411,6 @@ def config_problem(name: str, message: str) -> Problem:
 
 
 def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
-    if isinstance(config.get("text_config"), Mapping):
-        yield (f"its sizes are in text_config, which model_type {config.get('model_type')} does not read")
     for key, largest in _LARGEST.items():
         value = config.get(key)
         if value is None:

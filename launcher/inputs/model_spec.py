@@ -12,6 +12,7 @@ from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.lora import Adapted, adapted_by, adapter_key, count_adapter, lora_width
 from launcher.facts.model import FAMILY_TASKS, ModelSpec, labels_of, read_model_spec
 from launcher.facts.software import require_modules
+from launcher.facts.text_part import text_part
 from launcher.tasks import task_named
 
 
@@ -26,10 +27,25 @@ def find_spec(
 ) -> tuple[ModelSpec, str | None]:
     """The spec; and a note if the memory must be traced, as the family or the adapter has no closed form.
 
+    Of a model for text and images, a task on text trains the text model alone (`ModelSpec.wrapper`).
     adapter: fields of LoraConfig. ask: allow a child process with transformers and peft. Raises RecipeError:
     `not-in-closed-form` if that is needed and not allowed, `unknown-architecture` if transformers is missing
-    or cannot build the model for the task.
+    or cannot build the model for the task, `multimodal-model` if it has no class for the text model alone.
     """
+    config, wrapper = text_part(name, config, task)
+    spec, note = _spec_of(name, config, origin, task, ask=ask, adapter=adapter)
+    return replace(spec, wrapper=wrapper), note
+
+
+def _spec_of(
+    name: str,
+    config: Mapping[str, Any],
+    origin: str,
+    task: str,
+    *,
+    ask: bool,
+    adapter: Mapping[str, Any] | None,
+) -> tuple[ModelSpec, str | None]:
     try:
         return _with_adapter(read_model_spec(name, config, origin, task), config, adapter, ask=ask)
     except RecipeError as error:

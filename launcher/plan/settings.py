@@ -121,6 +121,8 @@ class ModelSettings(Section):
     pad_token: Literal["keep", "ensure"]
     enable_input_require_grads: bool
     prepare_for_kbit: bool
+    text_only: bool = False
+    """Of a checkpoint for text and images, only the text model is loaded."""
 
     @property
     def quantization_type(self) -> Literal["none", "int8", "nf4", "fp4"]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from launcher.facts.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.planner.decide import SIZES
 from launcher.recipe.schema import AdapterSection, DataSection, Recipe
@@ -24,8 +23,8 @@ MODEL_LEAVES = (
 ONLY_EAGER = ("gemma2",)
 
 
-def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, object], hooks: tuple[str, ...]) -> None:
-    """Copy the recipe's values. `config`: the model's; `hooks`: functions found in the recipe's `python`."""
+def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[str, ...]) -> None:
+    """Copy the recipe's values. `hooks`: functions found in the recipe's `python`."""
     draft.put_recipe("task", recipe.task, "schema default")
     draft.put_recipe("seed", recipe.seed, "schema default")
     draft.put_recipe("on_oom", recipe.on_oom, "schema default")
@@ -37,8 +36,11 @@ def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, object], ho
     for name in MODEL_LEAVES:
         draft.put_recipe(f"model.{name}", getattr(recipe.model, name), "not asked for")
     # A shipped fact's name is resolved here: the worker gets the configuration itself.
-    config_value = None if recipe.model.config is None else dict(config)
+    config_value = None if recipe.model.config is None else dict(spec.config)
     draft.put_recipe("model.config", config_value, "not asked for")
+    if spec.wrapper is not None and recipe.model.config is None:
+        reason = f"{recipe.task} reads text: of the {spec.wrapper} checkpoint only the text model is loaded"
+        draft.put("model.text_only", True, reason)
     _record_adapter(draft, recipe.adapter)
     _record_data(draft, recipe.data)
     stopping = recipe.early_stopping

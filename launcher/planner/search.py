@@ -144,7 +144,7 @@ def make_draft(loaded: LoadedRecipe, facts: Facts, variant: Variant) -> tuple[Dr
     """Everything that does not depend on sizes, for one variant, with the early fixes."""
     recipe = variant.filled_in(loaded.recipe)
     draft = Draft(variant.origins_without(loaded.origins))
-    record_recipe(draft, recipe, facts.model.config, facts.hooks)
+    record_recipe(draft, recipe, facts.model, facts.hooks)
     decide.decide_precision(draft, recipe, facts.hardware)
     decide.decide_engine(draft, recipe, facts.hardware)
     decide.decide_launcher(draft, recipe, facts.hardware)

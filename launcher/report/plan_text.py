@@ -85,8 +85,9 @@ def _job(plan: Plan) -> list[str]:
         else f"{schedule.steps} steps"
     )
     on_oom = f"adapt: {', then '.join(ways_out(plan)) or 'nothing is left to change'}"
+    part = "" if model.wrapper is None else f", text model of {printable(model.wrapper)}"
     return [
-        f"  model     {printable(model.name)}: {model.params / 1e9:.2f} B parameters ({model.origin}), "
+        f"  model     {printable(model.name)}: {model.params / 1e9:.2f} B parameters ({model.origin}{part}), "
         f"{plan.trainable_params / 1e6:.1f} M trained ({kind})",
         f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s) "
         f"= {batch.global_size} samples, at most {schedule.tokens_per_step:,} tokens per step",

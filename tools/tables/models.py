@@ -1,7 +1,8 @@
 """Facts about the model families that are known, from transformers' own classes.
 
-`module_names`: the modules that LoRA cannot adapt, or that have no closed form; and the model types that read
-images and text. `config_defaults`: defaults that decide sizes. `tp_plans`: how transformers cuts the layers.
+`module_names`: the modules that LoRA cannot adapt, or that have no closed form; the model types that have a
+causal language model, and those that read images and text with the type of their text model.
+`config_defaults`: defaults that decide sizes. `tp_plans`: how transformers cuts the layers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import Any
 import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from launcher.facts.model import FAMILY_TASKS
 from launcher.train.model.models import auto_class
@@ -50,8 +54,24 @@ def _template(name: str) -> str:
 
 
 def module_names() -> dict[str, Any]:
-    types = sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
-    return {"version": transformers.__version__, "names": names(), "image_text_to_text": types}
+    return {
+        "version": transformers.__version__,
+        "names": names(),
+        "causal_lm": sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+        "image_text_to_text": {
+            kind: _text(kind) for kind in sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+        },
+    }
+
+
+def _text(kind: str) -> dict[str, Any]:
+    """The type of the text model in a model that reads images too, and whether its embeddings are tied."""
+    config = CONFIG_MAPPING[kind]()
+    inner = getattr(config, "text_config", None)
+    return {
+        "text": None if inner is None else inner.model_type,
+        "tied": bool(getattr(config, "tie_word_embeddings", False)),
+    }
 
 
 SIZES = (

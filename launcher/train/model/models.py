@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,6 +43,17 @@ def load_model(
         if model.config.pad_token_id is None:  # a decoder's classification finds the last token by it
             model.config.pad_token_id = processing.pad_token_id
     return model
+
+
+TEXT_KEYS = {
+    r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
+    r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?!lm_head\.)": "model.",
+}
+"""Names of a text model's weights in checkpoints for text and images -> names in its own class.
+
+The names that transformers 5.23 gives them are `model.language_model.` or `model.text_model.`; older files
+have `language_model.model.` and the head in `language_model.lm_head.`.
+"""
 
 
 def auto_class(task: str) -> Any:
@@ -125,8 +137,13 @@ def _pretrained_model(job: Job, head: dict[str, Any], options: dict[str, Any]) -
     if not gguf and "quantization_config" in options and hasattr(load_config(job), "quantization_config"):
         options = {**options}
         del options["quantization_config"]  # the checkpoint is stored quantised: its own holds
+    if job.model.text_only:
+        config = load_config(job)
+        for name, value in head.items():
+            setattr(config, name, value)
+        head, hub = {}, {**hub, "config": config, "key_mapping": TEXT_KEYS}
     # A head for other labels has another size; check_loaded refuses any other difference.
-    other_sizes = {"ignore_mismatched_sizes": True} if head else {}
+    other_sizes = {"ignore_mismatched_sizes": True} if task_named(task).adds_head else {}
     try:
         model, info = auto_class(task).from_pretrained(
             reference, **hub, **options, **head, **other_sizes, output_loading_info=True
@@ -140,6 +157,13 @@ def _pretrained_model(job: Job, head: dict[str, Any], options: dict[str, Any]) -
             raise
         raise refusal from error
     check_loaded(job, model, info)
+    if job.model.text_only:
+        from launcher.train.upstream.model_seams import save_own_names
+
+        save_own_names(model)
+        tied = model.get_output_embeddings()
+        if tied is not None:  # the wrapper's flag may say otherwise than its weights
+            model.config.tie_word_embeddings = tied.weight is model.get_input_embeddings().weight
     return model
 
 
@@ -308,7 +332,8 @@ def label_order(job: Job, found: Sequence[str]) -> tuple[str, ...]:
 
 
 def load_config(job: Job) -> Any:
-    """The model's configuration, as transformers reads it. RecipeError when there is none."""
+    """The model's configuration, as transformers reads it; of a wrapper that is loaded for its text model,
+    the text model's. RecipeError when there is none."""
     from transformers import AutoConfig
 
     config = job.model.config
@@ -316,11 +341,22 @@ def load_config(job: Job) -> Any:
         return AutoConfig.for_model(**config)
     reference = model_reference(job)
     try:
-        return AutoConfig.from_pretrained(reference, **hub_options(job))
+        found = AutoConfig.from_pretrained(reference, **hub_options(job))
+        return _text_config(found) if job.model.text_only else found
     except (OSError, ValueError) as error:
         raise own_code(error, str(reference)) or RecipeError(
             Problem("model-missing", f"cannot read {reference}: {error}", path="model.name_or_path")
         ) from error
+
+
+def _text_config(wrapper: Any) -> Any:
+    """The configuration of the text model in that of a checkpoint for text and images."""
+    config = wrapper.get_text_config()
+    # Tied weights are tied unless the checkpoint has both; a head that it lacks would start at random.
+    config.tie_word_embeddings = any(getattr(one, "tie_word_embeddings", False) for one in (wrapper, config))
+    if config.dtype is None:
+        config.dtype = wrapper.dtype
+    return config
 
 
 def label_settings(job: Job, labels: Sequence[str] | None) -> dict[str, Any]:
@@ -347,10 +383,14 @@ def head_modules(model: Any) -> list[str]:
     ]
 
 
+_IN_LAYER = re.compile(r"\.\d+\.")
+
+
 def check_loaded(job: Job, model: Any, info: Mapping[str, Any]) -> None:
     """Say which weights the checkpoint did not give, or not in this shape.
 
-    RecipeError when the shapes differ elsewhere than in a classification head.
+    RecipeError when the shapes differ elsewhere than in a classification head, or weights are missing that
+    would start at random: any of a language model, those of the layers of another.
     """
     heads = head_modules(model) if job.task.adds_head else []
     differing = {str(entry[0]): entry[1:] for entry in info.get("mismatched_keys") or ()}
@@ -361,6 +401,11 @@ def check_loaded(job: Job, model: Any, info: Mapping[str, Any]) -> None:
         hint = "the weights do not belong to this configuration"
         raise RecipeError(Problem("weights-mismatch", message, path="model.name_or_path", hint=hint))
     absent = sorted(set(info.get("missing_keys") or ()) | set(differing))
+    needed = [name for name in absent if not job.task.adds_head or _IN_LAYER.search(name)]
+    if needed:
+        message = f"the checkpoint lacks {len(needed)} weights of the model, such as {needed[0]}"
+        hint = "the weights do not belong to this configuration, or a file of them is incomplete"
+        raise RecipeError(Problem("weights-missing", message, path="model.name_or_path", hint=hint))
     if absent:
         shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
         print(f"newly initialised, not from the checkpoint: {shown}")

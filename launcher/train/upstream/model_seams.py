@@ -36,6 +36,18 @@ def forget_stored_quantization(model: Any) -> None:
     ]
 
 
+def save_own_names(model: Any) -> None:
+    """Save a text model that was read from a checkpoint for text and images under its own class's names.
+
+    save_pretrained would give weights the names back that they were read by, and the file could then not be
+    read without that mapping.
+    """
+    from transformers.core_model_loading import WeightRenaming
+
+    read = getattr(model, "_weight_conversions", None) or ()
+    model._weight_conversions = [one for one in read if not isinstance(one, WeightRenaming)]
+
+
 def attention_of(config: Any) -> str:
     """The attention implementation that a model was loaded with."""
     name: str = config._attn_implementation

@@ -147,7 +147,8 @@ SEAMS = (
     Seam(
         "transformers.core_model_loading", "", ("5.23.0", 1877), _MODELS, "patch",
         "A merge over a checkpoint that is stored in 4 or 8 bits: the conversions that read it have no "
-        "reverse, and a save raises NotImplementedError.",
+        "reverse, and a save raises NotImplementedError. A text model read from a checkpoint for text and "
+        "images would be saved under that checkpoint's names.",
         ("_weight_conversions", 'weight_conversions = getattr(model, "_weight_conversions", None)'),
     ),
     Seam(
