@@ -6,8 +6,8 @@ follow transformers 5.23; tests/contract/test_param_counts.py compares them with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.tasks.task import Architecture
@@ -27,6 +27,10 @@ class Linear:
     bias: bool = False
     reads: str = ""
     """The activation that it multiplies; linears with equal `reads` share their input."""
+    indices: tuple[int, ...] = ()
+    """Of the layers that have it; empty: the first `count` ones."""
+    skipped: bool = False
+    """`all-linear` leaves it out: in models with experts, peft takes its name for one of theirs."""
 
     @property
     def weights(self) -> int:
@@ -37,6 +41,13 @@ class Linear:
     def params(self) -> int:
         """Parameters of all copies, with their biases."""
         return self.count * (self.weights + (self.out_features if self.bias else 0))
+
+    def names(self) -> Iterator[str]:
+        """Module names of all copies."""
+        if "{}" not in self.path:
+            yield self.path
+        else:
+            yield from (self.path.replace("{}", str(i), 1) for i in self.indices or range(self.count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +76,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What decides parameter counts and saved activations."""
+    """What decides parameter counts and saved activations of the layers of one kind, and of the model."""
 
     linears: tuple[Linear, ...]
     """Linears in execution order, without the output head."""
@@ -127,14 +138,41 @@ class Layout:
     """Values (pixels x channels) of one image."""
     decoder: Layout | None = None
     """The decoder of an encoder-decoder model."""
+    others: tuple[Layout, ...] = ()
+    """The other kinds of layers of the same stack; what is no layer's own is this layout's alone."""
 
     @property
     def layers(self) -> int:
+        """Layers of this kind."""
         return self.linears[0].count
 
     @property
+    def indices(self) -> tuple[int, ...]:
+        """Of the layers of this kind in their stack."""
+        return self.linears[0].indices or tuple(range(self.layers))
+
+    @property
+    def kinds(self) -> tuple[Layout, ...]:
+        """The kinds of layers of this stack."""
+        return (replace(self, others=()), *self.others) if self.others else (self,)
+
+    @property
     def stacks(self) -> tuple[Layout, ...]:
-        return (self,) if self.decoder is None else (self, self.decoder)
+        """The kinds of layers of all stacks."""
+        return self.kinds + (self.decoder.kinds if self.decoder else ())
+
+
+def of_kinds(s: Sizes, kinds: Sequence[str], make: Callable[[Sizes, str], Layout]) -> Layout:
+    """A stack whose layer i is of kind `kinds[i]`; `make` is given the layers of one kind and its name."""
+    found = []
+    for kind in dict.fromkeys(kinds):
+        indices = tuple(i for i, one in enumerate(kinds) if one == kind)
+        layout = make(replace(s, layers=len(indices)), kind)
+        if len(indices) == len(kinds):
+            return layout
+        numbered = tuple(replace(x, indices=indices) if "{}" in x.path else x for x in layout.linears)
+        found.append(replace(layout, linears=numbered))
+    return replace(found[0], others=tuple(replace(kind, model_extra=0) for kind in found[1:]))
 
 
 def _linears(base: str, count: int, bias: bool, *rows: tuple[str, int, int, str]) -> tuple[Linear, ...]:
@@ -210,8 +248,26 @@ def _mixtral(s: Sizes) -> Layout:
 def _qwen3_moe(s: Sizes) -> Layout:
     c, bias = s.config, bool(s.config["attention_bias"])
     count, active = int(c.get("num_experts") or c["num_local_experts"]), int(c["num_experts_per_tok"])
-    linears = _attention(s, qkv_bias=bias, out_bias=bias)
-    return _experts(s, linears, count, int(c["moe_intermediate_size"]), active, qk_norm=True)
+
+    def make(s: Sizes, kind: str) -> Layout:
+        linears = _attention(s, qkv_bias=bias, out_bias=bias)
+        if kind == "dense":
+            return _decoder(s, linears + _without_adapters(_gated_mlp(s)), qk_norm=True)
+        return _experts(s, linears, count, int(c["moe_intermediate_size"]), active, qk_norm=True)
+
+    return of_kinds(s, _sparse(s, count), make)
+
+
+def _without_adapters(linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
+    """Linears that peft 0.21 does not adapt beside experts (`_MOE_TARGET_MODULE_MAPPING`)."""
+    return tuple(replace(one, skipped=True) for one in linears)
+
+
+def _sparse(s: Sizes, count: int) -> list[str]:
+    """Of each layer, "dense" or "sparse", as Qwen's configurations have it."""
+    step, dense = int(s.config.get("decoder_sparse_step") or 1), s.config.get("mlp_only_layers") or ()
+    every = ((i + 1) % step == 0 and i not in dense and count > 0 for i in range(s.layers))
+    return ["sparse" if one else "dense" for one in every]
 
 
 def _experts(

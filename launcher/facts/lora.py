@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ _NO_PARAMETERS = (
     "type", "path", "lora_alpha", "lora_dropout", "fan_in_fan_out", "use_rslora",
     "cast_input_dtype_enabled", "autocast_adapter_dtype", "runtime_config", "task_type", "loftq_config",
 )  # fmt: skip
-_ADAPTABLE = ("Linear", "Conv1D", "Embedding", "Conv2d")
+_ADAPTABLE = ("Linear", "Conv1D", "Embedding", "Conv1d", "Conv2d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def count_adapter(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted | None
         head = spec.head.own_params if spec.head.saved else 0
         return Adapted(fields["r"] * lora_width(spec, None) + head, None, fields["r"])
     # peft rewrites patterns and names of experts to fused parameters.
-    experts = spec.layout.num_experts and (isinstance(targets, str) or beside or not fields["target_modules"])
+    experts = has_experts(spec) and (isinstance(targets, str) or beside or not fields["target_modules"])
     if spec.foreign or beside - set(_COUNTED) or experts:
         return None
     _check_patterns(fields, targets)
@@ -144,19 +145,21 @@ class _Module:
     """Of one copy."""
     shared: bool = False
     """Tied to another module."""
+    every: tuple[str, ...] = ()
+    """The copies' names; empty: those of the first `count` layers."""
 
-    def names(self) -> Iterator[str]:
-        if "{}" not in self.path:
-            yield self.path
-        else:
-            yield from (self.path.replace("{}", str(i), 1) for i in range(self.count))
+    def names(self) -> Sequence[str]:
+        if self.every or "{}" not in self.path:
+            return self.every or (self.path,)
+        return [self.path.replace("{}", str(i), 1) for i in range(self.count)]
 
 
 def lora_width(spec: ModelSpec, paths: Sequence[str] | None) -> int:
     """Parameters of rank-1 adapters on the modules of these paths; None: all linears."""
     if paths is None:
         experts = sum(width * count for width, count in _experts(spec))
-        return experts + sum((x.in_features + x.out_features) * x.count for x in spec.linears)
+        reached = (x for x in spec.linears if not x.skipped)
+        return experts + sum((x.in_features + x.out_features) * x.count for x in reached)
     return sum((m.inputs + m.outputs) * m.count for m in _modules(spec) if m.inputs and m.path in paths)
 
 
@@ -165,12 +168,17 @@ def _experts(spec: ModelSpec) -> Iterator[tuple[int, int]]:
 
     The router, and each expert's two fused weights; gate_up_proj holds two matrices and gets rank 2r.
     """
-    count, hidden = spec.layout.num_experts, spec.hidden_size
-    if count == 0:
-        return
-    inner = spec.layout.experts // (3 * count * hidden)
-    yield hidden + count, spec.num_layers
-    yield 2 * count * (2 * inner + hidden) + count * (inner + hidden), spec.num_layers
+    hidden = spec.hidden_size
+    for kind in spec.layout.stacks:
+        if count := kind.num_experts:
+            inner = kind.experts // (3 * count * hidden)
+            yield hidden + count, kind.layers
+            yield 2 * count * (2 * inner + hidden) + count * (inner + hidden), kind.layers
+
+
+def has_experts(spec: ModelSpec) -> bool:
+    """Whether some layers have experts."""
+    return any(kind.num_experts for kind in spec.layout.stacks)
 
 
 def _modules(spec: ModelSpec) -> Iterator[_Module]:
@@ -178,7 +186,8 @@ def _modules(spec: ModelSpec) -> Iterator[_Module]:
     known = set()
     for x in spec.linears:
         known.add(x.path)
-        yield _Module(x.path, x.count, "Linear", x.in_features, x.out_features, x.params // x.count)
+        params, names = x.params // x.count, tuple(x.names()) if x.indices else ()
+        yield _Module(x.path, x.count, "Linear", x.in_features, x.out_features, params, every=names)
     layout, head = spec.layout, spec.head
     known.add(head.name)
     size = head.out_features * (head.in_features + (1 if head.bias else 0))
@@ -188,10 +197,19 @@ def _modules(spec: ModelSpec) -> Iterator[_Module]:
     for i, (path, row, width) in enumerate(zip(layout.embed_paths, rows, widths, strict=False)):
         known.add(path)
         yield _Module(path, 1, "Embedding", row, width, row * width, i == 0 and head.tied)
-    depth = {x.path.partition("{}")[0]: x.count for x in spec.linears if "{}" in x.path}
     for path, kind in module_names().get(spec.model_type, {}).items():
         if path not in known:
-            yield _Module(path, depth.get(path.partition("{}")[0], 1), kind)
+            names = tuple(path.replace("{}", str(i), 1) for i in _layers(spec, path))
+            yield _Module(path, len(names), kind, every=names)
+
+
+def _layers(spec: ModelSpec, path: str) -> Sequence[int]:
+    """The layers that have a module: those with linears beside it, else all of its stack."""
+    for beginning in (path.rpartition(".")[0] + ".", path.partition("{}")[0]):
+        near = [x.indices or range(x.count) for x in spec.linears if x.path.startswith(beginning)]
+        if near and "{}" in path:
+            return sorted(set[int]().union(*near))
+    return (0,)
 
 
 @functools.cache
@@ -206,9 +224,10 @@ def _problems(
     """Fields that match nothing or that peft refuses; None: only peft can tell."""
     found: list[Problem | None] = []
     names = [name for module in modules for name in module.names()]
-    if spec.layout.num_experts and not isinstance(targets, str):
+    if has_experts(spec) and not isinstance(targets, str):
         linears = [name for m in modules if m.inputs for name in m.names()]
-        if any(not matching([target], linears) for target in targets):
+        renamed = {linear.name for linear in spec.linears if linear.skipped}
+        if any(not matching([t], linears) or t.rpartition(".")[2] in renamed for t in targets):
             return [None]
     for field, wanted in (
         ("target_modules", targets),
@@ -276,7 +295,7 @@ def _count(
             if module.kind not in _ADAPTABLE:
                 raise RecipeError(_unsupported(name, module.kind))
             dora = module.outputs if fields.get("use_dora") else 0
-            if module.kind == "Conv2d" or module.shared or (dora and module.kind == "Embedding"):
+            if module.kind in ("Conv1d", "Conv2d") or module.shared or (dora and module.kind == "Embedding"):
                 return None
             key = next((key for key in fields.get("rank_pattern", ()) if named_by(key, name)), None)
             for field, ever in used.items():
@@ -293,7 +312,9 @@ def _count(
     saved = _whole(modules, fields, ranks)
     if saved is None:
         return None
-    copies = {module.path: module.count for module in modules}
+    copies: Counter[str] = Counter()
+    for module in modules:
+        copies[module.path] += module.count
     uneven = len({r for each in ranks.values() for r in each}) > 1 or any(
         "{}" in path and len(each) != copies[path] for path, each in ranks.items()
     )

@@ -41,7 +41,9 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
     "num_local_experts": ("num_local_experts", "num_experts"),
 }
 _LARGEST = {
-    **dict.fromkeys(("num_hidden_layers", "num_decoder_layers", "num_channels"), 10**4),
+    **dict.fromkeys(
+        ("num_hidden_layers", "num_decoder_layers", "num_channels", "decoder_sparse_step"), 10**4
+    ),
     **dict.fromkeys(
         ("num_attention_heads", "num_key_value_heads", "head_dim", "num_local_experts", "num_experts",
          "num_experts_per_tok"),
@@ -461,8 +463,6 @@ def _wrong_relations(config: Mapping[str, Any]) -> Iterator[str]:
     chosen = config.get("num_experts_per_tok")
     if count and chosen and chosen > count:
         yield f"num_experts_per_tok {chosen} is more than the {count} experts"
-    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        yield "a mix of layers with and without experts is not supported"
     sides = (config.get(key) or 0 for key in _IMAGE_SIZES)
     image, patch = (int(min(side) if isinstance(side, list | tuple) else side) for side in sides)
     if image and patch > image:

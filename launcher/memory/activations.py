@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.facts.architectures import Layout
@@ -26,6 +28,8 @@ class Stack:
     layers: int
     first: Block
     """The first layer: the output of a frozen embedding asks for no gradient."""
+    decodes: bool = False
+    """It reads what the encoder before it has made."""
 
 
 def make_block(spec: ModelSpec, d: Dtypes, layout: Layout, rows: int, length: int, attention: str) -> Block:
@@ -61,9 +65,12 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
     # Checkpointing asks the embedding's output for a gradient, or the recomputed layers would have none.
     embedding = {*(job.adapted or ()), *job.whole} & set(spec.layout.embed_paths)
     asks = not job.adapter or job.checkpointing or bool(embedding)
+    # Below the first adapter no gradient flows: an adapter of the head alone leaves all layers without.
+    trained = {*(job.adapted or ()), *job.whole}
     reached, stacks = asks, []
-    for layout in spec.layout.stacks:
-        block = replace(
+
+    def block_of(layout: Layout) -> Block:
+        return replace(
             make_block(spec, d, layout, rows, length, job.attention),
             masked=job.document_mask or job.padded,
             padded=job.padded,
@@ -77,15 +84,36 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
             one_by_one=job.one_by_one,
             cast_inputs=job.cast_inputs,
         )
-        first = block if asks else replace(block, grad=False)
-        # Below the first adapter no gradient flows: an adapter of the head alone leaves all layers without.
-        trained = {*(job.adapted or ()), *job.whole}
-        reached = reached or job.adapted is None or any(x.path in trained for x in layout.linears)
-        stacks.append(Stack(block if reached else first, layout.layers, first))
+
+    for part in (spec.layout, spec.layout.decoder):
+        kinds = part.kinds if part else ()
+        blocks = [block_of(kind) for kind in kinds]
+        flows = asks
+        for number, layers in _runs(kinds):
+            block, still = blocks[number], replace(blocks[number], grad=False)
+            first = block if flows else still
+            reached = reached or job.adapted is None or any(x.path in trained for x in kinds[number].linears)
+            stacks.append(Stack(block if reached else first, layers, first, part is not spec.layout))
+            flows = reached
     return stacks
 
 
-def shared_bytes(stack: Stack) -> int:
+def _runs(kinds: Sequence[Layout]) -> Iterator[tuple[int, int]]:
+    """(kind, layers) of each stretch of equal layers."""
+    order = sorted((index, number) for number, kind in enumerate(kinds) for index in kind.indices)
+    for number, run in itertools.groupby(order, key=lambda one: one[1]):
+        yield number, len(list(run))
+
+
+def shared_bytes(stacks: Sequence[Stack]) -> int:
+    """What all layers keep once; runs of the same decoder share it."""
+    return sum(
+        max((_shared(stack) for stack in stacks if stack.decodes == part), default=0)
+        for part in (False, True)
+    )
+
+
+def _shared(stack: Stack) -> int:
     """What all layers of a stack keep once: positions, learned distances, dropout of the embeddings."""
     block, d = stack.block, stack.block.dtypes
     layout, length = block.layout, block.length

@@ -320,7 +320,7 @@ class EngineMemory:
 def layer_values(spec: ModelSpec) -> int:
     """Parameters of the widest layer."""
     return max(
-        sum(linear.params // linear.count for linear in stack.linears if linear.count == stack.layers)
+        sum(linear.params // linear.count for linear in stack.linears if "{}" in linear.path)
         + stack.layer_extra
         for stack in spec.layout.stacks
     )

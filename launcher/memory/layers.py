@@ -145,7 +145,7 @@ def adapted(tape: Tape, block: Block, x: Value, linear: Linear, width: int) -> V
     """
     out = linear.out_features
     base = frozen(tape, block, x, out, linear.weights)
-    if block.adapted is not None and linear.path not in block.adapted:
+    if linear.skipped if block.adapted is None else linear.path not in block.adapted:
         return base
     d = block.dtypes
     # peft's layers over quantised weights leave casts to autocast, but ask only whether CUDA's is on.

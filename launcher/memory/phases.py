@@ -74,7 +74,7 @@ class _Pass:
         if self.checkpointing:
             saved += self.layer_saved(cost, stack)[0] - cost.held
         saved += self.shared + self.held_above(index, layer)
-        if index + 1 < len(self.costs) or stack.block.layout.crossed:
+        if stack.decodes != self.costs[-1][0].decodes or stack.block.layout.crossed:
             # The gradient of what the decoder read of the encoder.
             saved += stack.block.tokens * stack.block.hidden * stack.block.dtypes.residual
         return self._parts(cost.peak, saved, weights, self.above(index, layer))
@@ -138,7 +138,7 @@ def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, uns
     masks = max(mask_bytes(stack, documents=job.document_mask) for stack in stacks)
     # The Trainer fetches all micro-batches of a step before it computes the first (get_batch_samples).
     batches = (job.accumulation or 1) * _batch_bytes(stacks[-1].block)
-    shared = sum(shared_bytes(stack) for stack in stacks) + batches
+    shared = shared_bytes(stacks) + batches
     shared += masks if job.checkpointing else 0
     width = 0.0 if keeps else gradient_width
     return _Pass(costs, head, shared, masks, job.checkpointing, width)

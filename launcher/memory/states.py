@@ -234,7 +234,8 @@ def adapter_shapes(spec: ModelSpec, trainable: int, adapted: Sequence[str] | Non
     `adapted`: paths of the linears that have one, None for all.
     """
     saved = spec.head.own_params if spec.head.saved else 0
-    linears = [x for x in spec.linears if adapted is None or x.path in adapted] or list(spec.linears)
+    linears = [x for x in spec.linears if (not x.skipped if adapted is None else x.path in adapted)]
+    linears = linears or list(spec.linears)
     width = sum((x.in_features + x.out_features) * x.count for x in linears)
     rank = max(1, (trainable - saved) // max(width, 1))
     shapes = [Shape(rank, x.in_features, x.count) for x in linears]

@@ -104,6 +104,7 @@ def _rank_layout(spec: ModelSpec, layout: Layout, ranks: int) -> Layout:
         experts=experts,
         active_inner=-(-layout.active_inner // ranks),
         decoder=None if layout.decoder is None else _rank_layout(spec, layout.decoder, ranks),
+        others=tuple(_rank_layout(spec, kind, ranks) for kind in layout.others),
     )
 
 

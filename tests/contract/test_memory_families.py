@@ -56,6 +56,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_moe", **GROUPED, "head_dim": 32, "moe_intermediate_size": 96,
         "num_experts": 8, "num_experts_per_tok": 2,
     },
+    "qwen3-moe-mixed": {
+        "model_type": "qwen3_moe", **GROUPED, "head_dim": 32, "moe_intermediate_size": 96,
+        "num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2,
+    },
 }  # fmt: skip
 ROWS, LENGTH = 4, 128
 CPU = parse_hardware("cpu")
@@ -127,7 +131,11 @@ def test_full_training(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", cases(("llama", "qwen3", "gemma2", "gpt2", "gpt-bigcode", "opt-post-norm", "mixtral"), "llama")
+    "name",
+    cases(
+        ("llama", "qwen3", "gemma2", "gpt2", "gpt-bigcode", "opt-post-norm", "mixtral", "qwen3-moe-mixed"),
+        "llama",
+    ),
 )
 def test_checkpointing_in_pure_16_bit(name: str) -> None:
     check(name, 0.02, checkpointing=True, precision="bf16-true", dtype="bfloat16")
@@ -159,6 +167,8 @@ ADAPTERS = [
     ("opt", "all-linear", "bf16"),
     ("mixtral", "all-linear", "bf16-true"),
     ("qwen3-moe", "attention", "fp32"),
+    ("qwen3-moe-mixed", "all-linear", "fp32"),
+    ("qwen3-moe-mixed", "attention", "fp32"),
 ]
 
 

@@ -46,7 +46,7 @@ ABSURD = [
     ({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "attn_pdrop": 7}, "attn_pdrop"),
     ({"model_type": "gpt2", "attn_pdrop": float("nan")}, "attn_pdrop"),
     ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok"),
-    ({"model_type": "qwen3_moe", "num_key_value_heads": 4, "mlp_only_layers": [0]}, "experts"),
+    ({"model_type": "qwen3_moe", "num_key_value_heads": 4, "decoder_sparse_step": 0}, "decoder_sparse_step"),
     ({"model_type": "vit", "image_size": [224, -1]}, "image_size"),
     ({"model_type": "vit", "patch_size": 512}, "patch_size"),
 ]
