@@ -38,6 +38,22 @@ T5 = {
     "num_decoder_layers": 6, "vocab_size": 1000,
 }  # fmt: skip
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+OF_KINDS = {**LLAMA, "head_dim": 32, "num_hidden_layers": 17, "num_experts": 4, "num_experts_per_tok": 2}
+MIXED_MOE = {
+    **OF_KINDS, "model_type": "glm4_moe", "num_hidden_layers": 9, "moe_intermediate_size": 64,
+    "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 2,
+}  # fmt: skip
+QWEN3_NEXT = {
+    **OF_KINDS, "model_type": "qwen3_next", "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}  # fmt: skip
+GRANITE_4 = {
+    **OF_KINDS, "model_type": "granitemoehybrid", "num_local_experts": 4, "shared_intermediate_size": 96,
+    "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1,
+    "layer_types": ["mamba", "mamba", *(["mamba", "mamba", "attention"] * 5)],
+}  # fmt: skip
 LORA = {**LORA_16, "adapter.r": 8}
 SHORT = {"sequence_length": 128}
 CASES = {
@@ -51,6 +67,10 @@ CASES = {
         {**LORA, "model.enable_input_require_grads": True},
     ),
     "experts": (MIXTRAL, {}, {}),
+    "dense-and-experts": (MIXED_MOE, {}, {}),
+    "dense-and-experts-lora": (MIXED_MOE, {"precision": "bf16"}, LORA),
+    "linear-attention": (QWEN3_NEXT, {"checkpointing": True}, {}),
+    "state-space": (GRANITE_4, {}, {}),
     "bert": (BERT, {}, {"task": "sequence-classification"}),
     "bert-words": (BERT, {}, {"task": "token-classification"}),
     "vit": (VIT, {}, {"task": "image-classification"}),
@@ -70,9 +90,10 @@ def extended(case):
     return tracer.trace(asked(case, (2, 4)))
 
 
-@pytest.mark.parametrize("case", cases(CASES, "lora-checkpointing", "vit"))
-def test_two_and_four_layers_extend_to_the_whole_depth(case, monkeypatch):
-    found, full = extended(case), [5, 6] if case == "t5" else [6]
+@pytest.mark.parametrize("case", cases(CASES, "lora-checkpointing", "vit", "dense-and-experts"))
+def test_few_layers_extend_to_the_whole_depth(case, monkeypatch):
+    """Two and four of alike layers; of layers of several kinds, those around two periods, and the periods."""
+    found, full = extended(case), [5, 6] if case == "t5" else [CASES[case][0].get("num_hidden_layers")]
     assert found["depths"] == full
     monkeypatch.setattr(tracer, "DEEPER", max(full))
     whole = tracer.trace(asked(case, (6,)))  # beyond the batches that were extended, too
@@ -88,7 +109,14 @@ def live_and_peak(replay):
     return live, peak
 
 
-@pytest.mark.parametrize("case", cases(("full", "lora-checkpointing", "t5"), "lora-checkpointing"))
+@pytest.mark.parametrize(
+    "case",
+    cases(
+        ("full", "lora-checkpointing", "t5", "dense-and-experts", "linear-attention", "state-space"),
+        "lora-checkpointing",
+        "dense-and-experts",
+    ),
+)
 def test_allocations_of_the_whole_model_are_replayed_from_four_layers(case):
     answer = extended(case)
     replay = next(one for one in answer["replays"] if one["batch"] == 4)

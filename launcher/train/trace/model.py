@@ -16,6 +16,7 @@ from launcher.train.model.loss import chunk_loss
 from launcher.train.model.models import auto_class
 from launcher.train.tasks import train_task
 from launcher.train.trace.kernels import adapters_over_quantized, stand_in
+from launcher.train.trace.repeats import ALIKE, Repeats, find_repeats, kinds_of
 from launcher.train.trace.tape import Recorder, Tape, name_kinds
 from launcher.train.upstream.torch_seams import replace_tensors
 
@@ -104,10 +105,32 @@ def cut(config: Any, names: Sequence[str], depths: Sequence[int]) -> Any:
     return shorter
 
 
-def build(request: Request, config: Any) -> Any:
-    """The model as it would be trained, on the device "meta"."""
+def repeats_of(request: Request, config: Any, names: Sequence[str]) -> Repeats:
+    """How the layers of the model repeat; stacks of an encoder-decoder model are of alike layers."""
+    if len(names) > 1:
+        return ALIKE
     with torch.device("meta"):
-        return _build(request, config)
+        model = auto_class(request.task).from_config(config)
+    layers = [stack for stack in stacks(model) if len(stack) == getattr(config, names[0])]
+    return find_repeats(kinds_of(layers[0])) if layers else ALIKE
+
+
+def _keep_layers(model: Any, chosen: Sequence[int]) -> None:
+    """Leave these layers alone in the model, and what is listed layer by layer in its configuration."""
+    config = model.config
+    layers = next(stack for stack in stacks(model) if len(stack) == config.num_hidden_layers)
+    for key, value in vars(config).items():
+        if isinstance(value, list) and len(value) == len(layers):
+            setattr(config, key, [value[i] for i in chosen])
+    config.num_hidden_layers = len(chosen)
+    for index in sorted(set(range(len(layers))) - set(chosen), reverse=True):
+        del layers[index]
+
+
+def build(request: Request, config: Any, chosen: Sequence[int] | None = None) -> Any:
+    """The model as it would be trained, on the device "meta"; `chosen`: with these layers alone."""
+    with torch.device("meta"):
+        return _build(request, config, chosen)
 
 
 def place(model: Any) -> Any:
@@ -129,13 +152,15 @@ def place(model: Any) -> Any:
     return model
 
 
-def _build(request: Request, config: Any) -> Any:
+def _build(request: Request, config: Any, chosen: Sequence[int] | None) -> Any:
     memory, job = request.memory, request.job
     options: dict[str, Any] = {"dtype": getattr(torch, memory["dtype"])}
     if request.one_by_one or holds_mask(memory["attention"]):
         options["attn_implementation"] = memory["attention"]
     # Else torch's causal kernel over the whole row holds what they do; their packages are not asked for.
     model = auto_class(request.task).from_config(config, **options)
+    if chosen is not None:
+        _keep_layers(model, chosen)
     if getattr(model.config, "pad_token_id", None) is None:
         model.config.pad_token_id = 0  # a decoder's classification finds the last token by it
     quantized = memory["quantization"]
@@ -178,7 +203,9 @@ def _without_files(job: Job) -> Job:
     return Job(job.run_dir, {**job.plan, "settings": settings})
 
 
-def record_step(request: Request, model: Any, inputs: dict[str, torch.Tensor], logits: int) -> Tape:
+def record_step(
+    request: Request, model: Any, inputs: dict[str, torch.Tensor], logits: int, repeats: Repeats = ALIKE
+) -> Tape:
     """The tape of the optimizer's step, then of forward and backward pass with its states in place.
 
     So every moment is that of a later step: states exist, and with accumulation so do gradients.
@@ -203,6 +230,7 @@ def record_step(request: Request, model: Any, inputs: dict[str, torch.Tensor], l
         if not keeps:
             for parameter in trained:
                 parameter.grad = None
+        follow_layers(model, recorder, repeats)
         backward = _pass(request, model, inputs, recorder)
         tape.classify(_pieces(recorder, (p.grad for p in trained if p.grad is not None)), "gradients")
         recorder.begin("clip")
@@ -236,7 +264,6 @@ def _step(request: Request, trained: list[torch.Tensor]) -> torch.optim.Optimize
 def _pass(request: Request, model: Any, inputs: dict[str, torch.Tensor], recorder: Recorder) -> int:
     """Forward and backward pass; the index of the first event of the backward pass."""
     recorder.begin("forward")
-    follow_layers(model, recorder)
     dtype = request.autocast
     mixed = contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
     # While a step runs, its batch and the next one are there, both with a mask of their padding.
@@ -264,21 +291,26 @@ def _loss_arguments(request: Request, model: Any) -> dict[str, Any]:
     return {}
 
 
-def follow_layers(model: Any, recorder: Recorder) -> None:
-    """Hooks that begin a segment at each layer, forwards and backwards, and one after the last."""
+def follow_layers(model: Any, recorder: Recorder, repeats: Repeats) -> None:
+    """Hooks that begin a segment at each place, forwards and backwards, and one after the last layer."""
     for number, layers in enumerate(stacks(model)):
         for index, layer in enumerate(layers):
-            place = "first" if index == 0 else "last" if index == len(layers) - 1 else "middle"
-            _follow(layer, f"stack{number}-{place}", index == len(layers) - 1, recorder)
+            place, begins, ends = repeats.place(index, len(layers))
+            is_last = index == len(layers) - 1
+            _follow(layer, f"stack{number}-{place}", (begins, ends, is_last), recorder)
 
 
-def _follow(layer: Any, place: str, is_last: bool, recorder: Recorder) -> None:
+def _follow(layer: Any, place: str, marks: tuple[bool, bool, bool], recorder: Recorder) -> None:
+    """`marks`: whether it is the first and the last layer of its place, and the last of all."""
+    begins, ends, is_last = marks
+
     def before(_module: Any, _args: Any) -> None:
-        recorder.mark(place)
+        if begins:
+            recorder.mark(place)
 
     def after(_module: Any, _args: Any, out: Any) -> None:
         tensor = out[0] if isinstance(out, tuple) else out
-        if tensor.grad_fn is not None:
+        if ends and tensor.grad_fn is not None:
             tensor.grad_fn.register_prehook(lambda _gradients: recorder.mark(place))
         if is_last:
             recorder.mark("head")

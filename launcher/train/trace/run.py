@@ -7,6 +7,7 @@ allocated: fake tensors have shapes and dtypes alone. Nothing of the request is 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import sys
 import warnings
@@ -43,7 +44,8 @@ def trace(asked: Mapping[str, Any]) -> dict[str, Any]:
     import transformers
 
     from launcher.train.trace.extend import extend, ruling, state_bytes
-    from launcher.train.trace.model import Request, depth_names, whole_config
+    from launcher.train.trace.model import Request, depth_names, repeats_of, whole_config
+    from launcher.train.trace.repeats import ALIKE
 
     transformers.logging.set_verbosity_error()
     capability = asked["capability"]
@@ -57,26 +59,28 @@ def trace(asked: Mapping[str, Any]) -> dict[str, Any]:
     )
     config = whole_config(request.config, request.labels)
     names = depth_names(config)
-    full = [getattr(config, name) for name in names]
+    repeats, layers = repeats_of(request, config, names), [getattr(config, name) for name in names]
+    full = layers if repeats == ALIKE else [repeats.depth(layers[0])]
+    source = (config, names, repeats)
     with device_of(request):
         tapes = {
-            (depths, batch): record(request, config, names, depths, batch)
+            (depths, batch): record(request, source, depths, batch)
             # Layers with different adapters are each traced.
             for depths in ([tuple(full)] if request.memory.get("uneven") else shallow(full))
             for batch in asked["batches"]
         }
-        replays = [] if request.on_cpu else _replays(request, config, names, full, tapes)
+        replays = [] if request.on_cpu else _replays(request, source, full, tapes)
     return {
         "moments": ruling(extend(tapes, full)),
         "states": state_bytes(tapes, full),
-        "depths": full,
+        "depths": layers,
         "replays": replays,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
 
 
 def _replays(
-    request: Any, config: Any, names: Sequence[str], full: Sequence[int], tapes: Mapping[Any, Any]
+    request: Any, source: tuple[Any, Sequence[str], Any], full: Sequence[int], tapes: Mapping[Any, Any]
 ) -> list[dict[str, Any]]:
     """For each batch, what CUDA's allocator is asked in two steps of the whole model."""
     from launcher.train.trace.extend import replay
@@ -88,7 +92,7 @@ def _replays(
     if (deep, max(batches)) not in tapes:  # stacks were made deeper one by one: one more tape has to do
         batches = {max(batches)}
     for batch in sorted(batches):
-        tape = tapes.get((deep, batch)) or record(request, config, names, deep, batch)
+        tape = tapes.get((deep, batch)) or record(request, source, deep, batch)
         base = tapes[min((depths for depths, _ in tapes), key=sum), batch]
         found.append({"batch": batch, **replay(tape, base, full, keeps_gradients=keeps)})
     return found
@@ -110,19 +114,28 @@ def device_of(request: Any) -> Iterator[None]:
         yield
 
 
-def record(request: Any, config: Any, names: Sequence[str], depths: Sequence[int], batch: int) -> Any:
-    """The tape of one step with stacks of these depths and a micro-batch of this size."""
+def record(request: Any, source: tuple[Any, Sequence[str], Any], depths: Sequence[int], batch: int) -> Any:
+    """The tape of one step with stacks of these depths and a micro-batch of this size.
+
+    source: the configuration, its names of depths, and how its layers repeat.
+    """
     from launcher.train.tasks import train_task
     from launcher.train.trace.model import build, cut, place, record_step
+    from launcher.train.trace.repeats import ALIKE
     from launcher.train.upstream.torch_seams import fake_tensors
 
-    short = cut(config, names, depths)
-    model = build(request, short)
+    config, names, repeats = source
+    if repeats == ALIKE:
+        short = cut(config, names, depths)
+        model = build(request, short)
+    else:
+        short = copy.deepcopy(config)  # it becomes the model's own, and is cut with its layers
+        model = build(request, short, repeats.chosen(getattr(config, names[0]), depths[0]))
     with fake_tensors():
         place(model)
         inputs = train_task(request.task).traced_inputs(request.memory, short, batch)
         logits = inputs["labels"].numel() * (request.labels or short.vocab_size)
-        return record_step(request, model, inputs, logits)
+        return record_step(request, model, inputs, logits, repeats)
 
 
 def shallow(full: Sequence[int]) -> list[tuple[int, ...]]:

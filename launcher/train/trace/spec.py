@@ -37,12 +37,14 @@ def describe(config: Any, task: str) -> dict[str, Any]:
     depth = sum(len(stack) for stack in layers)
     in_layers = sum(x["weights"] for x in linears if "{}" in x["path"])
     outside = sum(x["weights"] for x in linears if "{}" not in x["path"])
+    extra = (inside - in_layers) // depth
     return {
         "sizes": _sizes(config, linears),
         "params": params,
         "linears": linears,
-        "layer_extra": (inside - in_layers) // depth,
-        "model_extra": params - inside - outside - rows * width - head["own"],
+        "layer_extra": extra,
+        # What layers of several kinds have besides their mean counts outside of them.
+        "model_extra": params - depth * extra - in_layers - outside - rows * width - head["own"],
         "embedding": {"path": _path_of(model, embedding), "rows": rows, "width": width},
         "head": head,
         "norms": len(norms),
