@@ -131,6 +131,14 @@ def new_adapter(
         settings = _keep_tied(settings, model)
     if _has_conv1d(model):
         settings.setdefault("fan_in_fan_out", True)  # peft would correct it, with a warning
+    if is_all_linear(settings.get("target_modules")) and (without := not_adaptable(model)):
+        given = settings.get("exclude_modules") or []
+        if isinstance(given, str):
+            settings["exclude_modules"] = "|".join(
+                [f"(?:{given})", *(rf"(?:.*\.)?{name}" for name in without)]
+            )
+        else:
+            settings["exclude_modules"] = [*given, *without]
     if ids:
         found = find_embeddings(model)
         settings = train_added_rows(settings, found, ids, sharded=sharded)
@@ -142,6 +150,46 @@ def new_adapter(
     if whole:
         check_adapted(settings, adapted)
     return adapted
+
+
+_MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+_READ_BY_KERNELS = ("out_proj", "dt_proj")
+"""Linear layers of these types whose weights are read without calling the layer, so that an adapter around it
+is not applied. peft 0.21.2 refuses the first (tuners_utils.py), and lets the second idle."""
+
+
+def not_adaptable(model: Any) -> list[str]:
+    """Last parts of the names of linear layers that `all-linear` has to leave out.
+
+    Those whose weight a Mamba kernel reads, and those whose class returns something else than a product, as routers
+    that return several tensors: an adapter would add to that.
+    """
+    mamba = getattr(model.config, "model_type", None) in _MAMBA
+    names = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and ((mamba and name.rpartition(".")[2] in _READ_BY_KERNELS) or not _returns_product(module))
+    }
+    return sorted(names)
+
+
+def _returns_product(layer: torch.nn.Linear) -> bool:
+    """Whether a call returns one tensor of the layer's width; a class of a model's own is tried on "meta"."""
+    own = type(layer).forward is not torch.nn.Linear.forward
+    if not own or type(layer).__module__.partition(".")[0] in ("bitsandbytes", "launcher"):
+        return True
+    width, out = layer.in_features, layer.out_features
+    with torch.device("meta"):
+        weights = {"weight": torch.empty(out, width)}
+        if layer.bias is not None:
+            weights["bias"] = torch.empty(out)
+        rows = torch.empty(2, width)
+    try:
+        made = torch.func.functional_call(layer, weights, (rows,))
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return isinstance(made, torch.Tensor) and made.shape == (2, out)
 
 
 def _keep_tied(settings: dict[str, Any], model: Any) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from launcher.train.model.models import auto_class, head_modules
 from launcher.train.trace.model import stacks
 from launcher.train.upstream.model_seams import has_sdpa
 
-_NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 _NORM = re.compile(r"norm", re.IGNORECASE)
 
 
@@ -39,7 +38,7 @@ def describe(config: Any, task: str) -> dict[str, Any]:
     outside = sum(x["weights"] for x in linears if "{}" not in x["path"])
     extra = (inside - in_layers) // depth
     return {
-        "sizes": _sizes(config, linears),
+        "sizes": _sizes(config, linears, width, depth),
         "params": params,
         "linears": linears,
         "layer_extra": extra,
@@ -104,30 +103,41 @@ def _template(name: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", ".{}", name, count=1)
 
 
-def _sizes(config: Any, linears: list[dict[str, Any]]) -> dict[str, int]:
-    absent = [name for name in _NEEDED if not isinstance(getattr(config, name, None), int)]
-    if absent:
-        raise ValueError(f"no {' and no '.join(absent)} in its configuration; transformers alone are planned")
-    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
-    inner = next(
-        (
-            getattr(config, name)
-            for name in ("intermediate_size", "ffn_dim", "n_inner")
-            if getattr(config, name, 0)
-        ),
-        max((x["out"] for x in linears if "{}" in x["path"]), default=4 * hidden),
-    )
-    kv_heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads
+def _sizes(config: Any, linears: list[dict[str, Any]], width: int, depth: int) -> dict[str, int]:
+    """Sizes for the sketch of a layer; `width` of the embedding and `depth` where the configuration has none.
+
+    Layers without attention count as one head.
+    """
+    text = config.get_text_config()
+    hidden = _size(text, "hidden_size") or width
+    heads = _size(text, "num_attention_heads") or 1
+    inner = _size(text, "intermediate_size", "ffn_dim", "n_inner")
     return {
         "hidden": hidden,
-        "inner": int(inner),
-        "layers": int(config.num_hidden_layers),
+        "inner": inner or max((x["out"] for x in linears if "{}" in x["path"]), default=4 * hidden),
+        "layers": _size(text, "num_hidden_layers") or depth,
         "heads": heads,
-        "kv_heads": int(kv_heads),
-        "head_dim": int(getattr(config, "head_dim", None) or hidden // heads),
-        "vocab": int(getattr(config, "vocab_size", 0) or 0),
-        "positions": int(getattr(config, "max_position_embeddings", 0) or 0),
+        "kv_heads": _size(text, "num_key_value_heads", "num_kv_heads") or heads,
+        "head_dim": _size(text, "head_dim") or hidden // heads,
+        "vocab": _size(text, "vocab_size"),
+        "positions": _size(text, "max_position_embeddings"),
     }
+
+
+def _size(config: Any, *names: str) -> int:
+    """The first of these sizes that a configuration has, the largest of several layers'; else 0."""
+    for name in names:
+        try:
+            value = getattr(config, name, None)
+        except (
+            Exception
+        ):  # a size that differs from layer to layer, of which the dictionary has the usual one
+            value = config.to_dict().get(name)
+        if isinstance(value, list | tuple) and value and all(isinstance(one, int) for one in value):
+            value = max(value)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return 0
 
 
 def _head(model: Any, task: str) -> dict[str, Any]:
