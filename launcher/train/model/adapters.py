@@ -161,8 +161,8 @@ is not applied. peft 0.21.2 refuses the first (tuners_utils.py), and lets the se
 def not_adaptable(model: Any) -> list[str]:
     """Last parts of the names of linear layers that `all-linear` has to leave out.
 
-    Those whose weight a Mamba kernel reads, and those whose class returns something else than a product, as routers
-    that return several tensors: an adapter would add to that.
+    Those whose weight a Mamba kernel reads, and those whose class returns something else than a product, as
+    routers that return several tensors: an adapter would add to that.
     """
     mamba = getattr(model.config, "model_type", None) in _MAMBA
     names = {

@@ -1,0 +1,427 @@
+"""Which model types of transformers can be planned, trained, saved, reloaded and merged, and how fast they may run.
+
+    python benchmarks/coverage.py                 every causal language model; prints a table and the shares
+    python benchmarks/coverage.py lfm2 mamba      these types alone
+    python benchmarks/coverage.py --compile       also compiles the layers (minutes more; needs a C++ compiler)
+    python benchmarks/coverage.py --write         writes records/coverage_cpu.json, which `make tables` and
+                                                  docs/make.py read
+
+Each type is tried in a process of its own, on the default configuration of its class made small by `--tiny`'s
+rules, with random weights: planned (closed form or trace), trained 4 steps with LoRA on all linear layers
+through the worker's own code, merged and read back; then two documents packed in one row against both apart,
+and the chunked against the full loss. Nothing is learned here about quality or about GPU kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+RECORD = Path(__file__).parent / "records" / "coverage_cpu.json"
+SECONDS, BYTES = 300, 10 * 2**30
+"""Limits of one type."""
+STEPS = 4
+OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0}
+            for kind in ("full_attention", "sliding_attention")
+        }
+    },
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16, "num_dense_layers": 1},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 16, "full_attn_idxs": None},
+    "ministral": {"head_dim": 16},
+    "nemotron": {"num_key_value_heads": 2},
+}
+"""What the class of a configuration leaves out and every published one has."""
+YOUNG = 2022
+"""Types that came with a paper or release of this year or later are what the target is about."""
+OLD = frozenset(
+    {
+        "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small",
+        "camembert", "ctrl", "data2vec-text", "electra", "ernie", "gpt-sw3", "gpt2", "gpt_neo", "gptj",
+        "marian", "mbart", "megatron-bert", "mvp", "openai-gpt", "pegasus", "plbart", "prophetnet",
+        "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "trocr", "xglm",
+        "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet", "cpmant", "git", "xmod",
+    }
+)  # fmt: skip
+"""Types of 2021 and before, and encoders of that time with a causal head."""
+LENGTHS = (17, 9, 12)
+"""Tokens of the documents that are packed."""
+CHANGED = {
+    "sliding_window": 5, "attention_chunk_size": 8,  # shorter than the documents
+    "logits_scaling": 3.0, "logit_scale": 0.3, "lm_head_multiplier": 0.5,  # whose default has no effect
+}  # fmt: skip
+"""Values under which a leak between documents, or logits that are more than a product, would show."""
+
+
+def small_config(kind: str) -> dict[str, Any]:
+    """The default configuration of a type, small, without dropout."""
+    import transformers
+
+    from launcher.planner.narrow import narrow_config
+
+    config = transformers.AutoConfig.for_model(kind).to_dict() | {"model_type": kind}
+    narrow = narrow_config(config | OVERRIDES.get(kind, {}))
+    left_out = ("dtype", "transformers_version", "_name_or_path", "architectures")
+    return {
+        key: 0.0 if _is_dropout(key, value) else value for key, value in narrow.items() if key not in left_out
+    }
+
+
+def _is_dropout(key: str, value: Any) -> bool:
+    return isinstance(value, float) and ("drop" in key or key.endswith("_pdrop"))
+
+
+class Tried:
+    """What was found out about one type: field -> value, and field -> reason where it failed."""
+
+    def __init__(self, kind: str) -> None:
+        self.found: dict[str, Any] = {"type": kind}
+        self.reasons: dict[str, str] = {}
+
+    def attempt(self, field: str, what: Callable[[], Any]) -> bool:
+        """Whether `what` ended well: its value, or the reason it did not, is kept under `field`."""
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.found[field] = what()
+        except BaseException as error:  # a model's code may raise anything; the reason is the result
+            self.found[field] = False
+            self.reasons[field] = first_line(error)
+        return self.found[field] is not False
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.found, **({"reasons": self.reasons} if self.reasons else {})}
+
+
+def first_line(error: BaseException) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text[:200]}"
+
+
+def try_type(kind: str, *, compiled: bool) -> dict[str, Any]:
+    """Everything about one type."""
+    tried = Tried(kind)
+    config: dict[str, Any] = {}
+
+    def configure() -> bool:
+        config.update(small_config(kind))
+        return True
+
+    if not tried.attempt("configured", configure):
+        return tried.to_json()
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder)
+        plans: list[Any] = []
+        if tried.attempt("planned", lambda: plan(run, config, plans)) and tried.attempt(
+            "trained", lambda: train(run, plans[0])
+        ):
+            tried.attempt("idle", lambda: idle(run))
+            tried.attempt("merged", lambda: merge(run))
+    for kernel in ("sdpa", "eager", "varlen"):
+        tried.attempt(kernel, lambda kernel=kernel: documents_apart(config, kernel))
+    tried.attempt("chunked", lambda: chunked_alike(config))
+    if compiled:
+        tried.attempt("compiled", lambda: compiled_alike(config))
+    return tried.to_json()
+
+
+def plan(run: Path, config: dict[str, Any], plans: list[Any]) -> str:
+    """Plan a LoRA run of the model; how its memory was found: closed-form or trace."""
+    from launcher.facts import memory_trace
+    from launcher.inputs import model_trace
+    from launcher.inputs.planning_facts import gather
+    from launcher.planner.planner import make_plan
+    from launcher.recipe.loading import load_recipe
+    from launcher.render.bundle import render
+    from launcher.train.trace.run import ANSWERS
+
+    def ask(request: Mapping[str, Any], _: str) -> Any:
+        """In this process, which has imported what a child would."""
+        try:
+            return json.loads(json.dumps(ANSWERS[request["ask"]](request)))
+        except Exception as error:
+            raise memory_trace.Untraceable(first_line(error)) from error
+
+    memory_trace.ask_child = ask  # model_spec imports it when it is called
+    model_trace.ask_child = ask
+    (run / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    (run / "recipe.yaml").write_text(
+        f"model: {{config: {{model_type: {config['model_type']}}}}}\nadapter: {{type: lora, r: 4}}\n"
+        f"data: {{train: [{{path: {run}/rows.jsonl}}], max_length: 32}}\ntrainer: {{learning_rate: 1.0e-2}}\n"
+    )
+    loaded = load_recipe(run / "recipe.yaml")
+    model = loaded.recipe.model.model_copy(update={"config": config})
+    loaded, facts = gather(_with(loaded, model), "1xcpu", tiny=True, trace=True)
+    made = make_plan(loaded, facts)
+    plans.append(json.loads(render(made).files["plan.json"]))
+    if not math.isfinite(made.memory.total) or made.memory.total <= 0:
+        raise ValueError(f"the memory of the plan is {made.memory.total}")
+    if facts.model.foreign and made.memory.method != "trace":
+        raise ValueError(f"not traced: {facts.warnings[-1]}")
+    return "trace" if facts.model.foreign else "closed-form"
+
+
+def _with(loaded: Any, model: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(loaded, recipe=loaded.recipe.model_copy(update={"model": model}))
+
+
+def train(run: Path, planned: dict[str, Any]) -> list[float]:
+    """Losses of the steps, through the workers' code."""
+    from launcher.train.job import read_job
+    from launcher.train.prepare import prepare_run
+    from launcher.train.worker import train as worker
+
+    (run / "plan.json").write_text(json.dumps(planned))
+    prepare_run(read_job(run))
+    worker(read_job(run))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    if len(losses) != STEPS or not all(map(math.isfinite, losses)):
+        raise ValueError(f"losses are {losses}")
+    return losses
+
+
+def idle(run: Path) -> list[str]:
+    """Last parts of the names of adapted layers whose adapter got no gradient: its second matrix is zero."""
+    from safetensors.torch import load_file
+
+    weights = load_file(run / "adapter" / "adapter_model.safetensors")
+    seconds = {name: tensor for name, tensor in weights.items() if ".lora_B" in name}
+    if not seconds:
+        raise ValueError("the adapter has no weights")
+    names = {
+        name.partition(".lora_B")[0].rpartition(".")[2] for name, t in seconds.items() if not t.abs().sum()
+    }
+    moved = {name.partition(".lora_B")[0].rpartition(".")[2] for name, t in seconds.items() if t.abs().sum()}
+    return sorted(names - moved)
+
+
+def merge(run: Path) -> bool:
+    """Merge the adapter; `merge` itself compares the logits and reads the folder back."""
+    from launcher.train.results.merge import merge as merged
+
+    found = merged(run, run / "merged", "float32", lambda _: "")
+    if not found.sum.is_none:
+        raise ValueError(f"logits of the merged model differ: {found.sum}")
+    return True
+
+
+def build(config: Mapping[str, Any], kernel: str | None = None) -> Any:
+    """The model with weights so large that a leak between documents shows; None: a kernel that it has."""
+    import torch
+    import transformers
+
+    from launcher.train.model.attention import register_varlen
+    from launcher.train.upstream.model_seams import attention_of
+
+    register_varlen()
+    torch.manual_seed(0)
+    given = {**config, **{key: value for key, value in CHANGED.items() if config.get(key)}}
+    made = transformers.AutoConfig.for_model(**given)
+    for name in ("initializer_range", "init_std"):
+        if hasattr(made, name):
+            setattr(made, name, 0.2)
+    make = transformers.AutoModelForCausalLM.from_config
+    try:
+        model = make(made, attn_implementation=kernel or "sdpa")
+    except ValueError:
+        if kernel:
+            raise
+        model = make(made, attn_implementation="eager")
+    if kernel and attention_of(model.config.get_text_config()) != kernel:
+        raise ValueError(f"the model has no attention {kernel}")
+    return model.float().train()
+
+
+def documents_apart(config: Mapping[str, Any], kernel: str) -> bool:
+    """Whether documents in one row have the logits that they have alone."""
+    import torch
+
+    from launcher.train.data.batches import make_collator
+
+    class Pad:
+        pad_token_id = 3
+
+    model = build(config, kernel)
+    generator = torch.Generator().manual_seed(1)
+    words = min(int(getattr(model.config.get_text_config(), "vocab_size", 256)), 250)
+    rows = [torch.randint(5, words, (length,), generator=generator).tolist() for length in LENGTHS]
+    with torch.no_grad():
+        alone = [model(input_ids=torch.tensor([row]), use_cache=False).logits[0] for row in rows]
+        batch = dict(make_collator("flatten", Pad())([{"input_ids": row, "labels": row} for row in rows]))
+        batch.pop("labels")
+        together = model(**batch, use_cache=False).logits[0]
+    expected = torch.cat(alone)
+    worst = float((together - expected).abs().max() / expected.abs().max())
+    if not worst < 1e-4:
+        raise ValueError(f"logits differ by {worst:.1e} of the largest")
+    return True
+
+
+def chunked_alike(config: Mapping[str, Any]) -> bool:
+    """Whether the chunked loss has the value and gradients of the model's own."""
+    import torch
+
+    from launcher.train.model.loss import chunk_loss
+
+    model = build(config)
+    words = min(int(getattr(model.config.get_text_config(), "vocab_size", 256)), 250)
+    ids = torch.randint(5, words, (2, 16), generator=torch.Generator().manual_seed(1))
+    labels = ids.clone()
+    labels[:, :5] = -100
+
+    def step() -> tuple[float, dict[str, Any]]:
+        model.zero_grad()
+        torch.manual_seed(2)
+        loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, use_cache=False).loss
+        loss.backward()
+        return float(loss), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    full, gradients = step()
+    chunk_loss(model)
+    chunked, others = step()
+    if not math.isclose(full, chunked, rel_tol=1e-5):
+        raise ValueError(f"the loss is {chunked} instead of {full}")
+    worst = max(float((others[n] - g).abs().max() / (g.abs().max() + 1e-9)) for n, g in gradients.items())
+    if not worst < 1e-3 or others.keys() != gradients.keys():
+        raise ValueError(f"gradients differ by {worst:.1e}")
+    return True
+
+
+def compiled_alike(config: Mapping[str, Any]) -> bool:
+    """Whether compiled layers compute the loss and the gradients of plain ones."""
+    import torch
+
+    from launcher.train.model.models import repeated_layers
+    from launcher.train.upstream.torch_seams import compile_or_run_plainly
+
+    model = build(config)
+    ids = torch.randint(5, 250, (2, 16), generator=torch.Generator().manual_seed(1))
+
+    def step() -> tuple[float, dict[str, Any]]:
+        model.zero_grad()
+        torch.manual_seed(2)
+        loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, use_cache=False).loss
+        loss.backward()
+        return float(loss), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    plain, gradients = step()
+    layers = repeated_layers(model)
+    if not layers:
+        raise ValueError("the model does not name its layers")
+    failed = compile_or_run_plainly()
+    for layer in layers:
+        layer.compile(dynamic=True)
+    compiled, others = step()
+    del failed
+    if not math.isclose(plain, compiled, rel_tol=1e-5):
+        raise ValueError(f"the loss is {compiled} instead of {plain}")
+    worst = max(float((others[n] - g).abs().max() / (g.abs().max() + 1e-9)) for n, g in gradients.items())
+    if not worst < 1e-3 or others.keys() != gradients.keys():
+        raise ValueError(f"gradients differ by {worst:.1e}")
+    return True
+
+
+def in_child(kind: str, *, compiled: bool) -> dict[str, Any]:
+    """`try_type` in a forked process with limits; a process that dies is a result too."""
+    read, write = os.pipe()
+    start = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+        signal.alarm(SECONDS)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os.write(write, json.dumps(try_type(kind, compiled=compiled)).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    died = {"type": kind, "configured": False, "reasons": {"configured": f"the process ended: {status}"}}
+    found = json.loads(answer) if answer else died
+    return {**found, "seconds": round(time.monotonic() - start, 1)}
+
+
+def is_whole(row: Mapping[str, Any]) -> bool:
+    """Planned, trained, saved and merged."""
+    return all(row.get(field, False) is not False for field in ("planned", "trained", "merged"))
+
+
+def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Types of all, and of those younger than `YOUNG`, that passed; and how many get each way to be fast."""
+    young = [row for kind, row in rows.items() if kind not in OLD]
+    return {
+        "types": len(rows),
+        "whole": sum(map(is_whole, rows.values())),
+        "young": len(young),
+        "young_whole": sum(map(is_whole, young)),
+        "closed_form": sum(row.get("planned") == "closed-form" for row in rows.values()),
+        **{name: sum(row.get(name) is True for row in rows.values())
+           for name in ("sdpa", "varlen", "chunked", "compiled")},
+    }  # fmt: skip
+
+
+def lines(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for kind, row in rows.items():
+        fields = ("planned", "trained", "merged", "sdpa", "varlen", "chunked", "compiled")
+        marks = (f"{name} {'-' if not row.get(name) else 'yes' if row[name] is not row.get('planned') else row[name]}"
+                 for name in fields if name in row)  # fmt: skip
+        yield f"{kind:24} {'  '.join(marks)}"
+        for name, reason in row.get("reasons", {}).items():
+            yield f"{'':24}   {name}: {reason}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("types", nargs="*")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    import launcher.train.worker  # what a child would import
+    import launcher.train.results.merge  # noqa: F401
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    known = json.loads(RECORD.read_text())["causal_lm"] if asked.types and RECORD.exists() else {}
+    rows = {}
+    for kind in asked.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        rows[kind] = in_child(kind, compiled=asked.compile)
+        print(*lines({kind: rows[kind]}), sep="\n", flush=True)
+    print(json.dumps(summary(rows)))
+    if asked.write:
+        versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+        record = {"versions": versions, "causal_lm": dict(sorted({**known, **rows}.items()))}
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
