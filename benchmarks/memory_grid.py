@@ -118,6 +118,20 @@ MODELS: dict[str, Model] = {
         "qwen3_moe", _GROUPED, num_hidden_layers=4, head_dim=32, moe_intermediate_size=192, num_experts=8,
         num_experts_per_tok=2,
     ),
+    "smollm3": _decoder("smollm3", _GROUPED, pad_token_id=0),
+    "arcee": _decoder("arcee", _GROUPED, intermediate_size=1024),
+    "ministral": _decoder("ministral", _GROUPED, head_dim=48),
+    "ministral3": _decoder("ministral3", _GROUPED, head_dim=48),
+    "granite": _decoder("granite", _GROUPED, tie_word_embeddings=True),
+    "olmo2": _decoder("olmo2", _SIZES),
+    "olmo3": _decoder("olmo3", _GROUPED),
+    "apertus": _decoder("apertus", _GROUPED, intermediate_size=1024),
+    "glm": _decoder("glm", _GROUPED, head_dim=48, pad_token_id=0),
+    "glm4": _decoder("glm4", _GROUPED, head_dim=48, pad_token_id=0),
+    "phi4-mini": _decoder(
+        "phi3", _GROUPED, "qkv_proj", "o_proj", partial_rotary_factor=0.75, tie_word_embeddings=True,
+        pad_token_id=0,
+    ),
     "t5": _encoder("t5", "seq2seq-lm", "q", "k", "v", "o", **_T5),
     "mt5": _encoder("mt5", "seq2seq-lm", "q", "k", "v", "o", **_T5),
     "bert": _encoder("bert", "sequence-classification", "query", "key", "value", **_SIZES),
@@ -227,6 +241,31 @@ _DECODERS = [
     Row("qwen3-moe-fp32", "qwen3-moe", 2),
     Row("qwen3-moe-bf16-ckpt", "qwen3-moe", precision="bf16", **_CKPT),
 ]
+_TRUE: dict[str, Any] = {"precision": "bf16-true"}
+_OF_2025 = [
+    Row("smollm3-fp32", "smollm3", 2),
+    Row("smollm3-lora-bf16true-ckpt", "smollm3", **_TRUE, **_LORA, **_CKPT),
+    Row("arcee-bf16", "arcee", precision="bf16"),
+    Row("arcee-lora-bf16true-ckpt", "arcee", 8, **_TRUE, **_LORA, **_CKPT),
+    Row("ministral-fp32-ckpt", "ministral", **_CKPT),
+    Row("ministral-lora-bf16", "ministral", precision="bf16", **_LORA),
+    Row("ministral3-fp32", "ministral3", 2),
+    Row("ministral3-lora-bf16true-ckpt", "ministral3", **_TRUE, **_LORA, **_CKPT),
+    Row("granite-bf16", "granite", precision="bf16"),
+    Row("granite-lora-bf16true-ckpt", "granite", **_TRUE, **_LORA, **_CKPT),
+    Row("olmo2-fp32", "olmo2", 2),
+    Row("olmo2-lora-bf16", "olmo2", precision="bf16", **_LORA),
+    Row("olmo3-bf16true-ckpt", "olmo3", 8, **_TRUE, **_CKPT),
+    Row("olmo3-lora-attention-fp32", "olmo3", **_ATTENTION),
+    Row("apertus-fp32", "apertus", 2),
+    Row("apertus-lora-bf16", "apertus", precision="bf16", **_LORA),
+    Row("glm-bf16", "glm", precision="bf16"),
+    Row("glm-lora-bf16true-ckpt", "glm", **_TRUE, **_LORA, **_CKPT),
+    Row("glm4-fp32", "glm4", 2),
+    Row("glm4-lora-bf16true-ckpt", "glm4", **_TRUE, **_LORA, **_CKPT),
+    Row("phi4-mini-bf16true-padded", "phi4-mini", **_TRUE, padded=True),
+    Row("phi4-mini-lora-bf16true-ckpt", "phi4-mini", **_TRUE, **_LORA, **_CKPT),
+]
 _ENCODERS = [
     Row("t5-fp32", "t5", 4, 128),
     Row("t5-bf16-ckpt", "t5", 4, 128, precision="bf16", **_CKPT),
@@ -255,7 +294,7 @@ _TWO_PROCESSES = [
     Row("llama-fsdp2-fp32", "llama", 2, engine="fsdp", processes=2),
     Row("llama-fsdp2-bf16-ckpt", "llama", 4, engine="fsdp", processes=2, precision="bf16", **_CKPT),
 ]
-ROWS: tuple[Row, ...] = (*_LLAMA, *_FAST, *_DECODERS, *_ENCODERS, *_TWO_PROCESSES)
+ROWS: tuple[Row, ...] = (*_LLAMA, *_FAST, *_DECODERS, *_OF_2025, *_ENCODERS, *_TWO_PROCESSES)
 
 
 def row(name: str) -> Row:

@@ -94,8 +94,16 @@ class Layout:
     """RMSNorm in Python (upcasts to float32), else the fused LayerNorm."""
     norms: int = 2
     """Norms of hidden width per layer."""
+    input_norms: bool = True
+    """Attention and feed-forward block read normed inputs."""
+    output_norms: bool = False
+    """Their outputs are normed before the residual sum."""
+    wide_norm_weight: bool = False
+    """RMSNorm multiplies by its weight in float32, before the result is narrowed."""
     qk_norm: bool = False
     """Norms on each head of queries and keys."""
+    qk_norm_joint: bool = False
+    """Norms on queries and on keys over all their heads at once."""
     dropout: float = 0.0
     """Residual dropout, after each attention and each feed-forward block."""
     attention_dropout: float = 0.0
@@ -128,10 +136,22 @@ class Layout:
     """Attention and feed-forward block both read the layer's input (parallel residual)."""
     rotary_share: float = 1.0
     """Share of each head that rotary embeddings rotate."""
+    rotary_joined: bool = False
+    """The rotated share is cut out of each head, and joined with the rest by a copy."""
+    qkv_sliced: bool = False
+    """Queries, keys and values are three slices of one product, not the parts of a split."""
+    scaled_queries: bool = False
+    """Queries are multiplied by a factor before attention."""
     score_cap: bool = False
     """Eager attention soft-caps its scores with tanh."""
     logit_cap: bool = False
     """The logits are soft-capped with tanh."""
+    scaled_logits: bool = False
+    """The logits are divided by a number."""
+    scaled_stream: bool = False
+    """The embeddings, and what attention and feed-forward block add to them, are multiplied by a number."""
+    narrow_rotation: bool = False
+    """Rotated queries and keys are cast back to the dtype that they had."""
     causal: bool = True
     """Causal attention; otherwise a batch without padding needs no mask."""
     image_values: int = 0
@@ -202,13 +222,14 @@ def _gated_mlp(s: Sizes, bias: bool = False) -> tuple[Linear, ...]:
 def _decoder(s: Sizes, linears: tuple[Linear, ...], extra: int = 0, **more: Any) -> Layout:
     """Layers with RMSNorms and a gated feed-forward block. extra: parameters of a layer besides norms."""
     norms = more.get("norms", 2) * s.hidden + (2 * s.head_dim if more.get("qk_norm") else 0)
+    norms += s.query_width + s.kv_width if more.get("qk_norm_joint") else 0
     return Layout(linears, norms + extra, s.hidden, s.hidden, **{"active_inner": s.inner, **more})
 
 
-def _llama(s: Sizes) -> Layout:
+def _llama(s: Sizes, **more: Any) -> Layout:
     bias = bool(s.config.get("attention_bias", False))
     mlp = _gated_mlp(s, bool(s.config.get("mlp_bias", False)))
-    return _decoder(s, _attention(s, qkv_bias=bias, out_bias=bias) + mlp)
+    return _decoder(s, _attention(s, qkv_bias=bias, out_bias=bias) + mlp, **more)
 
 
 def _qwen3(s: Sizes, **more: Any) -> Layout:
@@ -222,6 +243,8 @@ def _gemma(s: Sizes, norms: int = 2, qk_norm: bool = False) -> Layout:
     return _qwen3(
         s,
         norms=norms,
+        output_norms=norms == 4,
+        wide_norm_weight=True,
         qk_norm=qk_norm,
         activation="gelu_pytorch_tanh",
         score_cap=s.config.get("attn_logit_softcapping", default) is not None,
@@ -237,7 +260,22 @@ def _phi3(s: Sizes) -> Layout:
         ("mlp.gate_up_proj", s.hidden, 2 * s.inner, "norm2"),
         ("mlp.down_proj", s.inner, s.hidden, "act"),
     )  # fmt: skip
-    return _decoder(s, linears, dropout=float(s.config["resid_pdrop"]), fused_qkv=True)
+    return _decoder(
+        s,
+        linears,
+        dropout=float(s.config["resid_pdrop"]),
+        fused_qkv=True,
+        qkv_sliced=True,
+        rotary_joined=True,
+        rotary_share=_rotary_share(s, 1.0),
+    )
+
+
+def _rotary_share(s: Sizes, default: float) -> float:
+    """The share of each head that is rotated; older configurations have it outside `rope_parameters`."""
+    rope = s.config.get("rope_parameters") or s.config.get("rope_scaling")
+    given = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
+    return float(s.config.get("partial_rotary_factor", default) if given is None else given)
 
 
 def _mixtral(s: Sizes) -> Layout:
@@ -343,6 +381,7 @@ def _gpt_neox(s: Sizes) -> Layout:
         fused_qkv=True,
         embed_paths=("gpt_neox.embed_in",),
         parallel=bool(s.config.get("use_parallel_residual", True)),
+        rotary_joined=True,
         rotary_share=float(rope.get("partial_rotary_factor", s.config.get("rotary_pct", 0.25))),
     )
 
@@ -372,8 +411,43 @@ def _opt(s: Sizes) -> Layout:
         positions=s.positions + 2,
         dropout=float(c["dropout"]),
         post_norm=not c["do_layer_norm_before"],
+        scaled_queries=True,
         embed_paths=("model.decoder.embed_tokens", "model.decoder.embed_positions"),
     )
+
+
+def _ungated_mlp(s: Sizes, bias: bool) -> tuple[Linear, ...]:
+    rows = (("up_proj", s.hidden, s.inner, "norm2"), ("down_proj", s.inner, s.hidden, "act"))
+    return _linears("model.layers.{}.mlp.", s.layers, bias, *rows)
+
+
+def _arcee(s: Sizes) -> Layout:
+    bias = bool(s.config["attention_bias"])
+    linears = _attention(s, qkv_bias=bias, out_bias=bias) + _ungated_mlp(s, bool(s.config["mlp_bias"]))
+    return _decoder(s, linears, gated=False, activation=str(s.config["hidden_act"]))
+
+
+def _apertus(s: Sizes) -> Layout:
+    bias, activation = bool(s.config["attention_bias"]), str(s.config["hidden_act"])
+    linears = _attention(s, qkv_bias=bias, out_bias=bias) + _ungated_mlp(s, False)
+    # xIELU learns two numbers in each layer.
+    learnt = 2 if activation == "xielu" else 0
+    return _decoder(s, linears, learnt, gated=False, activation=activation, qk_norm=True)
+
+
+def _olmo2(s: Sizes) -> Layout:
+    norms = {"input_norms": False, "output_norms": True, "wide_norm_weight": True, "qk_norm_joint": True}
+    return _qwen3(s, narrow_rotation=True, **norms)
+
+
+def _glm(s: Sizes, **more: Any) -> Layout:
+    mlp = _linears(
+        "model.layers.{}.mlp.", s.layers, False,
+        ("gate_up_proj", s.hidden, 2 * s.inner, "norm2"),
+        ("down_proj", s.inner, s.hidden, "act"),
+    )  # fmt: skip
+    linears = _attention(s, qkv_bias=bool(s.config["attention_bias"])) + mlp
+    return _decoder(s, linears, rotary_joined=True, rotary_share=_rotary_share(s, 0.5), **more)
 
 
 FAMILIES: dict[str, Callable[[Sizes], Layout]] = {
@@ -392,6 +466,16 @@ FAMILIES: dict[str, Callable[[Sizes], Layout]] = {
     "opt": _opt,
     "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe,
+    "smollm3": _llama,
+    "arcee": _arcee,
+    "ministral": lambda s: _decoder(s, _attention(s) + _gated_mlp(s)),
+    "ministral3": lambda s: _decoder(s, _attention(s) + _gated_mlp(s), scaled_queries=True),
+    "granite": lambda s: _llama(s, scaled_stream=True, scaled_logits=True),
+    "olmo2": _olmo2,
+    "olmo3": _olmo2,
+    "apertus": _apertus,
+    "glm": _glm,
+    "glm4": lambda s: _glm(s, norms=4, output_norms=True),
 }
 
 

@@ -31,13 +31,15 @@ five times as long as in one piece."""
 LOGIT_BYTES = 4
 
 PLAIN_HEADS = frozenset(
-    {"gemma", "gemma3_text", "gpt2", "gpt_bigcode", "gpt_neox", "llama", "mistral", "opt", "phi3", "qwen2",
-     "qwen3", "starcoder2"}
+    {"apertus", "arcee", "gemma", "gemma3_text", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "llama",
+     "ministral", "ministral3", "mistral", "olmo2", "olmo3", "opt", "phi3", "qwen2", "qwen3", "smollm3",
+     "starcoder2"}
 )  # fmt: skip
 """Model types whose logits are `lm_head(hidden)` and whose loss depends on these logits alone.
 
 As read in transformers 5.23. Gemma-2 caps its logits, and Gemma-3 where its configuration has a
-final_logit_softcapping (the plan asks); Mixtral and Qwen3-MoE may add the loss of their routers.
+final_logit_softcapping (the plan asks); Granite divides its logits; Mixtral and Qwen3-MoE may add the loss of
+their routers.
 """
 
 

@@ -454,6 +454,8 @@ def _wrong_relations(config: Mapping[str, Any]) -> Iterator[str]:
     assert isinstance(heads, int), "checked above"
     if config.get("head_dim") is None and hidden % heads:
         yield f"hidden_size {hidden} is not divisible by {heads} attention heads"
+    if config.get("model_type") == "ministral" and config.get("head_dim") is None:
+        yield "head_dim is missing, which transformers' MinistralAttention needs"
     groups = config.get("num_key_value_heads") or heads
     if groups > heads:
         yield f"num_key_value_heads {groups} is more than num_attention_heads {heads}"

@@ -123,6 +123,9 @@ def _shared(stack: Stack) -> int:
     if layout.position_bias:
         # Biases and the numbers of their distances, the same for all samples and layers.
         shared += length**2 * (4 * block.heads + 8)
+    if layout.scaled_stream and stack.first.grad and not block.full:
+        # The frozen embedding's output is made to ask for a gradient, and is kept for it beside its multiple.
+        shared += block.tokens * block.hidden * d.residual
     if layout.dropout and stack.first.grad and block.model_type in EMBEDDING_DROPOUT:
         shared += block.tokens * block.hidden * (d.residual if d.on_cpu else 1)
     return shared

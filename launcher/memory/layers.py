@@ -92,6 +92,10 @@ class Block:
         return self.dtypes.autocast and not self.dtypes.on_cpu
 
 
+STORED = Storage(0)
+"""A weight that is kept without a copy: a checkpoint computes again when its derivative is wanted."""
+
+
 def cast(tape: Tape, x: Value, width: int) -> Value:
     """A copy in another dtype; the tensor itself where it has that dtype."""
     if x.width == width:
@@ -123,7 +127,7 @@ def product(tape: Tape, block: Block, x: Value, linear: Linear) -> Value:
 def matrix(tape: Tape, block: Block, x: Value, out: int, weights: int, *, params: int) -> Value:
     """A product with a stored matrix of `weights` entries; `params` of it are trained."""
     d = block.dtypes
-    width, saves = d.weight, []
+    width, saves = d.weight, [STORED]
     if d.autocast:
         x, width = cast(tape, x, d.compute), d.compute
         if x.node is not None and d.weight != d.compute:
@@ -202,9 +206,9 @@ def norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
         # Liger's kernel keeps its input and one float32 per row; but for Gemma 2 and 3 it writes gradients
         # over their source.
         saves = [x.storage, Storage(4 * (x.elements // width))]
-        return tape.step([x], x.elements, x.width, saves=saves, passes=block.layout.norms < 4)
-    if block.model_type in ("gemma", "gemma2", "gemma3_text"):
-        return _gemma_norm(tape, block, x, width)
+        return tape.step([x], x.elements, x.width, saves=saves, passes=not block.layout.output_norms)
+    if block.layout.wide_norm_weight:
+        return _wide_norm(tape, block, x, width)
     return _rms_norm(tape, block, x, width)
 
 
@@ -236,7 +240,7 @@ def _normalised(tape: Tape, squared: Value, x: Value, width: int) -> Value:
 def _weighted(tape: Tape, block: Block, x: Value, width: int) -> Value:
     """`weight * x`; the weight's gradient is as wide as `x` before it is summed."""
     params = width if block.full else 0
-    saves = [x.storage] if params else []
+    saves = [x.storage] if params else [STORED]
     temporary = x.size if params else 0
     return tape.step(
         [x], x.elements, x.width, saves=saves, temporary=temporary, params=params, fresh=x.width * params
@@ -250,13 +254,9 @@ def _rms_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
     return _weighted(tape, block, cast(tape, _normalised(tape, wide, read, width), x.width), width)
 
 
-def _gemma_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
+def _wide_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
     wide = cast(tape, x, 4)
     return cast(tape, _weighted(tape, block, _normalised(tape, wide, wide, width), width), x.width)
-
-
-SLICED = ("gpt_neox", "phi3")
-"""Families that rotate a part of each head and put it together with the rest."""
 
 
 def attention(tape: Tape, block: Block, x: Value, *, read: Value | None = None, out: str = "attn") -> Value:
@@ -265,13 +265,18 @@ def attention(tape: Tape, block: Block, x: Value, *, read: Value | None = None, 
     layout = block.layout
     if layout.qk_norm:
         queries, keys = norm(tape, block, queries, block.head_dim), norm(tape, block, keys, block.head_dim)
+    elif layout.qk_norm_joint:
+        widths = block.heads * block.head_dim, block.kv_heads * block.head_dim
+        queries, keys = norm(tape, block, queries, widths[0]), norm(tape, block, keys, widths[1])
     if not layout.positions and not layout.position_bias and read is None:
         queries, keys = rotate(tape, block, queries), rotate(tape, block, keys)
-    if block.model_type == "opt":  # scales its queries before the kernel does not
+    if layout.scaled_queries:
         queries = tape.step([queries], queries.elements, queries.width)
     mixed = _mix(tape, block, queries, keys, values)
     last = next(linear for linear in layout.linears if linear.reads == out)
-    return product(tape, block, mixed, last)
+    made = product(tape, block, mixed, last)
+    tape.reads(x)
+    return made
 
 
 def _project(tape: Tape, block: Block, x: Value, read: Value | None, out: str) -> tuple[Value, Value, Value]:
@@ -291,7 +296,7 @@ def _split(tape: Tape, block: Block, fused: Value) -> tuple[Value, Value, Value]
     """Views of one product; the families that slice it write each gradient into zeros of the whole."""
     share = block.head_dim * block.tokens
     sizes = (block.heads * share, block.kv_heads * share, block.kv_heads * share)
-    if block.model_type == "phi3":
+    if block.layout.qkv_sliced:
         q, k, v = (tape.step([fused], n, fused.width, view=fused.storage) for n in sizes)
         return q, k, v
     whole = tape.step([fused], fused.elements, fused.width, view=fused.storage)
@@ -307,7 +312,7 @@ def rotate(tape: Tape, block: Block, x: Value) -> Value:
     if block.liger:  # in place, forwards and backwards
         return tape.step([x], x.elements, x.width, view=x.storage, passes=True)
     whole = x
-    if block.model_type in SLICED:
+    if block.layout.rotary_joined:
         turned = int(x.elements * block.layout.rotary_share)
         x = tape.step([whole], turned, whole.width, view=whole.storage)
         rest = tape.step([whole], whole.elements - turned, whole.width, view=whole.storage)
@@ -318,6 +323,8 @@ def rotate(tape: Tape, block: Block, x: Value) -> Value:
     high = tape.step([high], n // 2, x.width)
     half = tape.step([low, high], n, x.width, passes=True)
     rotated = add(tape, straight, tape.step([half], n, width))
+    if block.layout.narrow_rotation:
+        rotated = cast(tape, rotated, x.width)
     if rest is None:
         return rotated
     return tape.step([rotated, rest], whole.elements, width, passes=True)
@@ -358,7 +365,7 @@ def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
         mixed = tape.step([mixed], mixed.elements, mixed.width, passes=True)
     # Queries that were joined from parts are stored head by head, and so is the kernel's result; without
     # padding in between, rows are put back to their places.
-    moved = block.model_type in SLICED or (block.padded and block.attention == "flash_attention_2")
+    moved = layout.rotary_joined or (block.padded and block.attention == "flash_attention_2")
     return _side_by_side(tape, block, mixed) if moved else mixed
 
 
@@ -435,7 +442,9 @@ def feed_forward(tape: Tape, block: Block, x: Value) -> Value:
     else:
         inner = activate(tape, block, product(tape, block, x, first[0]))
     inner = dropout(tape, inner, layout.inner_dropout > 0, block.dtypes.on_cpu)
-    return product(tape, block, inner, last)
+    made = product(tape, block, inner, last)
+    tape.reads(x)
+    return made
 
 
 def _times(tape: Tape, first: Value, second: Value) -> Value:
@@ -463,8 +472,11 @@ def activate(tape: Tape, block: Block, x: Value) -> Value:
     """The activation; most are one operation that keeps its input, a ReLU keeps its output."""
     n, w = x.elements, x.width
     name = block.layout.activation
-    if name == "relu":
-        return tape.step([x], n, w, save_out=True)
+    if name in ("relu", "relu2"):
+        positive = tape.step([x], n, w, save_out=True)
+        return _square(tape, block, positive) if name == "relu2" else positive
+    if name == "xielu":
+        return _xielu(tape, block, x)
     if name != "gelu_new":
         return tape.step([x], n, w, saves=[x.storage])
     # 0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3))), operation by operation.
@@ -475,6 +487,34 @@ def activate(tape: Tape, block: Block, x: Value) -> Value:
     total = add(tape, x, tape.step([cube], n, w))
     tanh = tape.step([tape.step([total], n, w)], n, w, save_out=True)
     return _times(tape, half, tape.step([tanh], n, w, passes=True))
+
+
+def _square(tape: Tape, block: Block, x: Value) -> Value:
+    wide = cast(tape, x, 4) if block.float_operations else x
+    return tape.step([wide], x.elements, wide.width, saves=[wide.storage], temporary=2 * wide.size)
+
+
+def _xielu(tape: Tape, block: Block, x: Value) -> Value:
+    """transformers' Python version: `where(x > 0, a * x * x + b * x, (expm1(min(x, e)) - x) * c + b * x)`.
+
+    `a` and `c` are learnt, in the dtype of the weights; with the model frozen they are constants.
+    """
+    n, learnt, positive = x.elements, block.full, Value(x.elements, 1, Storage(x.elements), None)
+    tape.reads(positive)
+    kept = [x.storage] if learnt else []
+    width = max(x.width, block.dtypes.weight)
+    scaled = tape.step([x], n, width, saves=kept, temporary=n * width if learnt else 0)
+    square = _times(tape, scaled, x)
+    above = add(tape, square, tape.step([x], n, x.width))
+    least = tape.step([x], n, x.width, saves=[x.storage])
+    base = cast(tape, least, 4) if block.float_operations else least
+    power = tape.step([base], n, base.width, save_out=True)
+    gap = tape.step([power, x], n, power.width)
+    kept = [gap.storage] if learnt else []
+    width = max(gap.width, block.dtypes.weight)
+    curve = tape.step([gap], n, width, saves=kept, temporary=n * width if learnt else 0)
+    below = add(tape, curve, tape.step([x], n, x.width))
+    return tape.step([above, below], n, max(above.width, below.width), saves=[positive.storage])
 
 
 def _experts(tape: Tape, block: Block, x: Value) -> Value:
@@ -552,18 +592,20 @@ class LayerCost:
 
 def _add_residual(tape: Tape, block: Block, x: Value, made: Value) -> Value:
     made = dropout(tape, made, block.layout.dropout > 0, block.dtypes.on_cpu)
+    if block.layout.scaled_stream:
+        made = tape.step([made], made.elements, made.width)
     return add(tape, made, x)
 
 
 def _pre_norm(tape: Tape, block: Block, x: Value, encoder: Value | None) -> Value:
-    """Llama and most others; Gemma 2 and 3 norm the outputs as well, T5's decoder attends twice."""
-    h, outer = block.hidden, block.layout.norms == 4
-    made = attention(tape, block, norm(tape, block, x, h))
+    """Llama and most others; some norm the outputs as well or instead, T5's decoder attends twice."""
+    h, inner, outer = block.hidden, block.layout.input_norms, block.layout.output_norms
+    made = attention(tape, block, norm(tape, block, x, h) if inner else x)
     x = _add_residual(tape, block, x, norm(tape, block, made, h) if outer else made)
     if encoder is not None:
         made = attention(tape, block, norm(tape, block, x, h), read=encoder, out="attn_cross")
         x = _add_residual(tape, block, x, made)
-    made = feed_forward(tape, block, norm(tape, block, x, h))
+    made = feed_forward(tape, block, norm(tape, block, x, h) if inner else x)
     return _add_residual(tape, block, x, norm(tape, block, made, h) if outer else made)
 
 
@@ -606,5 +648,5 @@ def layer_cost(block: Block, gradient_width: float, *, accumulated: bool, checkp
     saved, weights = tape.saved()
     held = sum({id(kept): kept.size for kept in tape.held}.values())
     params = sum(node.params for node in tape.nodes)
-    peak = tape.backward(out, gradient_width, accumulated=accumulated)
+    peak = tape.backward(out, gradient_width, accumulated=accumulated, recompute=checkpointed)
     return LayerCost(saved, weights, held, params, peak)

@@ -131,6 +131,8 @@ def _logits(tape: Tape, x: Value, block: Block, head: Head) -> Value:
     if head.gathered:
         rows = logits.elements // head.out_features
         logits = tape.step([logits], rows * head.gathered, logits.width)
+    if block.layout.scaled_logits:
+        logits = tape.step([logits], logits.elements, logits.width)
     if block.layout.logit_cap:
         logits = tape.step([logits], logits.elements, logits.width)
         logits = tape.step([logits], logits.elements, logits.width, save_out=True)

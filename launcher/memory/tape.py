@@ -77,6 +77,8 @@ class Tape:
     nodes: list[Node] = field(default_factory=list)
     held: list[Storage] = field(default_factory=list)
     """Kept until the complete graph is freed: attributes of an autograd function's context."""
+    forward: list[tuple[tuple[Storage, ...], bool]] = field(default_factory=list)
+    """Of each operation: the storages that it reads, makes or keeps, and whether it keeps any."""
 
     def source(self, elements: int, width: int, *, grad: bool = True, counted: bool = True) -> Value:
         """The block's input; not `counted` where something outside keeps it."""
@@ -106,6 +108,7 @@ class Tape:
         storage = view if view is not None else Storage(elements * width)
         asking = [(value, value.node) for value in inputs if value.node is not None]
         if not asking and not params:
+            self.forward.append(((*(value.storage for value in inputs), storage), False))
             return Value(elements, width, storage, None)
         node = Node()
         for value, source in asking:
@@ -119,7 +122,13 @@ class Tape:
         for kept in node.saved:
             kept.holders += 1
         self.nodes.append(node)
+        touched = (*(value.storage for value in inputs), storage, *node.saved)
+        self.forward.append((touched, bool(node.saved)))
         return Value(elements, width, storage, node)
+
+    def reads(self, value: Value) -> None:
+        """`value` is alive up to here: the function that runs has it as an argument."""
+        self.forward.append(((value.storage,), False))
 
     def hold(self, storage: Storage) -> None:
         """Keep `storage` until the complete graph is freed."""
@@ -133,16 +142,42 @@ class Tape:
         activations = sum(kept.size for kept in sizes.values() if not kept.weight)
         return activations, sum(kept.size for kept in sizes.values() if kept.weight)
 
-    def backward(self, output: Value, gradient_width: float, *, accumulated: bool) -> Peak:
+    def recomputed(self) -> Peak:
+        """The worst moment of the forward pass up to the last operation that keeps something.
+
+        There a checkpoint stops computing again. What is not kept lives until its last use.
+        """
+        end = max((i for i, (_, keeps) in enumerate(self.forward) if keeps), default=-1) + 1
+        kept = {id(one) for node in self.nodes for one in node.saved}
+        spans: dict[int, tuple[Storage, int, int]] = {}
+        for i, (touched, _) in enumerate(self.forward):
+            for one in touched:
+                first = spans[id(one)][1] if id(one) in spans else i
+                spans[id(one)] = (one, first, end if id(one) in kept else i)
+        worst = Peak()
+        for i in range(end):
+            live = [one for one, first, last in spans.values() if first <= i <= last]
+            weights = sum(one.size for one in live if one.weight)
+            saved = sum(one.size for one in live if not one.weight and id(one) in kept)
+            total = sum(one.size for one in live)
+            if total > worst.total:
+                worst = Peak(total, saved, weights)
+        return worst
+
+    def backward(
+        self, output: Value, gradient_width: float, *, accumulated: bool, recompute: bool = False
+    ) -> Peak:
         """The worst moment of running all nodes in reverse; storages of the tape are used up.
 
         `gradient_width`: bytes that each trained parameter's gradient keeps. `accumulated`: all of them
         exist already, so a fresh one lives only until it is added. An output without a node, as of a frozen
-        layer below all that is trained, has no backward pass.
+        layer below all that is trained, has no backward pass. `recompute`: a checkpoint runs the forward pass
+        again when the first node asks for what it kept.
         """
         if output.node is None:
             return Peak()
-        return _Replay(self, gradient_width, accumulated).run(output.node, output.size)
+        again = self.recomputed() if recompute else None
+        return _Replay(self, gradient_width, accumulated).run(output.node, output.size, again)
 
 
 class _Replay:
@@ -155,11 +190,16 @@ class _Replay:
         self.flow = 0
         self.peak = Peak()
 
-    def run(self, output: Node, size: int) -> Peak:
+    def run(self, output: Node, size: int, again: Peak | None) -> Peak:
         output.pending.append([size, 1])
         self.flow = size
         self._note(0)
         for node in reversed(self.tape.nodes):
+            if again is not None and node.pending and node.saved:
+                total = again.total + self.flow + self.gradients
+                if total > self.peak.total:
+                    self.peak = Peak(total, again.saved, again.weights, self.gradients)
+                again = None
             if node.pending:
                 self._step(node)
             for kept in node.saved:

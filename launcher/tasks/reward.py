@@ -13,6 +13,7 @@ class Reward(PairTask):
     unread_columns = {"margin": "the margin between the two answers"}
     overlong = {"split": _LEFT_OUT, "truncate": _LEFT_OUT}
     model_class = "AutoModelForSequenceClassification"
+    without_class = frozenset({"apertus", "granite"})
     num_labels = 1
     peft_task = "SEQ_CLS"
     untraceable = "the loss compares the rewards of two rows, which a trace of the model alone does not see"

@@ -29,6 +29,7 @@ class SequenceClassification(Task):
     classifies = True
     architectures = ("decoder", "encoder")
     model_class = "AutoModelForSequenceClassification"
+    without_class = frozenset({"apertus", "granite"})
     peft_task = "SEQ_CLS"
     metrics = CLASS_METRICS
     metric_packages = CLASS_PACKAGES

@@ -24,7 +24,7 @@ class TokenClassification(Task):
     architectures = ("encoder", "decoder")
     model_class = "AutoModelForTokenClassification"
     head = "token-classifier"
-    without_class = frozenset({"gemma3_text", "opt"})
+    without_class = frozenset({"gemma3_text", "granite", "olmo2", "olmo3", "opt"})
     peft_task = "TOKEN_CLS"
     metrics = ("accuracy", "f1", "precision", "recall")
     metric_packages = dict.fromkeys(metrics[1:], _SEQEVAL)

@@ -39,7 +39,7 @@ def answer(per_sample=1.0):
     }
 
 
-GRANITE = {
+STABLELM = {
     "sizes": {
         "hidden": 64, "inner": 128, "layers": 8, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 1000,
         "positions": 4096,
@@ -68,7 +68,7 @@ GRANITE = {
 @pytest.fixture
 def child(monkeypatch):
     """Answers of the tracing process, by what it is asked; what it was asked is kept."""
-    asked, answers = [], {"trace": answer(), "model": GRANITE}
+    asked, answers = [], {"trace": answer(), "model": STABLELM}
 
     def ask(request, _python):
         asked.append(json.loads(json.dumps(request)))
@@ -227,16 +227,16 @@ def test_missing_packages_end_with_four(child, capsys, tmp_path, monkeypatch):
 
 
 UNKNOWN = factories.BASE.replace(
-    "{name_or_path: huggyllama/llama-7b}", "{config: {model_type: granite}, tokenizer: some/tokenizer}"
+    "{name_or_path: huggyllama/llama-7b}", "{config: {model_type: stablelm}, tokenizer: some/tokenizer}"
 )
 
 
 def test_an_unknown_family_is_read_from_its_class_and_traced(child, capsys, tmp_path):
     code, data, err = plan(capsys, tmp_path, UNKNOWN, "--json")
     assert code == 0, err
-    assert data["model"]["params"] == GRANITE["params"]
+    assert data["model"]["params"] == STABLELM["params"]
     assert data["memory"]["method"] == "trace"
-    assert any("granite is not known here" in warning for warning in data["warnings"])
+    assert any("stablelm is not known here" in warning for warning in data["warnings"])
     assert [request["ask"] for request in child.asked][:2] == ["model", "trace"]
 
 
@@ -251,8 +251,8 @@ def test_validate_and_estimate_start_no_child_for_an_unknown_family(child, capsy
     path = tmp_path / "r.yaml"
     path.write_text(UNKNOWN + "hardware: {num_nodes: 1, devices_per_node: 1, device: A100-80GB}\n")
     assert main(["validate", str(path)]) == 0
-    assert "model_type 'granite', which is not known in closed form" in capsys.readouterr().out
-    (tmp_path / "config.json").write_text('{"model_type": "granite"}')
+    assert "model_type 'stablelm', which is not known in closed form" in capsys.readouterr().out
+    (tmp_path / "config.json").write_text('{"model_type": "stablelm"}')
     for target in (path, tmp_path):
         assert main(["estimate", str(target), "--on", "1xA100-80GB"]) == 2
         assert "plan RECIPE --trace" in capsys.readouterr().err
@@ -260,10 +260,10 @@ def test_validate_and_estimate_start_no_child_for_an_unknown_family(child, capsy
 
 
 def test_a_type_that_transformers_does_not_know_is_refused(child, capsys, tmp_path):
-    child.answers["model"] = Untraceable("Unrecognized model identifier: granite")
+    child.answers["model"] = Untraceable("Unrecognized model identifier: stablelm")
     code, _, err = plan(capsys, tmp_path, UNKNOWN)
     assert code == 2
-    assert "unsupported model_type 'granite'" in err
+    assert "unsupported model_type 'stablelm'" in err
     assert "Unrecognized model identifier" in err
 
 

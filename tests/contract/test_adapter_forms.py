@@ -31,8 +31,7 @@ SIZES = {
     "num_key_value_heads": 2, "vocab_size": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 OTHERS = (
-    "granite", "granitemoe", "cohere", "cohere2", "olmo", "olmo2", "olmo3", "glm", "glm4", "falcon", "bloom",
-    "phi", "stablelm", "mpt", "gptj",
+    "granitemoe", "cohere", "cohere2", "olmo", "falcon", "bloom", "phi", "stablelm", "mpt", "gptj",
 )  # fmt: skip
 KNOWN = tuple(family for family, tasks in FAMILY_TASKS.items() if "causal-lm" in tasks)
 NAMES = {

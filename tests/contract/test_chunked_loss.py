@@ -36,6 +36,7 @@ OTHER_NAMES = {
     "gemma": {"head_dim": 8},
     "gemma2": {"head_dim": 8},
     "gemma3_text": {"head_dim": 8},
+    **{name: {"head_dim": 8} for name in ("ministral", "ministral3", "glm", "glm4")},
     "mixtral": {"num_local_experts": 4, "output_router_logits": True},
     "qwen3_moe": {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8,

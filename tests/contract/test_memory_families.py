@@ -60,6 +60,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_moe", **GROUPED, "head_dim": 32, "moe_intermediate_size": 96,
         "num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2,
     },
+    "smollm3": {"model_type": "smollm3", **GROUPED, "pad_token_id": 0},
+    "arcee": {"model_type": "arcee", **GROUPED},
+    "ministral": {"model_type": "ministral", **GROUPED, "head_dim": 48},
+    "ministral3": {"model_type": "ministral3", **GROUPED, "head_dim": 48},
+    "granite": {"model_type": "granite", **GROUPED},
+    "olmo2": {"model_type": "olmo2", **GROUPED},
+    "olmo3": {"model_type": "olmo3", **GROUPED},
+    "apertus": {"model_type": "apertus", **GROUPED},
+    "glm": {"model_type": "glm", **GROUPED, "head_dim": 48, "pad_token_id": 0},
+    "glm4": {"model_type": "glm4", **GROUPED, "head_dim": 48, "pad_token_id": 0},
+    "phi4-mini": {
+        "model_type": "phi3", **GROUPED, "pad_token_id": 0, "partial_rotary_factor": 0.75,
+        "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 ROWS, LENGTH = 4, 128
 CPU = parse_hardware("cpu")

@@ -48,6 +48,12 @@ GPT2 = {
     "n_positions": 32, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
 }  # fmt: skip
 MOE = {"num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
+SCALED = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 4,
+    "max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.5,
+}  # fmt: skip
+"""Queries are scaled by their position, from the fifth on."""
 NEOX = {key: value for key, value in LLAMA.items() if key not in ("head_dim", "num_key_value_heads")}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
@@ -70,6 +76,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "mixtral": {**LLAMA, **MOE, "sliding_window": WINDOW},
     "qwen3_moe": {**LLAMA, **MOE},
+    "smollm3": {
+        **LLAMA, "use_sliding_window": True, "sliding_window": WINDOW, "no_rope_layers": [1, 0],
+        "pad_token_id": 0,
+    },
+    "arcee": LLAMA,
+    "ministral": {**LLAMA, "sliding_window": WINDOW, "layer_types": BOTH},
+    "ministral3": {**LLAMA, "sliding_window": WINDOW, "rope_parameters": SCALED},
+    "granite": {
+        **LLAMA, "attention_multiplier": 0.25, "embedding_multiplier": 2.0, "logits_scaling": 0.5,
+        "residual_multiplier": 0.5,
+    },
+    "olmo2": LLAMA,
+    "olmo3": {**LLAMA, "sliding_window": WINDOW, "layer_types": BOTH},
+    "apertus": LLAMA,
+    "glm": {**LLAMA, "pad_token_id": 0},
+    "glm4": {**LLAMA, "pad_token_id": 0},
 }  # fmt: skip
 EAGER_ONLY = ("gemma2",)
 LENGTHS = (17, 9, 12, 1, 7, 13)

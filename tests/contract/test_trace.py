@@ -259,7 +259,7 @@ def test_the_child_answers_in_json_and_says_what_went_wrong():
                   sys.executable)  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", ["granite", "olmo2", "cohere", "falcon", "bloom", "phi", "stablelm"])
+@pytest.mark.parametrize("model_type", ["granitemoe", "olmo", "cohere", "falcon", "bloom", "phi", "stablelm"])
 def test_unknown_families_are_counted_to_the_last_parameter(model_type):
     from transformers import AutoConfig, AutoModelForCausalLM
 

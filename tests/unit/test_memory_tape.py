@@ -53,6 +53,47 @@ def test_a_product_keeps_its_input_and_makes_two_gradients() -> None:
     assert (peak.total, peak.saved, peak.gradients) == (400 + 200 + 400 + 80, 400, 0)
 
 
+def recomputed_tape() -> tuple[Tape, object]:
+    """400 bytes in; 80 that are kept; two wide ones that are not; a sum that no derivative reads."""
+    tape = Tape()
+    x = tape.source(100, 4, counted=False)
+    small = tape.step([x], 20, 4, saves=[x.storage])
+    wide = tape.step([small], 200, 4, saves=[small.storage])
+    wider = tape.step([wide], 300, 4)
+    kept = tape.step([wider], 10, 4, saves=[Storage(7)])
+    return tape, tape.step([kept], 100, 4)
+
+
+def test_a_checkpoint_computes_again_what_is_not_kept_up_to_the_last_that_is() -> None:
+    tape, _ = recomputed_tape()
+    peak = tape.recomputed()
+    # The input of the second product, and both wide values; the last operation keeps nothing and is not run.
+    assert (peak.total, peak.saved) == (80 + 800 + 1200, 80)
+
+
+def test_what_a_checkpoint_computes_again_adds_to_the_gradients_that_wait() -> None:
+    tape, out = recomputed_tape()
+    without = tape.backward(out, 0.0, accumulated=True)
+    tape, out = recomputed_tape()
+    peak = tape.backward(out, 0.0, accumulated=True, recompute=True)
+    # 400 bytes arrive, of which 40 are made; these wait when the first derivative asks for what was kept.
+    assert (peak.total, peak.saved) == (40 + 80 + 800 + 1200, 80)
+    assert without.total < peak.total
+
+
+def test_an_argument_is_alive_until_its_function_returns() -> None:
+    tape = Tape()
+    x = tape.source(10, 4, counted=False)
+    read = tape.step([x], 100, 4)
+    small = tape.step([read], 1, 4)
+    large = tape.step([small], 500, 4)
+    without = tape.recomputed().total
+    tape.step([large], 1, 4, saves=[Storage(3)])
+    assert (without, tape.recomputed().total) == (0, 2000 + 4 + 3)
+    tape.reads(read)
+    assert tape.recomputed().total == 400 + 2000 + 4 + 3
+
+
 def test_nothing_is_kept_where_nothing_asks_for_a_gradient() -> None:
     tape = Tape()
     x = tape.source(100, 4, grad=False)

@@ -45,7 +45,7 @@ def test_a_chunk_of_logits_is_a_multiple_of_256_rows_within_its_bytes(vocab):
 
 def test_plain_heads_are_families_that_are_known():
     assert FAMILIES.keys() >= PLAIN_HEADS
-    assert not PLAIN_HEADS & {"gemma2", "mixtral", "qwen3_moe"}
+    assert not PLAIN_HEADS & {"gemma2", "granite", "mixtral", "qwen3_moe"}
 
 
 def of(made, *names):

@@ -34,6 +34,8 @@ def names() -> dict[str, dict[str, str]]:
 
 def _of_family(family: str) -> dict[str, str]:
     config = transformers.AutoConfig.for_model(family)
+    if getattr(config, "head_dim", 0) is None:  # MinistralAttention needs it
+        config.head_dim = config.hidden_size // config.num_attention_heads
     with torch.device("meta"):
         model = auto_class(FAMILY_TASKS[family][0]).from_config(config)
     found: dict[str, str] = {}

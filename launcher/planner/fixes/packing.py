@@ -9,19 +9,29 @@ from launcher.planner.fixes.fix import Fix, Situation
 
 VERIFIED_FAMILIES = frozenset(
     {
+        "apertus",
+        "arcee",
         "gemma",
         "gemma2",
         "gemma3_text",
+        "glm",
+        "glm4",
         "gpt2",
         "gpt_bigcode",
         "gpt_neox",
+        "granite",
         "llama",
+        "ministral",
+        "ministral3",
         "mistral",
         "mixtral",
+        "olmo2",
+        "olmo3",
         "phi3",
         "qwen2",
         "qwen3",
         "qwen3_moe",
+        "smollm3",
         "starcoder2",
     }
 )
