@@ -1,8 +1,8 @@
-"""Which model types of transformers can be planned, trained, saved, reloaded and merged, and how fast they may run.
+"""Which model types of transformers can be planned, trained, saved, reloaded, merged, and run fast.
 
     python benchmarks/coverage.py                 every causal language model; prints a table and the shares
     python benchmarks/coverage.py lfm2 mamba      these types alone
-    python benchmarks/coverage.py --compile       also compiles the layers (minutes more; needs a C++ compiler)
+    python benchmarks/coverage.py --compile       also compiles the layers (longer; needs a C++ compiler)
     python benchmarks/coverage.py --write         writes records/coverage_cpu.json, which `make tables` and
                                                   docs/make.py read
 
@@ -153,10 +153,10 @@ def plan(run: Path, config: dict[str, Any], plans: list[Any]) -> str:
     from launcher.render.bundle import render
     from launcher.train.trace.run import ANSWERS
 
-    def ask(request: Mapping[str, Any], _: str) -> Any:
+    def ask(request: Mapping[str, Any], python: str) -> dict[str, Any]:
         """In this process, which has imported what a child would."""
         try:
-            return json.loads(json.dumps(ANSWERS[request["ask"]](request)))
+            return dict(json.loads(json.dumps(ANSWERS[request["ask"]](request))))
         except Exception as error:
             raise memory_trace.Untraceable(first_line(error)) from error
 
@@ -329,11 +329,10 @@ def compiled_alike(config: Mapping[str, Any]) -> bool:
     layers = repeated_layers(model)
     if not layers:
         raise ValueError("the model does not name its layers")
-    failed = compile_or_run_plainly()
+    compile_or_run_plainly()
     for layer in layers:
         layer.compile(dynamic=True)
     compiled, others = step()
-    del failed
     if not math.isclose(plain, compiled, rel_tol=1e-5):
         raise ValueError(f"the loss is {compiled} instead of {plain}")
     worst = max(float((others[n] - g).abs().max() / (g.abs().max() + 1e-9)) for n, g in gradients.items())
@@ -383,11 +382,14 @@ def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     }  # fmt: skip
 
 
+def _mark(value: Any) -> str:
+    return value if isinstance(value, str) else "yes" if value else "-"
+
+
 def lines(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for kind, row in rows.items():
         fields = ("planned", "trained", "merged", "sdpa", "varlen", "chunked", "compiled")
-        marks = (f"{name} {'-' if not row.get(name) else 'yes' if row[name] is not row.get('planned') else row[name]}"
-                 for name in fields if name in row)  # fmt: skip
+        marks = [f"{name} {_mark(row[name])}" for name in fields if name in row]
         yield f"{kind:24} {'  '.join(marks)}"
         for name, reason in row.get("reasons", {}).items():
             yield f"{'':24}   {name}: {reason}"
@@ -405,8 +407,8 @@ def main() -> int:
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    import launcher.train.worker  # what a child would import
-    import launcher.train.results.merge  # noqa: F401
+    import launcher.train.results.merge
+    import launcher.train.worker  # noqa: F401  what a child would import
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
