@@ -307,6 +307,19 @@ def labels_of(config: Mapping[str, Any], task: str) -> int:
     return len(config.get("id2label") or ()) or 2
 
 
+def class_defaults(model_type: str) -> dict[str, Any]:
+    """Sizes of a known family's class, by the names of its configuration."""
+    return {key: value for key, value in _defaults()[model_type].items() if value is not None}
+
+
+def has_sizes(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration names its own width and depth."""
+    return all(
+        any(config.get(name) is not None for name in _SPELLINGS[size])
+        for size in ("hidden_size", "num_hidden_layers")
+    )
+
+
 @functools.cache
 def _defaults() -> dict[str, dict[str, Any]]:
     return dict(json.loads(facts_file("config_defaults.json").read_text("utf-8"))["defaults"])

@@ -10,7 +10,14 @@ from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.lora import Adapted, adapted_by, adapter_key, count_adapter, lora_width
-from launcher.facts.model import FAMILY_TASKS, ModelSpec, labels_of, read_model_spec
+from launcher.facts.model import (
+    FAMILY_TASKS,
+    ModelSpec,
+    class_defaults,
+    has_sizes,
+    labels_of,
+    read_model_spec,
+)
 from launcher.facts.software import require_modules
 from launcher.facts.text_part import text_part
 from launcher.tasks import task_named
@@ -66,6 +73,27 @@ def _spec_of(
     )
     note += "its activations are traced"
     return spec, note + _left_out(answer.get("adapter") or {})
+
+
+def whole_config(name: str, config: Mapping[str, Any], task: str, *, ask: bool) -> Mapping[str, Any]:
+    """The configuration that `--tiny` makes small: of the text model, with the class defaults it relies on.
+
+    Published `text_config`s leave out sizes that are those of their class. ask: as for `find_spec`.
+    """
+    part = text_part(name, config, task).config
+    kind = str(part.get("model_type"))
+    if has_sizes(part) or not (kind in FAMILY_TASKS or ask):
+        return part
+    if kind in FAMILY_TASKS:
+        return {**class_defaults(kind), **part}
+    from launcher.facts.memory_trace import Untraceable, ask_child
+
+    try:
+        require_modules(["torch", "transformers"])
+        answer = ask_child({**_request(part, task, None), "ask": "config"}, sys.executable)
+    except (MachineError, Untraceable):
+        return part  # find_spec says why it cannot be built
+    return {**dict(answer["config"]), **part}
 
 
 def can_trace() -> bool:

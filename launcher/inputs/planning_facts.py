@@ -19,7 +19,7 @@ from launcher.facts.safe_files import LARGEST_TEXT, is_file, read_bytes, read_te
 from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.software import installed_versions
 from launcher.inputs.first_rows import hook_names, judged_data
-from launcher.inputs.model_spec import can_trace, find_spec
+from launcher.inputs.model_spec import can_trace, find_spec, whole_config
 from launcher.plan.inputs import Facts
 from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import LoadedRecipe
@@ -246,6 +246,7 @@ def gather(
     name, config, origin = model_config(loaded.recipe, allow_network=allow_network)
     warnings: list[str] = []
     if tiny:
+        config = dict(whole_config(name, config, loaded.recipe.task, ask=allow_torch))
         loaded, hardware = _rehearsal(loaded, on, config)
         assert isinstance(loaded.recipe.model.config, dict), "tiny_recipe writes one"
         name, config, origin = f"{name} (tiny)", loaded.recipe.model.config, "--tiny"

@@ -133,6 +133,7 @@ def test_a_plan_has_the_text_model_alone(kind, text, wrappers, tmp_path, capsys,
         f"model: {{name_or_path: {folder}}}\nadapter: {{type: lora, target_modules: [q_proj, v_proj]}}\n"
         f"data: {{train: [{{path: {rows}}}], max_length: 64}}\ntrainer: {{max_steps: 2}}\n"
     )
+    capsys.readouterr()  # what loading the models printed
     assert main(["plan", str(recipe), "--on", "1xA100-80GB", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["settings"]["model.text_only"]["value"] is True
@@ -140,6 +141,27 @@ def test_a_plan_has_the_text_model_alone(kind, text, wrappers, tmp_path, capsys,
                             model__config=None, model__text_only=True))  # fmt: skip
     assert model.config.model_type == text
     assert plan["model"]["params"] == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("llava", {"model_type": "llama", "vocab_size": 32064}), ("lfm2_vl", {"model_type": "lfm2"})],
+)
+def test_tiny_fills_in_the_sizes_that_a_published_text_config_leaves_to_its_class(
+    kind, text, tmp_path, capsys
+):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "text_config": text}))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "completion": "b"}\n' * 4)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        f"model: {{name_or_path: {tmp_path}}}\nadapter: {{type: lora}}\n"
+        f"data: {{train: [{{path: {rows}}}], max_length: 64}}\n"
+    )
+    assert main(["run", str(recipe), "--tiny", "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["model"]["params"] < 2_000_000
+    assert plan["settings"]["model.config"]["value"]["num_hidden_layers"] == 2
 
 
 @pytest.mark.parametrize("kind", sorted({*image_text_types()} - {*UNEQUAL}))

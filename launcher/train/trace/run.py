@@ -172,7 +172,14 @@ def adapter(asked: Mapping[str, Any]) -> dict[str, Any]:
     return trace_spec.adapter(config, asked["task"], asked["adapter"])
 
 
-ANSWERS = {"trace": trace, "model": model, "adapter": adapter}
+def config(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with the defaults of its class."""
+    from launcher.train.trace.model import whole_config
+
+    return {"config": whole_config(asked["config"], asked["labels"]).to_dict()}
+
+
+ANSWERS = {"trace": trace, "model": model, "adapter": adapter, "config": config}
 
 if __name__ == "__main__":
     sys.exit(main())
