@@ -156,6 +156,16 @@ class Layout:
     """Causal attention; otherwise a batch without padding needs no mask."""
     image_values: int = 0
     """Values (pixels x channels) of one image."""
+    mixer: str = "attention"
+    """attention | latent (MLA) | delta (gated delta rule) | mamba: what mixes the tokens."""
+    router: str = "softmax"
+    """softmax | sigmoid: how a token's experts are chosen."""
+    expert_adapters: bool = True
+    """`all-linear` reaches the experts and their router."""
+    scaled_residual: bool = False
+    """What a block returns is multiplied before it is added."""
+    sketched: bool = False
+    """What such a layer keeps is approximate: the plan traces it."""
     decoder: Layout | None = None
     """The decoder of an encoder-decoder model."""
     others: tuple[Layout, ...] = ()
@@ -290,18 +300,18 @@ def _qwen3_moe(s: Sizes) -> Layout:
     def make(s: Sizes, kind: str) -> Layout:
         linears = _attention(s, qkv_bias=bias, out_bias=bias)
         if kind == "dense":
-            return _decoder(s, linears + _without_adapters(_gated_mlp(s)), qk_norm=True)
+            return _decoder(s, linears + without_adapters(_gated_mlp(s)), qk_norm=True)
         return _experts(s, linears, count, int(c["moe_intermediate_size"]), active, qk_norm=True)
 
-    return of_kinds(s, _sparse(s, count), make)
+    return of_kinds(s, sparse_layers(s, count), make)
 
 
-def _without_adapters(linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
+def without_adapters(linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
     """Linears that peft 0.21 does not adapt beside experts (`_MOE_TARGET_MODULE_MAPPING`)."""
     return tuple(replace(one, skipped=True) for one in linears)
 
 
-def _sparse(s: Sizes, count: int) -> list[str]:
+def sparse_layers(s: Sizes, count: int) -> list[str]:
     """Of each layer, "dense" or "sparse", as Qwen's configurations have it."""
     step, dense = int(s.config.get("decoder_sparse_step") or 1), s.config.get("mlp_only_layers") or ()
     every = ((i + 1) % step == 0 and i not in dense and count > 0 for i in range(s.layers))
@@ -449,6 +459,9 @@ def _glm(s: Sizes, **more: Any) -> Layout:
     linears = _attention(s, qkv_bias=bool(s.config["attention_bias"])) + mlp
     return _decoder(s, linears, rotary_joined=True, rotary_share=_rotary_share(s, 0.5), **more)
 
+
+attention_linears, gated_mlp, linears_below, decoder_layout = _attention, _gated_mlp, _linears, _decoder
+"""What other modules of layouts share."""
 
 FAMILIES: dict[str, Callable[[Sizes], Layout]] = {
     "llama": _llama,

@@ -170,15 +170,15 @@ def _experts(spec: ModelSpec) -> Iterator[tuple[int, int]]:
     """
     hidden = spec.hidden_size
     for kind in spec.layout.stacks:
-        if count := kind.num_experts:
+        if (count := kind.num_experts) and kind.expert_adapters:
             inner = kind.experts // (3 * count * hidden)
             yield hidden + count, kind.layers
             yield 2 * count * (2 * inner + hidden) + count * (inner + hidden), kind.layers
 
 
 def has_experts(spec: ModelSpec) -> bool:
-    """Whether some layers have experts."""
-    return any(kind.num_experts for kind in spec.layout.stacks)
+    """Whether some layers have experts, or peft takes names of linears for those of experts."""
+    return any(kind.num_experts for kind in spec.layout.stacks) or any(x.skipped for x in spec.linears)
 
 
 def _modules(spec: ModelSpec) -> Iterator[_Module]:

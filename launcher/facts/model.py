@@ -16,11 +16,13 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.facts.architectures import ENCODER_FAMILIES, ENCODER_KINDS, FAMILIES, Layout, Linear, Sizes
 from launcher.facts.lora import Adapted, adapted_by, lora_width
+from launcher.facts.mixed_layers import MIXED_FAMILIES
 from launcher.facts.shipped import facts_file
 from launcher.tasks import DEFAULT_TASK, task_named, tasks_of
 from launcher.tasks.task import Architecture
 
-_KINDS: Mapping[str, Architecture] = {**dict.fromkeys(FAMILIES, "decoder"), **ENCODER_KINDS}
+_DECODERS = {**FAMILIES, **MIXED_FAMILIES}
+_KINDS: Mapping[str, Architecture] = {**dict.fromkeys(_DECODERS, "decoder"), **ENCODER_KINDS}
 FAMILY_TASKS: Mapping[str, tuple[str, ...]] = {
     family: tuple(task for task in tasks_of(kind) if family not in task_named(task).without_class)
     for family, kind in _KINDS.items()
@@ -37,8 +39,8 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
     "head_dim": ("head_dim", "d_kv"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions"),
     # Published Qwen3-MoE configurations use the first name, transformers writes the second.
-    "num_experts": ("num_experts", "num_local_experts"),
-    "num_local_experts": ("num_local_experts", "num_experts"),
+    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "num_local_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
 }
 _LARGEST = {
     **dict.fromkeys(
@@ -62,6 +64,7 @@ _SHARES = (
     "hidden_dropout_prob", "resid_pdrop", "residual_dropout",
 )  # fmt: skip
 _IMAGE_SIZES = ("image_size", "patch_size")
+_WITHOUT_EXPERTS = ("granitemoehybrid", "qwen2_moe", "qwen3_moe", "qwen3_next")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,11 @@ class ModelSpec:
         """Token and position embeddings."""
         rows = self.vocab_size * self.layout.embed_width
         return rows + self.layout.positions * self.hidden_size
+
+    @property
+    def is_sketched(self) -> bool:
+        """Whether what some layers keep is approximate in closed form."""
+        return any(kind.sketched for kind in self.layout.stacks)
 
     def lora_params(self, r: int, target_modules: str | Sequence[str] | None) -> int:
         """Parameters that LoRA of rank `r` on these targets trains, including a classifier."""
@@ -381,7 +389,7 @@ def check_task(name: str, model_type: Any, task: str) -> None:
 
 def family_layout(model_type: str, sizes: Sizes, task: str) -> Layout:
     """The layout of a family that `check_task` accepted."""
-    family = FAMILIES.get(model_type) or ENCODER_FAMILIES[model_type]
+    family = _DECODERS.get(model_type) or ENCODER_FAMILIES[model_type]
     layout = family(sizes)
     if task_named(task).head == "token-classifier":
         # Without the pooler (add_pooling_layer=False).
@@ -432,8 +440,8 @@ def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
             continue
         if isinstance(value, bool) or not isinstance(value, int):
             yield f"{key} is {value!r}, expected an integer"
-        elif not 1 <= value <= largest:
-            yield f"{key} is {value}, expected 1 to {largest}"
+        elif not (least := _least(key, config.get("model_type"))) <= value <= largest:
+            yield f"{key} is {value}, expected {least} to {largest}"
     for key in _IMAGE_SIZES:
         value = config.get(key)
         parts = value if isinstance(value, list | tuple) else [value]
@@ -446,6 +454,11 @@ def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
             yield from _wrong_share(key, value)
         elif isinstance(value, float) and not math.isfinite(value):
             yield f"{key} is {value}, expected a finite number"
+
+
+def _least(key: str, model_type: Any) -> int:
+    """Families whose layers have a block for all tokens may do without experts."""
+    return 0 if "experts" in key and model_type in _WITHOUT_EXPERTS else 1
 
 
 def _wrong_share(key: str, value: Any) -> Iterator[str]:
@@ -465,7 +478,7 @@ def _wrong_relations(config: Mapping[str, Any]) -> Iterator[str]:
         yield "vocab_size is missing"
     assert isinstance(hidden, int), "checked above"
     assert isinstance(heads, int), "checked above"
-    if config.get("head_dim") is None and hidden % heads:
+    if config.get("head_dim") is None and hidden % heads and "qk_rope_head_dim" not in config:
         yield f"hidden_size {hidden} is not divisible by {heads} attention heads"
     if config.get("model_type") == "ministral" and config.get("head_dim") is None:
         yield "head_dim is missing, which transformers' MinistralAttention needs"

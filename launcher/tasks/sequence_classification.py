@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.tasks.rows import LABEL_WORDS, TEXT_WORDS, RowFormat
-from launcher.tasks.task import Task
+from launcher.tasks.task import WITHOUT_CLASSIFIER, Task
 
 CLASS_METRICS = ("accuracy", "f1", "precision", "recall", "matthews_correlation")
 """f1, precision and recall are macro averages."""
@@ -29,7 +29,7 @@ class SequenceClassification(Task):
     classifies = True
     architectures = ("decoder", "encoder")
     model_class = "AutoModelForSequenceClassification"
-    without_class = frozenset({"apertus", "granite"})
+    without_class = WITHOUT_CLASSIFIER
     peft_task = "SEQ_CLS"
     metrics = CLASS_METRICS
     metric_packages = CLASS_PACKAGES

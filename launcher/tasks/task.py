@@ -16,6 +16,12 @@ Architecture = Literal["decoder", "encoder", "encoder-decoder", "image-encoder"]
 HeadKind = Literal["language-model", "classifier", "token-classifier"]
 
 
+WITHOUT_CLASSIFIER = frozenset(
+    {"apertus", "glm4_moe", "granite", "granitemoe", "granitemoehybrid", "llama4_text", "qwen3_5_moe_text"}
+)
+"""Decoders for which transformers has a causal language model alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArgumentTable:
     """A class of another project whose fields `trainer:` has for one task, besides TrainingArguments."""

@@ -22,6 +22,7 @@ peft = pytest.importorskip("peft")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False"),
     pytest.mark.filterwarnings("ignore:The following .*_pattern keys"),
+    pytest.mark.filterwarnings("ignore:target_parameters=.* were set but no parameter"),
 ]
 
 AUTO = {
@@ -54,7 +55,76 @@ LLAMA = {
 GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "vocab_size": 512}
 T5 = {"d_model": 64, "d_kv": 24, "d_ff": 160, "num_layers": 3, "num_heads": 4, "vocab_size": 512}
 MOE = {"num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 32}
+MIXED = {**LLAMA, "head_dim": 16, "num_hidden_layers": 6}
+SPARSE = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12, "linear_conv_kernel_dim": 3,
+}  # fmt: skip
+MAMBA = {
+    "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48, "mamba_n_heads": 8,
+    "mamba_d_head": 16, "mamba_d_state": 12, "mamba_n_groups": 2, "mamba_d_conv": 3,
+    "layer_types": ["mamba", "mamba", "attention", "mamba", "attention", "mamba"],
+}  # fmt: skip
+DENSE_FIRST = {
+    "first_k_dense_replace": 2, "n_routed_experts": 4, "n_shared_experts": 2, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
+MLA = {
+    **{key: value for key, value in MIXED.items() if key != "head_dim"}, **DENSE_FIRST,
+    "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 10,
+}  # fmt: skip
+LLAMA_4 = {
+    **MIXED, "intermediate_size_mlp": 96, "num_local_experts": 4, "interleave_moe_layer_step": 2,
+    "num_experts_per_tok": 1,
+}  # fmt: skip
+BIASED = {"attention_bias": True}
+MIXED_CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {"model_type": "qwen3_next", **MIXED, **SPARSE, **DELTA},
+    "qwen3_next-step": {
+        "model_type": "qwen3_next", **MIXED, **SPARSE, **DELTA, **BIASED, "decoder_sparse_step": 2,
+        "mlp_only_layers": [3], "full_attention_interval": 3, "tie_word_embeddings": True,
+    },
+    "qwen3_next-dense": {"model_type": "qwen3_next", **MIXED, **SPARSE, **DELTA, "num_experts": 0},
+    "qwen3_5_text": {"model_type": "qwen3_5_text", **MIXED, **DELTA},
+    "qwen3_5_text-types": {
+        "model_type": "qwen3_5_text", **MIXED, **DELTA, **BIASED,
+        "layer_types": ["full_attention", *["linear_attention"] * 5],
+    },
+    "qwen3_5_moe_text": {"model_type": "qwen3_5_moe_text", **MIXED, **SPARSE, **DELTA},
+    "qwen2_moe": {"model_type": "qwen2_moe", **LLAMA, **SPARSE},
+    "qwen2_moe-step": {
+        "model_type": "qwen2_moe", **MIXED, **SPARSE, "decoder_sparse_step": 3, "qkv_bias": False,
+    },
+    "granitemoehybrid": {"model_type": "granitemoehybrid", **MIXED, **MAMBA},
+    "granitemoehybrid-bias": {
+        "model_type": "granitemoehybrid", **MIXED, **MAMBA, **BIASED, "mamba_conv_bias": False,
+        "mamba_proj_bias": True, "tie_word_embeddings": True, "position_embedding_type": "rope",
+    },
+    "granitemoehybrid-dense": {
+        "model_type": "granitemoehybrid", **MIXED, **MAMBA, "num_local_experts": 0, "num_experts_per_tok": 0,
+    },
+    "granitemoe": {"model_type": "granitemoe", **LLAMA, "num_local_experts": 4, **BIASED},
+    "deepseek_v3": {"model_type": "deepseek_v3", **MLA},
+    "deepseek_v3-whole-queries": {"model_type": "deepseek_v3", **MLA, **BIASED, "q_lora_rank": None},
+    "deepseek_v3-bias": {"model_type": "deepseek_v3", **MLA, **BIASED},
+    "glm4_moe": {"model_type": "glm4_moe", **MIXED, **DENSE_FIRST},
+    "glm4_moe-norm": {"model_type": "glm4_moe", **MIXED, **DENSE_FIRST, **BIASED, "use_qk_norm": True},
+    "llama4_text": {"model_type": "llama4_text", **LLAMA_4},
+    "llama4_text-listed": {
+        "model_type": "llama4_text", **LLAMA_4, **BIASED, "moe_layers": [0, 1, 4], "use_qk_norm": False,
+    },
+    "gpt_oss": {"model_type": "gpt_oss", **LLAMA, "head_dim": 24, "num_local_experts": 4},
+    "gpt_oss-plain": {
+        "model_type": "gpt_oss", **LLAMA, "num_local_experts": 4, "attention_bias": False, "head_dim": 16,
+    },
+}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
+    **MIXED_CONFIGS,
     "llama": {"model_type": "llama", **LLAMA},
     "llama-bias": {"model_type": "llama", **LLAMA, "attention_bias": True, "mlp_bias": True},
     "mistral": {"model_type": "mistral", **LLAMA},
@@ -154,10 +224,9 @@ def shapes(model: Any) -> Counter[tuple[str, int, int]]:
     for path, module in model.named_modules():
         if path in ("lm_head", "score", "classifier"):
             continue
-        kind = type(module).__name__
-        if kind == "Linear":
+        if isinstance(module, torch.nn.Linear):
             found[path, module.in_features, module.out_features] += 1
-        elif kind == "Conv1D":
+        elif type(module).__name__ == "Conv1D":
             found[path, module.nx, module.nf] += 1
     return found
 

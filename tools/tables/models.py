@@ -88,7 +88,14 @@ SIZES = (
     "d_ff", "d_kv", "num_layers", "num_decoder_layers", "num_heads",
     "relative_attention_num_buckets", "feed_forward_proj", "dropout_rate", "type_vocab_size",
     "hidden_dropout_prob", "attention_probs_dropout_prob", "image_size", "patch_size",
-    "num_channels", "qkv_bias",
+    "num_channels", "qkv_bias", "linear_conv_kernel_dim", "linear_key_head_dim",
+    "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads",
+    "shared_expert_intermediate_size", "shared_intermediate_size", "position_embedding_type",
+    "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv",
+    "mamba_expand", "mamba_conv_bias", "mamba_proj_bias", "first_k_dense_replace",
+    "n_shared_experts", "n_routed_experts", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "v_head_dim", "use_qk_norm", "intermediate_size_mlp",
+    "interleave_moe_layer_step", "no_rope_layer_interval",
 )  # fmt: skip
 """Fields of configurations that decide sizes."""
 
