@@ -162,8 +162,6 @@ class Layout:
     """softmax | sigmoid: how a token's experts are chosen."""
     expert_adapters: bool = True
     """`all-linear` reaches the experts and their router."""
-    scaled_residual: bool = False
-    """What a block returns is multiplied before it is added."""
     sketched: bool = False
     """What such a layer keeps is approximate: the plan traces it."""
     decoder: Layout | None = None

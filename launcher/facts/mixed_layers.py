@@ -69,6 +69,11 @@ def _gated_shared(s: Sizes, width: int, *, adapts: bool) -> tuple[Linear, ...]:
 # Qwen: gated attention, every fourth layer, and gated delta rule.
 
 
+def _turned(share: float) -> dict[str, Any]:
+    """Rotary embeddings on this share of each head, cut out and joined where it is a part."""
+    return {"rotary_share": share, "rotary_joined": 0 < share < 1}
+
+
 def _gated_attention(s: Sizes) -> tuple[Linear, ...]:
     """Attention whose queries bring a gate of their width for its output."""
     bias = bool(s.config["attention_bias"])
@@ -108,7 +113,7 @@ def _qwen_hybrid(s: Sizes, names: Callable[[int, int, int], dict[str, int]], mlp
 
     def make(s: Sizes, kind: str) -> Layout:
         mixer, mlp = kind.split()
-        more: dict[str, Any] = {"rotary_share": share}
+        more: dict[str, Any] = {**_turned(share), "wide_norm_weight": True}
         if mixer == "full_attention":
             linears, extra, more["qk_norm"] = _gated_attention(s), 0, True
         else:
@@ -156,7 +161,8 @@ def _granite_hybrid(s: Sizes) -> Layout:
         more: dict[str, Any] = {
             "expert_adapters": False,
             "rotary_share": float(rope),
-            "scaled_residual": True,
+            "scaled_stream": True,
+            "scaled_logits": True,
         }
         if kind == "linear_attention":
             linears, extra = _mamba(s)
@@ -190,7 +196,7 @@ def _granite_moe(s: Sizes) -> Layout:
     c, bias = s.config, bool(s.config["attention_bias"])
     linears = attention_linears(s, qkv_bias=bias, out_bias=bias)
     sizes = (int(c["num_local_experts"]), s.inner, int(c["num_experts_per_tok"]))
-    return _with_experts(s, linears, *sizes, expert_adapters=False, scaled_residual=True)
+    return _with_experts(s, linears, *sizes, expert_adapters=False, scaled_stream=True, scaled_logits=True)
 
 
 # DeepSeek-V3 and GLM-4.5: the first layers are dense.
@@ -241,7 +247,7 @@ def _glm4_moe(s: Sizes) -> Layout:
     rope = c.get("rope_parameters") or {}
     share = float(rope.get("partial_rotary_factor", c.get("partial_rotary_factor", 0.5)))
     bias, norm = bool(c["attention_bias"]), bool(c.get("use_qk_norm", False))
-    return _dense_first(s, lambda s: attention_linears(s, qkv_bias=bias), 0, qk_norm=norm, rotary_share=share)
+    return _dense_first(s, lambda s: attention_linears(s, qkv_bias=bias), 0, qk_norm=norm, **_turned(share))
 
 
 def _llama4(s: Sizes) -> Layout:
@@ -287,7 +293,9 @@ def _gpt_oss(s: Sizes) -> Layout:
     extra = s.heads + count * (1 + 2 * s.inner + s.hidden)
     linears = attention_linears(s, qkv_bias=bias, out_bias=bias)
     active = int(c["num_experts_per_tok"])
-    return _with_experts(s, linears, count, s.inner, active, extra, expert_adapters=False, sketched=True)
+    return _with_experts(
+        s, linears, count, s.inner, active, extra, expert_adapters=False, sketched=True, wide_norm_weight=True
+    )
 
 
 MIXED_FAMILIES: dict[str, Callable[[Sizes], Layout]] = {

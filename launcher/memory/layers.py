@@ -261,18 +261,26 @@ def _wide_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
 
 def attention(tape: Tape, block: Block, x: Value, *, read: Value | None = None, out: str = "attn") -> Value:
     """Attention of `x` over itself, or over `read`; `out` names what its last product reads."""
-    queries, keys, values = _project(tape, block, x, read, out)
     layout = block.layout
+    if layout.mixer != "attention":
+        return MIXERS[layout.mixer](tape, block, x)
+    queries, keys, values = _project(tape, block, x, read, out)
+    gate = None
+    if queries.elements > block.tokens * block.heads * block.head_dim:
+        queries, gate = _halves(tape, queries)
+        gate = tape.step([gate], gate.elements, gate.width)
     if layout.qk_norm:
         queries, keys = norm(tape, block, queries, block.head_dim), norm(tape, block, keys, block.head_dim)
     elif layout.qk_norm_joint:
         widths = block.heads * block.head_dim, block.kv_heads * block.head_dim
         queries, keys = norm(tape, block, queries, widths[0]), norm(tape, block, keys, widths[1])
-    if not layout.positions and not layout.position_bias and read is None:
+    if not layout.positions and not layout.position_bias and read is None and layout.rotary_share:
         queries, keys = rotate(tape, block, queries), rotate(tape, block, keys)
     if layout.scaled_queries:
         queries = tape.step([queries], queries.elements, queries.width)
     mixed = _mix(tape, block, queries, keys, values)
+    if gate is not None:
+        mixed = _times(tape, mixed, tape.step([gate], gate.elements, gate.width, save_out=True))
     last = next(linear for linear in layout.linears if linear.reads == out)
     made = product(tape, block, mixed, last)
     tape.reads(x)
@@ -429,7 +437,9 @@ def _fallback(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
 def feed_forward(tape: Tape, block: Block, x: Value) -> Value:
     layout = block.layout
     if layout.experts:
-        return _experts(tape, block, x)
+        shared = _shared_block(tape, block, x)
+        routed = _experts(tape, block, x)
+        return routed if shared is None else add(tape, routed, shared)
     first = [linear for linear in layout.linears if linear.reads == "norm2"]
     last = next(linear for linear in layout.linears if linear.reads == "act" and "{}" in linear.path)
     if len(first) == 2 and block.liger:
@@ -447,6 +457,42 @@ def feed_forward(tape: Tape, block: Block, x: Value) -> Value:
     return made
 
 
+def _shared_block(tape: Tape, block: Block, x: Value) -> Value | None:
+    """What all tokens pass through beside their experts, perhaps with a gate of one number for each."""
+    linears = block.layout.linears
+    first = [one for one in linears if one.reads == "shared"]
+    if not first:
+        return None
+    both = [product(tape, block, x, one) for one in first]
+    inner = (
+        _times(tape, activate(tape, block, both[0]), both[1]) if both[1:] else _gated(tape, block, both[0])
+    )
+    out = product(tape, block, inner, next(one for one in linears if one.reads == "shared_act"))
+    for one in (one for one in linears if one.reads == "shared_gate"):
+        gate = product(tape, block, x, one)
+        gate = tape.step([gate], gate.elements, gate.width, save_out=True)
+        out = _broadcast(tape, out, gate)
+    return out
+
+
+def _broadcast(tape: Tape, x: Value, factors: Value) -> Value:
+    """`x` times fewer factors, whose gradient is as wide as `x` before it is summed."""
+    width = max(x.width, factors.width)
+    saves = [one.storage for one, other in ((x, factors), (factors, x)) if other.node is not None]
+    temporary = x.elements * width if factors.node is not None else 0
+    return tape.step([x, factors], x.elements, width, saves=saves, temporary=temporary)
+
+
+def _halves(tape: Tape, both: Value) -> tuple[Value, Value]:
+    """Both halves of a product as views of it."""
+    whole = tape.step([both], both.elements, both.width, view=both.storage)
+    if whole.node is not None:
+        whole.node.joined = True
+    half = both.elements // 2
+    first, second = (tape.step([whole], half, both.width, view=both.storage, passes=True) for _ in range(2))
+    return first, second
+
+
 def _times(tape: Tape, first: Value, second: Value) -> Value:
     """A product of two activations, each of which the other's gradient reads."""
     saves = [x.storage for x, other in ((first, second), (second, first)) if other.node is not None]
@@ -460,11 +506,7 @@ def _fused_gate(tape: Tape, gate: Value, up: Value) -> Value:
 
 
 def _gated(tape: Tape, block: Block, both: Value) -> Value:
-    whole = tape.step([both], both.elements, both.width, view=both.storage)
-    if whole.node is not None:
-        whole.node.joined = True
-    half = both.elements // 2
-    gate, up = (tape.step([whole], half, both.width, view=both.storage, passes=True) for _ in range(2))
+    gate, up = _halves(tape, both)
     return _times(tape, activate(tape, block, gate), up)
 
 
@@ -527,11 +569,12 @@ def _experts(tape: Tape, block: Block, x: Value) -> Value:
     # Sorting keeps two numbers of 8 bytes for each chosen row.
     rows = tape.step([x], chosen * hidden, x.width, saves=[Storage(16 * chosen)])
     # peft gives the two matrices that are stored as one twice the rank.
-    adapter = 2 * block.rank * count * (2 * width + hidden)
+    reached = int(layout.expert_adapters)
+    adapter = 2 * reached * block.rank * count * (2 * width + hidden)
     both = _grouped(
         tape, block, cast(tape, rows, d.weight), 2 * width * chosen, layout.experts * 2 // 3, adapter
     )
-    adapter = block.rank * count * (width + hidden)
+    adapter = reached * block.rank * count * (width + hidden)
     out = _grouped(tape, block, _gated(tape, block, both), hidden * chosen, layout.experts // 3, adapter)
     saves = [weight.storage] if weight.node is None else [weight.storage, out.storage]
     scaled_width = max(out.width, weight.width)
@@ -551,7 +594,7 @@ def _grouped(tape: Tape, block: Block, x: Value, elements: int, entries: int, ad
     if stored is None:
         fresh = width * entries
         return tape.step([x], elements, width, saves=[x.storage], params=entries, fresh=fresh)
-    if block.adapted is not None:
+    if block.adapted is not None or not adapter:
         return tape.step([x], elements, width)
     copy = Storage(width * entries, weight=True)
     # Each of the adapter's matrices is kept for the other's gradient, in the dtype of the experts.
@@ -563,7 +606,10 @@ def _grouped(tape: Tape, block: Block, x: Value, elements: int, entries: int, ad
 def _route(tape: Tape, block: Block, x: Value, count: int, chosen: int) -> Value:
     """The router: a small product, a softmax in float32, and the weights of the chosen experts."""
     entries = count * block.hidden
-    adapter = block.rank * (count + block.hidden) if block.adapted is None else 0
+    reached = block.adapted is None and block.layout.expert_adapters
+    adapter = block.rank * (count + block.hidden) if reached else 0
+    if block.layout.router == "sigmoid":
+        return _sigmoid_route(tape, block, x, chosen, entries if block.full else adapter)
     scores = matrix(tape, block, x, count, entries, params=entries if block.full else adapter)
     narrow = scores.width
     scores = cast(tape, scores, 4)
@@ -571,7 +617,41 @@ def _route(tape: Tape, block: Block, x: Value, count: int, chosen: int) -> Value
     top = tape.step([shares], chosen, 4, saves=[Storage(8 * chosen)])
     total = tape.step([top], block.tokens, 4)
     scaled = tape.step([top, total], chosen, 4, saves=[top.storage, total.storage])
-    return cast(tape, scaled, narrow) if block.model_type == "qwen3_moe" else scaled
+    return scaled if block.model_type == "mixtral" else cast(tape, scaled, narrow)
+
+
+def _sigmoid_route(tape: Tape, block: Block, x: Value, chosen: int, params: int) -> Value:
+    """DeepSeek's router: a product in float32, and a sigmoid of each expert's score."""
+    count, d = block.layout.num_experts, block.dtypes
+    weights = count * block.hidden
+    wide = cast(tape, x, 4)
+    if not d.autocast:
+        saves = [wide.storage] if params else []
+        if wide.node is not None and d.weight < 4:
+            saves.append(Storage(4 * weights, weight=True))
+        scores = tape.step([wide], block.tokens * count, 4, saves=saves, params=params, fresh=4 * params)
+    else:
+        scores = matrix(tape, block, wide, count, weights, params=params)
+    shares = tape.step([scores], scores.elements, scores.width, save_out=True)
+    top = tape.step([shares], chosen, shares.width, saves=[Storage(8 * chosen)])
+    total = tape.step([top], block.tokens, top.width)
+    shares = tape.step([top, total], chosen, top.width, saves=[top.storage, total.storage])
+    return tape.step([shares], chosen, shares.width)
+
+
+def _plain_mixer(tape: Tape, block: Block, x: Value) -> Value:
+    """Its products alone, for layers that are traced."""
+    linears = block.layout.linears
+    first = [product(tape, block, x, one) for one in linears if one.reads == "norm1"]
+    last = next(one for one in linears if one.reads in ("mixed", "attn"))
+    # In single operations of float32, of which about ten are kept.
+    elements = block.tokens * last.in_features
+    kept = [Storage(4 * elements) for _ in range(10)]
+    mixed = tape.step(first, elements, first[0].width, saves=kept, temporary=16 * elements)
+    return product(tape, block, mixed, last)
+
+
+MIXERS = dict.fromkeys(("delta", "latent", "mamba"), _plain_mixer)
 
 
 @dataclass(frozen=True, slots=True)

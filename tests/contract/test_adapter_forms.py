@@ -41,7 +41,9 @@ NAMES = {
     "phi3": ("qkv_proj", "o_proj"),
     "mpt": ("Wqkv", "out_proj"),
     "phi": ("q_proj", "dense"),
+    "deepseek_v3": ("q_a_proj", "o_proj"),
 }
+HYBRIDS = ("granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 REFUSED = {"no-target-modules", "target-modules-missing", "bad-adapter"}
 
 
@@ -100,6 +102,9 @@ def config_of(family: str) -> dict[str, Any]:
     given = {key: value for key, value in own.items() if key != "layer_types"}
     config = narrow_config({**given, "model_type": family})
     config |= {key: value for key, value in SIZES.items() if key in own}
+    config.pop("layer_types", None)
+    if family in HYBRIDS:
+        config["layer_types"] = ["full_attention", "linear_attention", "full_attention"]
     return config | {key: 3 for key in ("n_layer", "num_layers", "n_layers") if key in own}
 
 
