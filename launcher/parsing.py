@@ -274,6 +274,8 @@ COMMANDS = (
         *RUN_DIR,
         arg("prompt", metavar="PROMPT", nargs="?",
             help="the prompt (for image classification: an image file; default: stdin)"),
+        arg("--image", metavar="FILE", dest="images", action="append", default=[],
+            help="an image that the prompt is about (task image-text-to-text; can be repeated)"),
         flag("-i", "--interactive", help="chat at the terminal"),
         arg("--max-new-tokens", metavar="N", type=int, default=64, help="longest answer (default 64)"),
         context(as_json=False),

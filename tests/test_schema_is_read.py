@@ -74,6 +74,8 @@ CHANGED: dict[str, str] = {
     "model.device_map": "auto",
     "model.chat_template": "'{{ messages }}'",
     "model.add_tokens": "[<a>]",
+    "model.freeze": "[vision]",
+    "model.image_sizes": "{max_pixels: 100000}",
     "model.cache_dir": "/tmp/cache",
     "model.trust_remote_code": "true",
     "adapter.type": "lora",

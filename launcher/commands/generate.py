@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +20,7 @@ def generate_command(
     run_dir: str,
     *,
     prompt: str | None,
+    images: Sequence[str] = (),
     max_new_tokens: int,
     checkpoint: str | None,
     interactive: bool,
@@ -44,10 +45,10 @@ def generate_command(
         trained = load_trained(folder, note, checkpoint)
     if interactive:
         _greet(chats=trained.chats, writes=trained.writes)
-        count = converse(trained, _reader(), _write, max_new_tokens, prompt)
+        count = converse(trained, _reader(), _write, max_new_tokens, prompt, images)
         return Outcome({"run_dir": run_dir, "answers": count}, "")
     assert prompt is not None
-    text = answer(trained, prompt, max_new_tokens)
+    text = answer(trained, prompt, max_new_tokens, images=images)
     return Outcome({"run_dir": run_dir, "prompt": prompt, "text": text}, text)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.shipped import facts_file
+from launcher.tasks import task_named
 
 UNEQUAL = {
     "aya_vision": "its own class scales logits (logit_scale), the wrapper's does not",
@@ -44,11 +45,11 @@ def causal_types() -> frozenset[str]:
 def text_part(name: str, config: Mapping[str, Any], task: str) -> TextPart:
     """What `task` trains of the model: of one for text and images its text model, for a task on text.
 
-    RecipeError `multimodal-model` where transformers has no class for that text model alone.
+    A task that sees images trains the whole model. RecipeError `multimodal-model` where transformers has no class for that text model alone.
     """
     kind, inner = str(config.get("model_type")), config.get("text_config")
     known = image_text_types().get(kind)
-    if known is None and not isinstance(inner, Mapping):
+    if task_named(task).sees_images or (known is None and not isinstance(inner, Mapping)):
         return TextPart(config, None)
     if known is not None and known["text"] is None and kind in causal_types():
         return TextPart(config, None)

@@ -118,6 +118,8 @@ class ModelSettings(Section):
     loss: Literal["full", "chunked"]
     compile_blocks: bool
     vocab_multiple: int | None
+    freeze: list[str]
+    image_sizes: Json
     pad_token: Literal["keep", "ensure"]
     enable_input_require_grads: bool
     prepare_for_kbit: bool

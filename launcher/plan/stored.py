@@ -17,6 +17,8 @@ BEFORE: Mapping[str, object] = {
     "model.loss": "full",
     "model.compile_blocks": False,
     "model.vocab_multiple": None,
+    "model.freeze": [],
+    "model.image_sizes": {},
     "adapter.cast_input_dtype_enabled": True,
     "adapter.autocast_adapter_dtype": True,
     "data.loss_on_inserted": True,

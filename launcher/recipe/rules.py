@@ -37,16 +37,10 @@ _UNSUPPORTED_SHARDING = (
 """Keys of `sharding` that other launchers have, as patterns; message; hint."""
 _RL = "use trl's GRPOTrainer or RLOOTrainer: training that generates its own samples is not supported here"
 _PAIRS = "use trl.experimental; `task: dpo` trains on the same pairs with trl's DPOTrainer"
-_VISION = "use axolotl or LLaMA-Factory, which train models that read images and text"
 _UNSUPPORTED_TASKS = {
     **dict.fromkeys(("grpo", "rl", "rlhf", "ppo", "rloo", "reinforce", "online-dpo"), _RL),
     "kto": "use trl's KTOTrainer; `task: dpo` needs pairs of a chosen and a rejected answer",
     **dict.fromkeys(("orpo", "cpo", "simpo"), _PAIRS),
-    **dict.fromkeys(
-        ("vlm", "vision-language", "image-text-to-text", "image-to-text", "visual-question-answering",
-         "multimodal"),
-        _VISION,
-    ),
 }  # fmt: skip
 """Task of other tools -> what trains it."""
 _HUB_ONLY = ("name", "split", "revision")
@@ -463,6 +457,10 @@ def _check_task_model(given: _Given) -> Problems:
     if not task.gguf and given.has("model.gguf_file"):
         message = f"is only for causal language models, not for task {task.name}"
         yield _conflict("model.gguf_file", message, "use a checkpoint in safetensors")
+    for path in () if task.sees_images else ("model.freeze", "model.image_sizes"):
+        if given.has(path):
+            readers = " and ".join(other.name for other in TASKS if other.sees_images)
+            yield _conflict(path, f"is only for task {readers}", "remove it")
     why = task.own_padding if task.reads_tokens else "images are not tokenised"
     for path in ("data.pad_to_multiple_of",) if task.reads_tokens else _TOKEN_KEYS:
         if why and given.has(path):

@@ -86,6 +86,13 @@ class ModelSection(Section):
     """A Jinja template (file or inline) for a tokenizer without one."""
     add_tokens: list[Annotated[str, Field(min_length=1)]] = []
     """Tokens to add to the tokenizer; their embedding rows are trained and saved, with an adapter, too."""
+    freeze: list[Literal["vision", "projector"]] | None = None
+    """Task `image-text-to-text`: the parts that are not trained, and that no adapter is put on: the vision
+    tower, and the projector between it and the language model; absent: both, `[]`: none."""
+    image_sizes: dict[str, Any] = {}
+    """Task `image-text-to-text`: how large images become, as fields of the model's image processor:
+    `max_pixels` and `min_pixels` for Qwen-VL, `size`, `do_image_splitting` for SmolVLM. They decide the
+    number of an image's tokens, and are saved with the result."""
     cache_dir: str | None = None
     """Folder of the hub cache, as in from_pretrained."""
     trust_remote_code: bool = False
@@ -327,7 +334,8 @@ class Recipe(Section):
 
     task: Task = DEFAULT_TASK
     """What is trained: a causal language model (also from scratch, with `model.config`), a
-    sequence-to-sequence model, a classifier of texts, tokens or images, or preferences (`dpo`, with trl)."""
+    sequence-to-sequence model, a classifier of texts, tokens or images, a model of images and text
+    (`image-text-to-text`), or preferences (`dpo`, with trl)."""
     model: ModelSection
     """The base model."""
     adapter: AdapterSection | None = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from launcher.tasks.causal_lm import CausalLM
 from launcher.tasks.dpo import DPO
 from launcher.tasks.image_classification import ImageClassification
+from launcher.tasks.image_text_to_text import ImageTextToText
 from launcher.tasks.reward import Reward
 from launcher.tasks.rows import RowFormat
 from launcher.tasks.seq2seq_lm import Seq2SeqLM
@@ -20,6 +21,7 @@ TASKS: tuple[Task, ...] = (
     SequenceClassification(),
     TokenClassification(),
     ImageClassification(),
+    ImageTextToText(),
     DPO(),
     Reward(),
 )

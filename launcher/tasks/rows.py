@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-FieldKind = Literal["text", "text or messages", "messages", "tools", "label", "list", "image"]
+FieldKind = Literal["text", "text or messages", "messages", "tools", "label", "list", "image", "images"]
 """What the column of a field holds; `launcher/train/data/recognise.py` checks them."""
 
 
@@ -22,6 +22,10 @@ class RowFormat:
 
     related: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Field -> parts of column names that often hold it, for hints of errors alone."""
+    other_names: Mapping[str, str] = field(default_factory=dict)
+    """Field -> the column that is read where no row has one of the field's own name."""
+    rendered: bool = False
+    """Whether its rows are conversations, which a chat template renders."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -59,6 +63,8 @@ CHAT = RowFormat(
     {"messages": "messages"},
     {"tools": "tools"},
     {"messages": ("conversation", "dialog", "dialogue", "chat", "turns")},
+    other_names={"messages": "conversations"},
+    rendered=True,
 )
 PREFERENCE = RowFormat(
     "preference",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from launcher.errors import Problem
 from launcher.tasks.rows import PREFERENCE, RowFormat
 
-Architecture = Literal["decoder", "encoder", "encoder-decoder", "image-encoder"]
+Architecture = Literal["decoder", "encoder", "encoder-decoder", "image-encoder", "vision-language"]
 HeadKind = Literal["language-model", "classifier", "token-classifier"]
 
 
@@ -59,6 +59,8 @@ class Task:
     """Values of `data.overlong` that this task refuses -> why."""
     reads_tokens: ClassVar[bool] = True
     """False: rows are images, and no key about tokens means anything."""
+    sees_images: ClassVar[bool] = False
+    """Whether its samples have images beside their tokens: a processor makes them, not a tokenizer alone."""
     own_padding: ClassVar[str] = ""
     """Why `data.pad_to_multiple_of` has no effect; empty where it has."""
     classifies: ClassVar[bool] = False

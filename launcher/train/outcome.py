@@ -144,6 +144,7 @@ def save_outcome(
     """Save weights and tokenizer; when all ranks are done, result.json and the marker."""
     from launcher.train.engines import train_engine
     from launcher.train.memory_meter import memory_record
+    from launcher.train.model.processors import save_processing
     from launcher.train.tracking import end_trackers
     from launcher.train.training import final_metrics
 
@@ -157,7 +158,7 @@ def save_outcome(
     def write(aside: Path) -> None:
         train_engine(job).save_trained(job, trainer, aside)
         if rank() == 0:
-            processing.save_pretrained(aside)
+            save_processing(processing, aside)
 
     with meter.phase("save"):
         trainer.saver.save_result(trainer, folder, write)

@@ -127,7 +127,9 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
 
 def _need_eos(job: Job, processing: Any) -> None:
     """A language model learns to stop from the EOS after each answer."""
-    if not job.task.classifies and processing.eos_token_id is None:
+    from launcher.train.model.processors import tokenizer_of
+
+    if not job.task.classifies and tokenizer_of(processing).eos_token_id is None:
         hint = "set a tokenizer with an EOS; without one the model never learns to stop"
         raise RecipeError(
             Problem("eos-missing", "the tokenizer has no EOS token", path="model.tokenizer", hint=hint)

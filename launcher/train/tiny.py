@@ -24,10 +24,11 @@ _COLOURS = ["red", "green", "blue", "white", "black"]
 _NOUNS = ["stone", "river", "lamp", "road", "bird", "cup"]
 
 
-def tiny_tokenizer(vocab_size: int) -> Any:
+def tiny_tokenizer(vocab_size: int, named: Mapping[str, str] | None = None) -> Any:
     """A byte-level BPE tokenizer with a chat template and at most `vocab_size` entries (at least 263).
 
-    It has pad, eos and bos, and the sentinels of fill-in-the-middle under StarCoder's names.
+    It has pad, eos and bos, and the sentinels of fill-in-the-middle under StarCoder's names. named: attribute
+    of the tokenizer -> token, which come on top of these entries.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -44,7 +45,10 @@ def tiny_tokenizer(vocab_size: int) -> Any:
     draw = random.Random(0)
     core.train_from_iterator([_text(draw, index)["text"] for index in range(ROWS)], trainer)
     pad, eos, bos = _SPECIAL
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token=pad, eos_token=eos, bos_token=bos)
+    own = {"model_specific_special_tokens": dict(named)} if named else {}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token=pad, eos_token=eos, bos_token=bos, **own
+    )
     tokenizer.chat_template = _TEMPLATE
     return tokenizer
 

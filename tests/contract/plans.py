@@ -103,6 +103,11 @@ _OF_TASK: dict[str, dict[str, Any]] = {
         "trainer.remove_unused_columns": False,
         "trainer.include_num_input_tokens_seen": "no",
     },
+    "image-text-to-text": {
+        "trainer.remove_unused_columns": False,
+        "model.freeze": ["vision", "projector"],
+        "model.image_sizes": {},
+    },
 }
 _SOURCE = DataSource(path="unused").model_dump()
 GENERATES = {"trainer.predict_with_generate": True, "trainer.generation_max_length": 16}

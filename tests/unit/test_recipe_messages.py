@@ -78,6 +78,7 @@ RECIPES: list[dict[str, str]] = [
     {"task": "seq2seq-lm", "data": data(padding_free="true")},
     {"task": "seq2seq-lm", "model": "{name_or_path: m, gguf_file: a.gguf}"},
     {"task": "image-classification", "data": data(max_length="64")},
+    {"model": "{name_or_path: m, freeze: [vision], image_sizes: {max_pixels: 1}}"},
     {"task": "dpo", "data": data(pad_to_multiple_of="8")},
     {"task": "reward", "data": data(pad_to_multiple_of="8")},
     {"model": "{name_or_path: m, add_tokens: [a, a]}"},

@@ -18,6 +18,7 @@ FORMATS = {
     "seq2seq-lm": ["prompt-completion", "instruction"],
     "sequence-classification": ["classification"],
     "image-classification": ["image"],
+    "image-text-to-text": ["image-chat", "image-prompt"],
     "dpo": ["preference"],
     "reward": ["preference"],
 }
@@ -83,8 +84,6 @@ def test_everything_a_recipe_of_the_new_keys_can_say(tmp_path):
         ("PPO", "RLOOTrainer"),
         ("kto", "KTOTrainer"),
         ("orpo", "trl.experimental"),
-        ("vlm", "axolotl"),
-        ("image_text_to_text", "LLaMA-Factory"),
     ],
 )
 def test_unsupported_tasks_are_refused_with_an_alternative(tmp_path, task, alternative):

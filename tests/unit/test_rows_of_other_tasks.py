@@ -94,7 +94,7 @@ def test_scores_of_answers_are_no_answers():
     [
         *((column, "What?", "causal-lm") for column in ("image", "images", "videos", "audio", "audios")),
         *((column, "<image>What?", "causal-lm") for column in ("image_path", "Image-URL")),
-        *(("images", "What?", task) for task in TASKS),
+        *(("images", "What?", task) for task in TASKS if task != "image-text-to-text"),
     ],
 )
 def test_rows_with_media_are_refused_by_tasks_that_read_text(column, text, task):
@@ -122,8 +122,12 @@ OTHERS = {
     "token-classification": {"tokens": ["a"], "labels": [0]},
     "image-text-to-text": {"images": ["a.png"], "messages": CHAT},
 }
-READS = {("causal-lm", "seq2seq-lm"), ("causal-lm", "sequence-classification"), ("reward", "dpo")}
-"""(task, task whose rows it may train on): prompts with completions, labelled texts as texts, and pairs."""
+READS = {
+    ("causal-lm", "seq2seq-lm"), ("causal-lm", "sequence-classification"), ("reward", "dpo"),
+    ("image-text-to-text", "causal-lm"), ("image-text-to-text", "seq2seq-lm"),
+}  # fmt: skip
+"""(task, task whose rows it may train on): prompts with completions, labelled texts as texts, pairs, and
+conversations without an image."""
 
 
 @pytest.mark.parametrize("owner", OTHERS)
@@ -141,6 +145,17 @@ def test_each_task_refuses_the_rows_of_each_other_and_names_it(task, owner):
         assert f"task {owner}" in said or f"task: {owner}" in said
     if owner not in TASKS:
         assert f"no task {owner}" in problem.hint
+
+
+def test_a_task_with_images_reads_them_and_no_video() -> None:
+    row = {"messages": CHAT, "images": ["a.png"]}
+    assert looked(row, "image-text-to-text").columns["images"] == "images"
+    assert (
+        looked({"conversations": CHAT, "image": "a.png"}, "image-text-to-text").columns["images"] == "image"
+    )
+    assert looked({**PAIR, "images": ["a.png"]}, "image-text-to-text").format == "image-prompt"
+    assert refused({**row, "videos": ["a.mp4"]}, "image-text-to-text").code == "column-unread"
+    assert refused({**row, "image": "b.png"}, "image-text-to-text").code == "column-unread"
 
 
 def test_a_margin_decides_what_a_reward_model_learns() -> None:

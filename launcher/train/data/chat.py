@@ -15,7 +15,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import parse_json
 from launcher.train.data.encoded import IGNORED, Collector, EncodedBatch
 from launcher.train.data.messages import TRAIN
-from launcher.train.data.rendered import REASONING, TOOLS_HINT, RenderCheck
+from launcher.train.data.rendered import REASONING, TOOLS_HINT, Outline, RenderCheck
 from launcher.train.data.sources import Row, bad_row
 from launcher.train.data.template import Message, Span, Template, assistant_turns, find_spans, render_errors
 from launcher.train.job import Job
@@ -86,13 +86,18 @@ class EncodeChat:
                 found.dropped[talk] += 1
                 continue
             ids, places = next(encoded)
-            labels = [IGNORED] * len(ids) if self.loss_on != "all" else list(ids)
-            for start, end in self._ranges(ids, places, talk.spans):
-                labels[start:end] = ids[start:end] if self.loss_on != "all" else [IGNORED] * (end - start)
+            labels = self._labels(ids, places, talk.spans)
             if talk.answered:
                 ids, labels = self._with_end(ids, labels)
             found.add(ids, labels)
         return found
+
+    def _labels(self, ids: list[int], places: list[Span], spans: list[Span]) -> list[int]:
+        """Labels of a conversation's tokens; places: of each token in the text."""
+        labels = [IGNORED] * len(ids) if self.loss_on != "all" else list(ids)
+        for start, end in self._ranges(ids, places, spans):
+            labels[start:end] = ids[start:end] if self.loss_on != "all" else [IGNORED] * (end - start)
+        return labels
 
     def _talk(self, row: Row, notes: Counter[str]) -> Talk | str:
         """The rendered row, or why it is dropped."""
@@ -147,7 +152,7 @@ class EncodeChat:
         self, messages: list[Message], turns: list[int], row: Row, notes: Counter[str]
     ) -> tuple[str, list[Span]]:
         """The text of a row and the ranges of `turns` in it."""
-        template = Template(self.tokenizer, row.values.get("tools"))
+        template = self._template(row)
 
         def find(given: list[Message]) -> tuple[str, list[Span] | None]:
             taken = self.rendered.adapted(template, given, row)
@@ -156,7 +161,7 @@ class EncodeChat:
             else:
                 text, spans = template.render(taken), []
             found: Counter[str] = Counter()
-            outline = self.rendered.check(template, taken, text, row, found)
+            outline = self._outline(template, taken, text, row, found)
             if spans is not None and len(spans) == len(turns) and not self.loss_on_inserted:
                 for number, (turn, span) in enumerate(zip(turns, spans, strict=True)):
                     own = taken[turn].get("content") or ""
@@ -176,6 +181,15 @@ class EncodeChat:
                 path="data.loss_on",
             )
         return text, spans
+
+    def _template(self, row: Row) -> Template:
+        return Template(self.tokenizer, row.values.get("tools"))
+
+    def _outline(
+        self, template: Template, messages: list[Message], text: str, row: Row, found: Counter[str]
+    ) -> Outline:
+        """What the template does with such messages. RecipeError where `text` lacks something of them."""
+        return self.rendered.check(template, messages, text, row, found)
 
     def _ranges(self, ids: list[int], offsets: list[Span], spans: list[Span]) -> Iterator[Span]:
         """The tokens of each range of characters, the closing token included."""
@@ -221,7 +235,7 @@ class EncodeChat:
 
     def _closing_token(self) -> int | None:
         """The special token that a template with {% generation %} writes after the last of its blocks."""
-        template = Template(self.tokenizer, None)
+        template = self._template(Row({}, "", 0))
         if self.loss_on == "all" or not template.has_generation:
             return None
         talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

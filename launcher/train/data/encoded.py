@@ -19,18 +19,23 @@ IGNORED = -100
 """The label of a token that does not contribute to the loss."""
 TOTALS = ("read", "kept", "truncated", "split", "tokens", "tokens_lost")
 """Numbers that result.json holds of the rows."""
-REASONS = ("no-targets", "masked", "overlong", "empty", "format_row")
-"""Why a row is left out; masked: it masks every turn that would contribute to the loss."""
+REASONS = ("no-targets", "masked", "overlong", "empty", "format_row", "image-cut")
+"""Why a row is left out; masked: it masks every turn that would contribute to the loss; image-cut:
+`data.max_length` would cut an image."""
 NOTES = (
     "turn-masked",
     "inserted-text-masked",
     "reasoning-left-out",
     "field-not-rendered",
     "word-without-token",
+    "images-without-mark",
+    "image-converted",
 )
 """What is counted of rows that are kept. Of conversations: turns that the row masks; turns with text of the
 template that is masked; turns whose reasoning the template leaves out; fields of messages that it does not
-render, each as `field-not-rendered: NAME`. Of labelled words: those that the tokenizer removes."""
+render, each as `field-not-rendered: NAME`. Of labelled words: those that the tokenizer removes. Of rows with
+images: those that do not say where their images are, which then come first; images whose colours RGB cannot
+hold, each as `image-converted: MODE`."""
 ASKED_FOR = ("masked", "overlong", "format_row")
 """Reasons that the row, the recipe (`data.overlong: drop`) or its hook gives: no loss of data."""
 SHOWN_CHARACTERS = 2000
@@ -118,7 +123,7 @@ class Collector(EncodedBatch):
         self._keep_all(pieces, [list(piece) for piece in pieces])
 
     def _keep_all(self, inputs: list[list[int]], labels: list[list[int]]) -> None:
-        kept = [number for number, piece in enumerate(labels) if _has_target(piece)]
+        kept = [number for number, piece in enumerate(labels) if has_target(piece)]
         if not kept:
             self.dropped["no-targets"] += 1
             return
@@ -129,7 +134,7 @@ class Collector(EncodedBatch):
         self.columns["labels"] += [labels[number] for number in kept]
 
 
-def _has_target(labels: Sequence[int]) -> bool:
+def has_target(labels: Sequence[int]) -> bool:
     """Whether a label is a target. The first one never is: a causal model shifts labels by one."""
     return len(labels) > 1 and (labels[-1] != IGNORED or any(label != IGNORED for label in labels[1:]))
 

@@ -82,7 +82,7 @@ def check_masks(
     job: Job, tokenizer: Any, samples: Sequence[Mapping[str, Any]], formats: Sequence[str]
 ) -> None:
     # The first samples may all be of one source; one without masks does not show how others are masked.
-    parts = {loss_on_of(name, job.data.loss_on) for name in formats}
+    parts = {loss_on_of(job.task, name, job.data.loss_on) for name in formats}
     if parts and "all" not in parts and all(IGNORED not in sample["labels"][1:] for sample in samples):
         asked = " or ".join(sorted(parts))
         raise _stop(

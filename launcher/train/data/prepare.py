@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import parse_json, write_json
+from launcher.tasks import FORMATS
 from launcher.train.data.encoded import Counts, EncodedBatch, Encoder, encode_rows
 from launcher.train.data.formats import collect_labels
 from launcher.train.data.recognise import Source, recognise
@@ -26,8 +27,8 @@ from launcher.train.data.store import (
     arrow_columns,
     cached,
     content_key,
+    processing_digest,
     seal,
-    tokenizer_digest,
 )
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
@@ -87,7 +88,7 @@ def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
 def _check_inserted(job: Job, formats: Sequence[str]) -> None:
     """RecipeError where a recipe asks for what a template inserts, and nothing is rendered by one."""
     name = "data.loss_on_inserted"
-    if job.at(name) and "chat" not in formats:
+    if job.at(name) and not any(FORMATS[fmt].rendered for fmt in formats):
         message = f"the rows are {' and '.join(sorted(set(formats)))}; only chats are rendered by a template"
         raise RecipeError(Problem("loss-on", message, path=name, hint=f"remove {name}"))
 
@@ -217,7 +218,7 @@ def _key_parts(
     return {
         **{name: job.settings.at(name) for name in names},
         "versions": versions,
-        "tokenizer": tokenizer_digest(processing) if job.task.reads_tokens else None,
+        "tokenizer": processing_digest(processing) if job.task.reads_tokens else None,
         "hooks": hooks.digest if hooks.format_row is not None else None,
         "sources": {name: [source.key for source in sources] for name, sources in splits.items()},
     }

@@ -30,7 +30,6 @@ from launcher.train.job import Job
 
 PEEK = 100
 """Rows that the format is recognised from."""
-_SHAREGPT_COLUMN = "conversations"
 _NEAR = 0.8
 _TWIN = re.compile(r"[\W_]*(\d+|_[a-z])$")
 """The number or letter at the end of a column's name that distinguishes two alike names."""
@@ -49,6 +48,7 @@ _HOLDS: Mapping[FieldKind, Callable[[Any], bool]] = {
     "label": lambda value: isinstance(value, str | int | float),
     "list": lambda value: isinstance(value, list | tuple),
     "image": lambda value: isinstance(value, str | bytes | dict) or hasattr(value, "save"),
+    "images": lambda value: isinstance(value, str | bytes | dict | list | tuple) or hasattr(value, "save"),
 }
 _KINDS: Mapping[str, FieldKind] = {
     field: kind for one in FORMATS.values() for field, kind in (*one.needed.items(), *one.optional.items())
@@ -113,8 +113,9 @@ def _columns(fmt: str, rows: Sequence[Row], renames: Mapping[str, str]) -> dict[
         return None
     found = {field: field for field in fields if field not in renames.values()} | dict(renames)
     present = set().union(*(row.values for row in rows))
-    if fmt == "chat" and "messages" not in renames and "messages" not in present:
-        found["messages"] = _SHAREGPT_COLUMN
+    for field, other in FORMATS[fmt].other_names.items():
+        if field not in renames and field not in present and other in present:
+            found[field] = other
     if not all(field in found for field in needed):
         return None
     wanted = [found[field] for field in needed]
@@ -330,7 +331,7 @@ def _digested(job: Job, source: Source, files: list[Path]) -> Source:
     Samples of images hold their paths, and their labels may be folder names, so there the path of a
     file counts as well as its content. Elsewhere moved files are found again.
     """
-    images = not job.task.reads_tokens
+    images = job.task.sees_images or not job.task.reads_tokens
     digests, lines = [], 0
     for file in files:
         content, count = file_digest(file)

@@ -230,6 +230,14 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def processing_digest(processing: Any) -> str:
+    """SHA-256 over all that decides what a tokenizer, or a processor with one, makes of a row."""
+    tokenizer = getattr(processing, "tokenizer", None)
+    if tokenizer is None:
+        return tokenizer_digest(processing)
+    return content_key({"tokenizer": tokenizer_digest(tokenizer), "processor": processing.to_json_string()})
+
+
 class SampleWriter:
     """Writes columns of samples to one Arrow stream file, a batch at a time, with flat memory.
 
@@ -281,6 +289,10 @@ def _arrow_type(name: str, values: Sequence[Any]) -> Any:
         return pa.string()
     if name == "image_bytes":
         return pa.large_binary()
+    if name == "image_paths":
+        return pa.list_(pa.string())
+    if name == "image_contents":
+        return pa.list_(pa.large_binary())
     return pa.list_(pa.int32()) if isinstance(values[0], list) else pa.int64()
 
 

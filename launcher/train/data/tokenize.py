@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.tasks.causal_lm import CausalLM
+from launcher.tasks.task import Task
 from launcher.train.data.chat import EncodeChat, template_origin
 from launcher.train.data.encoded import (
     IGNORED,
@@ -36,7 +36,7 @@ def make_encoder(job: Job, tokenizer: Any, detected: Detected) -> Encoder:
     RecipeError where data.loss_on, data.overlong or data.fim do not go with the format or tokenizer.
     """
     max_length, overlong = max_length_of(job), overlong_of(job, detected.format)
-    loss_on = loss_on_of(detected.format, job.data.loss_on)
+    loss_on = loss_on_of(job.task, detected.format, job.data.loss_on)
     if job.data.fim is not None and detected.format != "text":
         message = f"the rows are {detected.format}; only text has a middle to fill in"
         raise RecipeError(Problem("fim-format", message, path="data.fim", hint="remove data.fim"))
@@ -52,9 +52,9 @@ def make_encoder(job: Job, tokenizer: Any, detected: Detected) -> Encoder:
     return EncodeFim(tokenizer, max_length, overlong, fim["rate"], fim["spm_rate"], job.seed, sentinels)
 
 
-def loss_on_of(fmt: str, asked: str | None) -> str:
+def loss_on_of(task: Task, fmt: str, asked: str | None) -> str:
     """Which tokens contribute to the loss for a format; RecipeError when the two do not go together."""
-    known = CausalLM.learns[fmt]
+    known = task.learns[fmt]
     if asked is None:
         return known[0]
     if asked not in known:

@@ -17,6 +17,7 @@ from launcher.facts.safe_files import parse_json
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks import FORMATS, task_named
 from launcher.tasks.dpo import DPO
+from launcher.tasks.image_text_to_text import ImageTextToText
 from launcher.tasks.reward import Reward
 from launcher.tasks.token_classification import TokenClassification
 from launcher.train.data.messages import OF_ROWS, is_mask_key, masks_row
@@ -40,8 +41,10 @@ _PAIRS = (
     {"sentence1", "sentence2", "score"}, {"sentence_a", "sentence_b", "score"},
 )  # fmt: skip
 _CHECKS = ("ground_truth", "reward_model", "verification_info", "reward_fn", "reward_spec")
-_ANSWERED = ("instruction", "prompt-completion", "chat")
+_ANSWERED = ("instruction", "prompt-completion", "chat", "image-chat", "image-prompt")
 """Formats whose rows hold a question and its answer."""
+_CHATS = ("chat", "image-chat")
+"""Formats of which a column can mask messages."""
 _TOOLS = "tools that the model may call"
 _TURNS = "a conversation"
 _PROMPT = "a part of the prompt"
@@ -128,7 +131,7 @@ KINDS = (
         lambda row: _has_any(row, *_ANSWERS) and any(is_kto_label(*column) for column in row.items()),
     ),
     Kind(
-        "image-text-to-text", "conversations about images, video or sound",
+        ImageTextToText.name, "conversations about images, video or sound",
         lambda row: any(map(is_media, row)) and _has_any(row, *_ASKED),
     ),
     Kind("reranker", "queries with documents to rank", _reranker),
@@ -165,7 +168,7 @@ def where_to(task: str) -> str:
 def unread_columns(rows: Sequence[Row], detected: Detected) -> tuple[str, ...]:
     """Columns of the rows, in their order, that are not read, as a field or as a mask of messages."""
     read = set(detected.columns.values())
-    if detected.format == "chat":
+    if detected.format in _CHATS:
         masks = {name for name in OF_ROWS if any(masks_row(row.values.get(name)) for row in rows)}
         read.update(masks - detected.left_out)
     names = dict.fromkeys(str(name) for row in rows for name in row.values)
@@ -228,15 +231,17 @@ def _is_lost(column: _Column, name: str, value: Any, row: Row, read: Any) -> boo
 def _column(column: str, fmt: str) -> _Column | None:
     """What a column of this name holds that rows of the format do not read; None where nothing is known."""
     name = plain_name(str(column))
+    if fmt in ("image-chat", "image-prompt") and is_media(name):
+        return _Column("images, video or sound", judged_by="nothing")
     if fmt != "image" and is_media(name):
-        return _Column("images, video or sound", "image-text-to-text", "nothing")
+        return _Column("images, video or sound", ImageTextToText.name, "nothing")
     if fmt != "preference" and (is_side(name, "chosen") or is_side(name, "rejected")):
         return _Column("an answer of a preference pair", DPO.name)
     if fmt in _ANSWERED and is_kto_label(name, True):
         return _Column("a label that says whether the answer is good", "kto", "kto label")
     if fmt in _ANSWERED and name in COMPARED:
         return _Column("texts that the conversation is compared with", "embedding", "nothing")
-    is_read = fmt == "chat" and column in OF_ROWS
+    is_read = fmt in _CHATS and column in OF_ROWS
     if fmt in (*_ANSWERED, "text", "preference", "tokens") and is_mask_key(column) and not is_read:
         return _Column("a mask of the loss", judged_by="mask")
     if fmt == "classification" and name in _SECOND:

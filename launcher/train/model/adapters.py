@@ -39,6 +39,8 @@ from launcher.train.model.processing import (
     local_or_hub,
     train_added_rows,
 )
+from launcher.train.model.processors import tokenizer_of
+from launcher.train.model.vision import freeze_parts, frozen_pattern
 from launcher.train.upstream.model_seams import leave_casts_to_autocast
 
 _REFUSALS = (
@@ -66,14 +68,22 @@ def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True)
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointing, **options)
     if job.model.enable_input_require_grads:
         require_input_grads(model)
-    ids = added_ids(job, processing) if job.has_adapter and job.model.add_tokens else []
+    if job.task.sees_images:
+        frozen = freeze_parts(model, job.model.freeze)
+        print(
+            "frozen: " + (", ".join(f"{part} ({n:,} parameters)" for part, n in frozen.items()) or "nothing")
+        )
+    ids = added_ids(job, tokenizer_of(processing)) if job.has_adapter and job.model.add_tokens else []
     asked = job.fields(job.adapter)
     autocast = job.adapter.autocast_adapter_dtype
     continued = job.adapter.path
     if continued:
         model = _continue_adapter(model, local_or_hub(continued), ids, autocast_adapter_dtype=autocast)
     elif job.has_adapter:
-        model = new_adapter(asked, job.task.name, model, ids, sharded=job.zero_stage == 3, whole=whole)
+        apart = frozen_pattern(model, job.model.freeze) if job.task.sees_images else None
+        model = new_adapter(
+            asked, job.task.name, model, ids, sharded=job.zero_stage == 3, whole=whole, apart=apart
+        )
     if ids:
         keep_rows_alone(model)
     if job.adapter.cast_input_dtype_enabled is False:
@@ -105,9 +115,9 @@ def require_input_grads(model: Any) -> None:
 
 def new_adapter(
     asked: Mapping[str, Any], task: str, model: Any, ids: Sequence[int] = (), *, sharded: bool = False,
-    whole: bool = True,
+    whole: bool = True, apart: str | None = None,
 ) -> Any:  # fmt: skip
-    """The model with a new LoRA adapter of the fields `asked`.
+    """The model with a new LoRA adapter of the fields `asked`. apart: pattern of modules that get none.
 
     RecipeError where peft refuses them, and, in a `whole` model, where it would train something else.
     """
@@ -122,6 +132,8 @@ def new_adapter(
     except re.error as error:
         message = f"{error.pattern!r} is no regular expression: {error}"
         raise RecipeError(Problem("bad-adapter", message, path="adapter")) from error
+    if apart is not None:
+        settings["exclude_modules"] = _also_excluded(settings.get("exclude_modules"), apart)
     if task_named(task).adds_head:
         # Trained whole: they may be new, and peft adds only those named classifier and score.
         settings["modules_to_save"] = list(
@@ -190,6 +202,14 @@ def _returns_product(layer: torch.nn.Linear) -> bool:
     except (RuntimeError, TypeError, ValueError):
         return False
     return isinstance(made, torch.Tensor) and made.shape == (2, out)
+
+
+def _also_excluded(asked: str | Sequence[str] | None, pattern: str) -> str:
+    """A pattern for what `exclude_modules` names by peft's rules, and for names that match `pattern`."""
+    if not asked:
+        return pattern
+    own = asked if isinstance(asked, str) else rf"(.*\.)?({'|'.join(map(re.escape, asked))})"
+    return f"({own})|({pattern})"
 
 
 def _keep_tied(settings: dict[str, Any], model: Any) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from launcher.errors import MachineError, Problem, RecipeError
 from launcher.tasks import task_named
 from launcher.train.job import Job, local_rank, rank
 from launcher.train.model.processing import first_line, fit_vocabulary, hub_options, model_reference, own_code
+from launcher.train.model.processors import tokenizer_of
+from launcher.train.tiny_processor import set_token_ids
 
 
 def load_model(
@@ -39,9 +41,11 @@ def load_model(
     if distributed:
         _check_present(model)
     if job.task.reads_tokens:
-        fit_vocabulary(job, model, processing)
-        if model.config.pad_token_id is None:  # a decoder's classification finds the last token by it
-            model.config.pad_token_id = processing.pad_token_id
+        tokenizer = tokenizer_of(processing)
+        fit_vocabulary(job, model, tokenizer)
+        # A decoder's classification finds the last token by it.
+        if getattr(model.config, "pad_token_id", None) is None:
+            model.config.pad_token_id = tokenizer.pad_token_id
     return model
 
 
@@ -211,12 +215,15 @@ def _random_config(job: Job, processing: Any, head: dict[str, Any]) -> Any:
     built = AutoConfig.for_model(**given)
     if not job.task.reads_tokens:
         return built
+    if job.task.sees_images and job.tiny:
+        set_token_ids(built, processing)
+    tokenizer, text = tokenizer_of(processing), built.get_text_config() if job.task.sees_images else built
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         # A configuration's ids belong to its own tokenizer, which may be a different one here.
-        if getattr(built, name, None) is not None or name == "pad_token_id":
-            setattr(built, name, getattr(processing, name))
+        if getattr(text, name, None) is not None or name == "pad_token_id":
+            setattr(text, name, getattr(tokenizer, name))
     if built.is_encoder_decoder:
-        built.decoder_start_token_id = processing.pad_token_id  # as T5 has it
+        built.decoder_start_token_id = tokenizer.pad_token_id  # as T5 has it
     return built
 
 

@@ -22,12 +22,14 @@ _SPARE_TOKENS = (
 
 
 def load_processing(job: Job) -> Any:
-    """The image processor of an image task, the tokenizer of every other one.
+    """The image processor of an image task, the processor of a task with images and text, else the tokenizer.
 
-    A tokenizer has the plan's chat template, added tokens and a pad token. RecipeError when the plan
-    names none, or none can be found.
+    A tokenizer, also that of a processor, has the plan's chat template, added tokens and a pad token.
+    RecipeError when the plan names none, or none can be found.
     """
-    return _tokenizer(job) if job.task.reads_tokens else _image_processor(job)
+    if job.task.sees_images:
+        return _processor(job)
+    return _tokenizer(job, _any_tokenizer(job)) if job.task.reads_tokens else _image_processor(job)
 
 
 def model_reference(job: Job) -> str | None:
@@ -79,14 +81,48 @@ def own_code(error: Exception, reference: str) -> RecipeError | None:
     return RecipeError(Problem("remote-code", message, path="model.trust_remote_code", hint=hint))
 
 
-def _tokenizer(job: Job) -> Any:
-    if job.tiny:
-        from launcher.train.tiny import tiny_tokenizer
+def _any_tokenizer(job: Job) -> Any:
+    if not job.tiny:
+        return _found_tokenizer(job)
+    from launcher.train.tiny import tiny_tokenizer
 
-        config = job.model.config or {}
-        tokenizer = tiny_tokenizer(int(str(config.get("vocab_size", 512))))
+    config = job.model.config or {}
+    return tiny_tokenizer(int(str(config.get("vocab_size", 512))))
+
+
+def _processor(job: Job) -> Any:
+    """The processor of a vision-language model; its tokenizer is made ready as any other."""
+    if job.tiny:
+        from transformers import AutoConfig
+
+        from launcher.train.tiny_processor import tiny_processor
+
+        processor = tiny_processor(AutoConfig.for_model(**(job.model.config or {})))
     else:
-        tokenizer = _found_tokenizer(job)
+        from launcher.train.model.processors import read_processor
+
+        own = job.model.tokenizer
+        reference = model_reference(job) if own is None else local_or_hub(own)
+        if reference is None:
+            message = "a model without weights names no processor"
+            raise RecipeError(Problem("processor-missing", message, path="model.tokenizer"))
+        options = hub_options(job, revision=own is None and not Path(reference).is_dir())
+        try:
+            processor = read_processor(reference, options, job.model.image_sizes)
+        except (OSError, ValueError, KeyError) as error:
+            raise own_code(error, reference) or RecipeError(
+                Problem("processor-missing", f"no processor in {reference}: {first_line(error)}",
+                        path="model.tokenizer" if own else "model.name_or_path")
+            ) from error  # fmt: skip
+    if processor.chat_template:
+        processor.tokenizer.chat_template = processor.chat_template
+    _tokenizer(job, processor.tokenizer)
+    processor.chat_template = processor.tokenizer.chat_template
+    return processor
+
+
+def _tokenizer(job: Job, tokenizer: Any) -> Any:
+    """The tokenizer with the plan's template, added tokens and pad token."""
     template = job.model.chat_template
     if template:
         tokenizer.chat_template = template

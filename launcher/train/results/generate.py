@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.tasks import FORMATS
 from launcher.train.job import Job, read_job
+from launcher.train.model.processors import tokenizer_of
 from launcher.train.results.trained import (
     check_readable,
     place_of,
@@ -22,7 +24,8 @@ from launcher.train.results.trained import (
 )
 from launcher.train.tasks import train_task
 
-Turns = list[dict[str, str]]
+Turns = list[dict[str, Any]]
+"""Messages; for a model of images and text, those with images have their paths under `images`."""
 _KEPT_FOR_CONTEXT = 0.5
 """Share of the model's positions for earlier turns when a conversation gets too long."""
 
@@ -40,7 +43,8 @@ class Trained:
     @property
     def chats(self) -> bool:
         """Whether prompts are turns of a conversation, like the training rows."""
-        return "chat" in _formats(self.job) and bool(getattr(self.processing, "chat_template", None))
+        rendered = any(FORMATS[name].rendered for name in _formats(self.job) if name in FORMATS)
+        return rendered and bool(getattr(self.processing, "chat_template", None))
 
     @property
     def writes(self) -> bool:
@@ -70,19 +74,24 @@ def answer(
     trained: Trained,
     prompt: str,
     max_new_tokens: int,
-    before: Sequence[dict[str, str]] = (),
+    before: Sequence[dict[str, Any]] = (),
     write: Callable[[str], None] | None = None,
+    images: Sequence[str] = (),
 ) -> str:
     """The model's greedy answer, without the prompt and special tokens; a classifier's label.
 
     A tokenizer with a chat template that was trained on conversations gets the prompt as a user's turn; for
     an image model the prompt is a file's path. RecipeError for an unreadable image or a too long prompt.
     before: earlier turns of the conversation, for a chat model. write: gets the answer piece by piece.
+    images: paths of images that the prompt is about, at the marks <image> in it or before it.
     """
     import torch
 
     model = trained.model
-    inputs = _encode(trained.job, trained.processing, prompt, before).to(trained.device)
+    if images and not trained.job.task.sees_images:
+        message = f"task {trained.job.task.name} was not trained on text with images"
+        raise RecipeError(Problem("usage", message, hint="leave --image out"))
+    inputs = _encode(trained.job, trained.processing, prompt, before, images).to(trained.device)
     limit = _free_positions(trained, inputs)
     with torch.inference_mode():
         if not trained.writes:
@@ -90,13 +99,13 @@ def answer(
             if write is not None:
                 write(reply)
             return reply
-        tokenizer = trained.processing
+        tokenizer = tokenizer_of(trained.processing)
         output = model.generate(
             **inputs,
             max_new_tokens=min(max_new_tokens, limit),
             do_sample=False,
             pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=stop_tokens(tokenizer, model.generation_config.eos_token_id),
+            eos_token_id=stop_tokens(trained.processing, model.generation_config.eos_token_id),
             streamer=None if write is None else _streamer(tokenizer, write),
         )
     # A separate decoder begins with a start token; a causal LM continues after the prompt.
@@ -132,8 +141,9 @@ def converse(
     write: Callable[[str], None],
     max_new_tokens: int,
     first: str | None = None,
+    images: Sequence[str] = (),
 ) -> int:
-    """Answer prompts until `read` returns None; the number of answers.
+    """Answer prompts until `read` returns None; the number of answers. images: those of the first prompt.
 
     A chat model sees the earlier turns, of which the oldest are dropped if they have too many tokens. Ctrl-C
     ends the current answer, not the conversation.
@@ -144,17 +154,20 @@ def converse(
     while prompt is not None:
         if prompt.strip():
             turns = _recent(trained, turns, write)
-            reply, complete = _answer_turn(trained, prompt, turns, write, max_new_tokens)
+            reply, complete = _answer_turn(trained, prompt, turns, write, max_new_tokens, images)
             answered += complete
             if trained.chats:
-                turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
+                asked = {"role": "user", "content": prompt, **({"images": images} if images else {})}
+                turns += [asked, {"role": "assistant", "content": reply}]
+            images = ()
         prompt = read()
     return answered
 
 
 def _answer_turn(
-    trained: Trained, prompt: str, turns: Turns, write: Callable[[str], None], max_new_tokens: int
-) -> tuple[str, bool]:
+    trained: Trained, prompt: str, turns: Turns, write: Callable[[str], None], max_new_tokens: int,
+    images: Sequence[str],
+) -> tuple[str, bool]:  # fmt: skip
     """The answer, and whether it is complete. An error of this prompt is written like an answer."""
     pieces: list[str] = []
 
@@ -164,7 +177,7 @@ def _answer_turn(
 
     complete = True
     try:
-        answer(trained, prompt, max_new_tokens, turns, collect)
+        answer(trained, prompt, max_new_tokens, turns, collect, images)
     except RecipeError as error:  # e.g. a missing image
         write(str(error))
         complete = False
@@ -189,6 +202,8 @@ def _recent(trained: Trained, turns: Turns, write: Callable[[str], None]) -> Tur
 
 
 def _length(trained: Trained, turns: Turns) -> int:
+    if trained.job.task.sees_images:
+        return int(_about_images(trained.processing, turns)["input_ids"].shape[1])
     return len(trained.processing.apply_chat_template(turns, tokenize=True, return_dict=True)["input_ids"])
 
 
@@ -204,20 +219,23 @@ def _streamer(tokenizer: Any, write: Callable[[str], None]) -> Any:
     return Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True)
 
 
-def stop_tokens(tokenizer: Any, configured: int | Sequence[int] | None) -> list[int]:
+def stop_tokens(processing: Any, configured: int | Sequence[int] | None) -> list[int]:
     """Ids that end an answer: EOS, those of the checkpoint, and the one that closes a turn."""
-    found = {tokenizer.eos_token_id, closing_token(tokenizer)}
+    found = {tokenizer_of(processing).eos_token_id, closing_token(processing)}
     found |= set(configured) if isinstance(configured, Sequence) else {configured}
     return sorted(number for number in found if number is not None)
 
 
-def closing_token(tokenizer: Any) -> int | None:
+def closing_token(processing: Any) -> int | None:
     """The special token after the assistant's text in the chat template, None without one."""
+    from launcher.train.data.image_chat import ImageTemplate
     from launcher.train.data.template import Template
 
+    tokenizer = tokenizer_of(processing)
     if not tokenizer.chat_template:
         return None
-    template, answer = Template(tokenizer, None), "effilaunch-answer"
+    kind = Template if processing is tokenizer else ImageTemplate
+    template, answer = kind(tokenizer, None), "effilaunch-answer"
     turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
     text = template.attempt(turns)
     if text is None or answer not in text:
@@ -227,7 +245,9 @@ def closing_token(tokenizer: Any) -> int | None:
     return int(tokenizer.convert_tokens_to_ids(places[min(places)])) if places else None
 
 
-def _encode(job: Job, processing: Any, prompt: str, before: Sequence[dict[str, str]] = ()) -> Any:
+def _encode(
+    job: Job, processing: Any, prompt: str, before: Sequence[dict[str, Any]] = (), images: Sequence[str] = ()
+) -> Any:
     """The prompt in the format of the training rows, as the preparation found it."""
     if not job.task.reads_tokens:
         return _image(processing, prompt)
@@ -236,6 +256,8 @@ def _encode(job: Job, processing: Any, prompt: str, before: Sequence[dict[str, s
         raise RecipeError(
             Problem("usage", "the prompt is no valid text: it has a surrogate character", hint=hint)
         )
+    if job.task.sees_images:
+        return _about_images(processing, [*before, {"role": "user", "content": prompt, "images": images}])
     formats = _formats(job)
     if "chat" in formats and processing.chat_template:
         turns = [*before, {"role": "user", "content": prompt}]
@@ -247,6 +269,25 @@ def _encode(job: Job, processing: Any, prompt: str, before: Sequence[dict[str, s
 
         prompt = instruction_prompt(prompt)
     return processing(prompt, return_tensors="pt", return_token_type_ids=False)
+
+
+def _about_images(processor: Any, turns: Turns) -> Any:
+    """The inputs of a conversation with images. RecipeError for an image that cannot be read, and where
+    their number is not that of the marks."""
+    from launcher.train.data.image_chat import prompt_inputs
+    from launcher.train.data.image_rows import MARK, TAG
+    from launcher.train.data.images import ImageFile, open_image
+
+    messages, opened = [], []
+    for turn in turns:
+        paths, text = turn.get("images", ()), turn["content"]
+        if turn["role"] == "user" and text.count(TAG) not in (0, len(paths)):
+            message = f"the prompt has {text.count(TAG)} marks {TAG} for {len(paths)} images"
+            raise RecipeError(Problem("image-count", message, hint="give --image once for each mark"))
+        marked = text.replace(TAG, MARK) if TAG in text and paths else MARK * len(paths) + text
+        messages.append({"role": turn["role"], "content": marked})
+        opened += [open_image(ImageFile(str(Path(path).absolute()))).image for path in paths]
+    return prompt_inputs(processor, messages, opened)
 
 
 def _formats(job: Job) -> set[str]:

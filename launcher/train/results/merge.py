@@ -27,6 +27,7 @@ from launcher.train.checkpoint.disk import (
 )
 from launcher.train.job import Job, read_job
 from launcher.train.model.processing import added_ids, first_line
+from launcher.train.model.processors import save_processing
 from launcher.train.results.trained import (
     ADAPTER,
     check_readable,
@@ -173,7 +174,7 @@ def _merged(
     with _written_aside(target) as aside:
         _cast(model, dtype)
         model.save_pretrained(aside)
-        processing.save_pretrained(aside)
+        save_processing(processing, aside)
         (aside / "README.md").write_text(card(result), encoding="utf-8")
         del model, adapted  # the model that is read back needs the same memory
         gc.collect()
@@ -419,6 +420,8 @@ def probes(job: Job, processing: Any, record: Mapping[str, Any]) -> list[dict[st
     """
     if not job.task.reads_tokens:
         return [dict(processing(_image(), return_tensors="pt"))]
+    if job.task.sees_images:
+        return _with_images(job, processing)
     texts = ["".join(text for text, _ in sample["pieces"]) for sample in record.get("samples", ())][:_ROWS]
     extra = added_ids(job, processing)
     rows = []
@@ -432,6 +435,17 @@ def probes(job: Job, processing: Any, record: Mapping[str, Any]) -> list[dict[st
         {"input_ids": row, "decoder_input_ids": torch.tensor([[start, *row[0, :_ANSWER].tolist()]])}
         for row in rows
     ]
+
+
+def _with_images(job: Job, processor: Any) -> list[dict[str, Any]]:
+    """A question about two images, and the ids of added tokens without one."""
+    from launcher.train.data.image_chat import prompt_inputs
+    from launcher.train.data.image_rows import MARK
+
+    turns = [{"role": "user", "content": MARK * 2 + _TEXT}]
+    extra = added_ids(job, processor.tokenizer)
+    alone = [dict(processor(text=_TEXT + processor.tokenizer.decode(extra), return_tensors="pt"))]
+    return [dict(prompt_inputs(processor, turns, [_image(), _image()])), *(alone if extra else [])]
 
 
 def _image() -> Any:

@@ -14,12 +14,13 @@ from launcher.facts.safe_files import parse_json
 from launcher.train.job import Job
 from launcher.train.model.adapters import first_lines
 from launcher.train.model.processing import first_line, load_processing, own_code
+from launcher.train.model.processors import read_processor
 from launcher.train.model.weights import weight_files
 
 ADAPTER, MODEL = "adapter", "model"
 """Names of the folders in RUN_DIR, and of their contents."""
 _WEIGHTS = ("*.safetensors", "adapter_model.bin", "pytorch_model*.bin")
-_PROCESSING = ("tokenizer_config.json", "preprocessor_config.json")
+_PROCESSING = ("tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
 _ERROR = 600
 """Characters of an error that lists tensors."""
 _ANYWHERE = ("eager", "sdpa", "varlen")
@@ -130,6 +131,8 @@ def trained_processing(job: Job, folder: Path) -> Any:
     if is_checkpoint and not any((folder / name).is_file() for name in _PROCESSING):
         return load_processing(job)
     try:
+        if job.task.sees_images:
+            return read_processor(str(folder), trust(job), {})
         if not job.task.reads_tokens:
             return AutoImageProcessor.from_pretrained(str(folder), backend="pil", **trust(job))
         return AutoTokenizer.from_pretrained(str(folder), **trust(job))
@@ -137,6 +140,7 @@ def trained_processing(job: Job, folder: Path) -> Any:
         raise
     except Exception as error:  # tokenizers' own errors have no class of their own
         kind = "image processor" if not job.task.reads_tokens else "tokenizer"
+        kind = "processor" if job.task.sees_images else kind
         raise own_code(error, str(folder)) or RecipeError(
             _damaged(folder, f"its {kind}: {first_line(error)}")
         ) from error

@@ -1,0 +1,88 @@
+"""The parts of a vision-language model: its vision tower, and the projector between tower and language model.
+
+Found by the names that transformers gives them. A model with other parts is refused: what would be frozen,
+and where adapters would go, is then not known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+
+TOWERS = frozenset({"vision_tower", "visual", "vision_model", "vision_encoder"})
+PROJECTORS = frozenset({
+    "multi_modal_projector", "connector", "projector", "mm_projector", "aligner", "merger", "embed_vision",
+    "vision_projection", "vision_adapter", "resampler_model", "vision_resampler", "perception_emb_norm",
+})  # fmt: skip
+IN_TOWER = frozenset({"merger", "deepstack_merger_list", "vision_adapter"})
+"""Projectors that are modules of the tower: those of Qwen-VL and Llama 4."""
+LANGUAGE = frozenset({"language_model", "text_model", "lm_head", "model"})
+IDLE = frozenset({"audio_tower", "embed_audio"})
+"""Parts that no image reaches: always frozen."""
+PARTS = ("vision", "projector")
+
+
+def find_parts(model: Any) -> dict[str, list[str]]:
+    """Part -> names of its modules: `vision` without the projectors in it, `projector`, and `idle`.
+
+    RecipeError for a model without a tower, or with parts that are not known.
+    """
+    found: dict[str, list[str]] = {"vision": [], "projector": [], "idle": []}
+    strange = []
+    for name, module in _children(model):
+        last = name.rpartition(".")[2]
+        if last in TOWERS:
+            found["vision"].append(name)
+            inner = [child for child, _ in module.named_children() if child in IN_TOWER]
+            found["projector"] += [f"{name}.{child}" for child in inner]
+        elif last in PROJECTORS:
+            found["projector"].append(name)
+        elif last in IDLE:
+            found["idle"].append(name)
+        elif last not in LANGUAGE and any(True for _ in module.parameters()):
+            strange.append(name)
+    if strange or not found["vision"]:
+        what = f"has {', '.join(strange)}" if strange else "has no vision tower"
+        named = ", ".join(name for name, _ in _children(model))
+        message = f"{type(model).__name__} {what}, which is not supported; its parts are {named}"
+        hint = "use a model with a vision tower, a projector and a language model"
+        raise RecipeError(Problem("vision-layout", message, path="model.name_or_path", hint=hint))
+    return found
+
+
+def _children(model: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of a model: its children, and those of its body."""
+    for name, module in model.named_children():
+        if name == "model":
+            yield from ((f"model.{child}", part) for child, part in module.named_children())
+        else:
+            yield name, module
+
+
+def frozen_pattern(model: Any, freeze: Sequence[str]) -> str:
+    """A pattern for whole names of the modules in frozen parts."""
+    parts = find_parts(model)
+    frozen = [*parts["idle"], *(name for part in freeze for name in parts[part])]
+    kept = [name for part in PARTS if part not in freeze for name in parts[part]]
+    inside = [name for name in kept if any(name.startswith(f"{outer}.") for outer in frozen)]
+    without = "".join(rf"(?!{re.escape(name)}(\.|$))" for name in inside)
+    inner = "|".join(map(re.escape, frozen))
+    return rf"{without}({inner})(\..+)?"
+
+
+def freeze_parts(model: Any, freeze: Sequence[str]) -> Mapping[str, int]:
+    """Freeze parts of a model; part -> parameters that are frozen."""
+    pattern = re.compile(frozen_pattern(model, freeze))
+    counts = dict.fromkeys(freeze, 0)
+    parts = find_parts(model)
+    for name, parameter in model.named_parameters():
+        if not pattern.fullmatch(name):
+            continue
+        parameter.requires_grad_(False)
+        owner = "projector" if any(name.startswith(f"{one}.") for one in parts["projector"]) else "vision"
+        if owner in counts:
+            counts[owner] += parameter.numel()
+    return counts

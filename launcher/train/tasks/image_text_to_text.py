@@ -1,0 +1,65 @@
+"""Vision-language models: conversations with images, padded, with pixels made when a batch is collated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher.tasks.image_text_to_text import IMAGE_CHAT, IMAGE_PROMPT
+from launcher.train.data.encoded import IGNORED
+from launcher.train.data.image_rows import made_up_chat, made_up_prompt, shape_chat, shape_prompt
+from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask
+
+if TYPE_CHECKING:
+    from launcher.train.data.build import Data
+    from launcher.train.data.encoded import Encoder
+    from launcher.train.data.formats import Detected
+    from launcher.train.job import Job
+
+
+class TrainImageTextToText(TrainTask):
+    own_formats = {
+        IMAGE_CHAT.name: OwnFormat(shape_chat, made_up_chat),
+        IMAGE_PROMPT.name: OwnFormat(shape_prompt, made_up_prompt),
+    }
+    counts_targets = True
+
+    def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
+        from launcher.train.data.chat import template_origin
+        from launcher.train.data.image_chat import EncodeImageChat
+        from launcher.train.data.tokenize import loss_on_of, max_length_of, overlong_of
+
+        loss_on = loss_on_of(job.task, detected.format, job.data.loss_on)
+        return EncodeImageChat(
+            processing, max_length_of(job), overlong_of(job, detected.format), loss_on,
+            loss_on_inserted=bool(job.data.loss_on_inserted), origin=template_origin(job),
+        )  # fmt: skip
+
+    def samples(self, job: Job, samples: Any, processing: Any) -> Any:
+        return samples
+
+    def collator(self, job: Job, processing: Any) -> Any:
+        from launcher.train.data.image_chat import ImageBatches
+
+        return ImageBatches(processing, job.data.pad_to_multiple_of)
+
+    def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
+        from launcher.train.data.image_chat import image_pieces
+
+        targets = sample["labels"]
+        pieces = image_pieces(processing.tokenizer, sample)
+        return pieces, len(targets), len(targets) - targets.count(IGNORED)
+
+    def scores(self, found: Evaluated) -> dict[str, float]:
+        from launcher.train.metrics import token_accuracy
+
+        return {"accuracy": token_accuracy(found.predictions, found.targets)}
+
+    def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
+        from launcher.train.data.gate import check_masks, check_targets
+
+        samples = check_targets(tokenizer.tokenizer, data, micro_batch, first=1)
+        check_masks(job, tokenizer.tokenizer, samples, data.formats)
+
+
+TRAIN_TASK = TrainImageTextToText()

@@ -1,0 +1,198 @@
+"""Generated processors for `--tiny` and tests: the image processor of a family with a generated tokenizer.
+
+Sizes of images and patches are those of the configuration, so that an image has the number of tokens that the
+model gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+
+_TEMPLATE = (
+    "{% for m in messages %}<|bos|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' %}{% generation %}{% for part in m['content'] %}{{ part['text'] }}"
+    "{% endfor %}<|eos|>{% endgeneration %}"
+    "{% else %}{% for part in m['content'] %}{% if part['type'] == 'image' %}IMAGE"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|eos|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|bos|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the processor of a family is made."""
+
+    processor: str
+    """Class names of transformers."""
+    image_processor: str
+    tokens: Mapping[str, str]
+    """Field of the configuration with a token's id -> the token."""
+    image: str
+    """What a chat template writes for an image."""
+    sizes: Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]
+    """Configuration -> (fields of the image processor, of the processor)."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Attribute of the tokenizer -> token, where the processor asks for it."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Other parts of the processor -> their classes."""
+
+
+def _of_qwen(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    vision = config.vision_config
+    token = (vision.patch_size * vision.spatial_merge_size) ** 2  # pixels
+    sizes = {
+        "patch_size": vision.patch_size,
+        "temporal_patch_size": vision.temporal_patch_size,
+        "merge_size": vision.spatial_merge_size,
+    }
+    return {**sizes, "min_pixels": 4 * token, "max_pixels": 9 * token}, {}
+
+
+def _of_gemma3(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    side = config.vision_config.image_size
+    return {"size": {"height": side, "width": side}}, {"image_seq_length": config.mm_tokens_per_image}
+
+
+def _of_gemma4(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    vision = config.vision_config
+    return {
+        "patch_size": vision.patch_size,
+        "pooling_kernel_size": vision.pooling_kernel_size,
+        "max_soft_tokens": 70,
+    }, {}
+
+
+def _of_idefics3(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    vision = config.vision_config
+    tokens = (vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2
+    sizes = {
+        "size": {"longest_edge": 2 * vision.image_size},
+        "max_image_size": {"longest_edge": vision.image_size},
+    }
+    return sizes, {"image_seq_len": tokens}
+
+
+def _of_llava(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    side = config.vision_config.image_size
+    more = {
+        "patch_size": config.vision_config.patch_size,
+        "vision_feature_select_strategy": config.vision_feature_select_strategy,
+        "num_additional_image_tokens": 1,
+    }
+    return {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}, more
+
+
+_QWEN_TOKENS = {
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+}
+_QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+_QWEN3 = Family("Qwen3VLProcessor", "Qwen2VLImageProcessorPil", _QWEN_TOKENS, _QWEN_IMAGE, _of_qwen)
+_IDEFICS_TOKENS = {
+    "image_token_id": "<image>",
+    "": "<fake_token_around_image>",
+    " ": "<end_of_utterance>",
+    "  ": "<global-img>",
+}
+FAMILIES: Mapping[str, Family] = {
+    "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": _QWEN3,
+    "qwen3_5": _QWEN3,
+    "qwen3_5_moe": _QWEN3,
+    "qwen2_5_vl": Family(
+        "Qwen2_5_VLProcessor", "Qwen2VLImageProcessorPil", _QWEN_TOKENS, _QWEN_IMAGE, _of_qwen
+    ),
+    "qwen2_vl": Family("Qwen2VLProcessor", "Qwen2VLImageProcessorPil", _QWEN_TOKENS, _QWEN_IMAGE, _of_qwen),
+    "gemma3": Family(
+        "Gemma3Processor",
+        "Gemma3ImageProcessorPil",
+        {
+            "boi_token_index": "<start_of_image>",
+            "eoi_token_index": "<end_of_image>",
+            "image_token_index": "<image_soft_token>",
+        },
+        "<start_of_image>",
+        _of_gemma3,
+        {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+    ),
+    "gemma4": Family(
+        "Gemma4Processor",
+        "Gemma4ImageProcessorPil",
+        {
+            "boi_token_id": "<|image>",
+            "eoi_token_id": "<image|>",
+            "image_token_id": "<|image|>",
+            "boa_token_id": "<|audio>",
+            "eoa_token_id": "<audio|>",
+            "audio_token_id": "<|audio|>",
+        },
+        "<|image|>",
+        _of_gemma4,
+        {
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "image_token": "<|image|>",
+            "boa_token": "<|audio>",
+            "eoa_token": "<audio|>",
+            "audio_token": "<|audio|>",
+        },
+        {"feature_extractor": "Gemma4AudioFeatureExtractor"},
+    ),
+    "idefics3": Family(
+        "Idefics3Processor", "Idefics3ImageProcessorPil", _IDEFICS_TOKENS, "<image>", _of_idefics3
+    ),
+    "smolvlm": Family(
+        "SmolVLMProcessor", "SmolVLMImageProcessorPil", _IDEFICS_TOKENS, "<image>", _of_idefics3
+    ),
+    "llava": Family(
+        "LlavaProcessor", "LlavaImageProcessorPil", {"image_token_index": "<image>"}, "<image>", _of_llava
+    ),
+}
+"""Families whose processors can be made here, by model type."""
+
+
+def family_of(model_type: str) -> Family:
+    """RecipeError for a family whose processor is not known here."""
+    if model_type not in FAMILIES:
+        message = f"no processor can be generated for model_type {model_type}; known are "
+        hint = "run the recipe itself with `trainer.max_steps: 4` where its processor can be read"
+        raise RecipeError(
+            Problem("tiny-processor", message + ", ".join(FAMILIES), path="model.name_or_path", hint=hint)
+        )
+    return FAMILIES[model_type]
+
+
+def tiny_processor(config: Any) -> Any:
+    """The processor of a configuration, with the vocabulary of `tiny_tokenizer` and the family's tokens."""
+    import transformers
+
+    from launcher.train.model.processors import make_processor
+    from launcher.train.tiny import tiny_tokenizer
+
+    family = family_of(config.model_type)
+    tokenizer = tiny_tokenizer(512, family.named)
+    tokenizer.add_special_tokens({"additional_special_tokens": sorted(set(family.tokens.values()))})
+    sizes, more = family.sizes(config)
+    parts = {name: getattr(transformers, kind)() for name, kind in family.parts.items()}
+    processor = make_processor(
+        getattr(transformers, family.processor),
+        image_processor=getattr(transformers, family.image_processor)(**sizes),
+        tokenizer=tokenizer,
+        **parts,
+        **more,
+    )
+    processor.chat_template = tokenizer.chat_template = _TEMPLATE.replace("IMAGE", family.image)
+    return processor
+
+
+def set_token_ids(config: Any, processor: Any) -> None:
+    """The configuration's ids of a family's tokens as the generated tokenizer has them."""
+    for name, token in family_of(config.model_type).tokens.items():
+        if name.strip():
+            setattr(config, name, processor.tokenizer.convert_tokens_to_ids(token))

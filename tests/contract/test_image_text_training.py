@@ -1,0 +1,190 @@
+"""Vision-language models: losses of a hand-written loop, what is frozen, and results that are read again."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("PIL")
+
+import torch
+from plans import generate, trained, write_run
+from vision_models import EVERY, colour_rows, save_base, write_rows
+
+from launcher.errors import RecipeError
+from launcher.train.data.build import build_data
+from launcher.train.job import read_job
+from launcher.train.model.adapters import attach_adapter
+from launcher.train.model.models import load_model
+from launcher.train.model.processing import load_processing
+from launcher.train.model.vision import find_parts
+from launcher.train.results.evaluate import evaluate
+from launcher.train.results.generate import answer, load_trained
+from launcher.train.results.merge import merge
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+LORA = {"type": "lora", "r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Name of a family -> a checkpoint of it."""
+    root = tmp_path_factory.mktemp("bases")
+    return functools.cache(lambda name: save_base(root / name, name))
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+    return write_rows(folder, colour_rows(folder))
+
+
+def settings(base: Path, rows: Path, **changes):
+    given = {"task": "image-text-to-text", "tiny": False, "model.config": None, "data.max_length": 512}
+    given |= {"model.name_or_path": str(base), "data.train": [{"path": str(rows), "format": "auto"}]}
+    given |= {"trainer.max_steps": 4, "trainer.per_device_train_batch_size": 4}
+    return given | {key.replace("__", "."): value for key, value in changes.items()}
+
+
+def logged(run: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
+def test_losses_are_those_of_a_loop_of_ones_own(tmp_path, base, rows, name, adapter):
+    """The same collator, the order of the Trainer's sampler, AdamW and no schedule."""
+    given = settings(base(name), rows, adapter=adapter, trainer__max_grad_norm=0.0)
+    run = trained(tmp_path / "run", given)
+    job = read_job(run)
+    processing = load_processing(job)
+    data = build_data(job, processing)
+    torch.manual_seed(job.seed)
+    model = load_model(job, processing)
+    torch.manual_seed(job.seed)
+    model = attach_adapter(job, model, processing)
+    model.train()
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0
+    )
+    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(job.seed)).tolist()
+    losses = []
+    for step in range(4):
+        batch = data.collate([data.train[number] for number in order[4 * step : 4 * step + 4]])
+        logits = model(**{key: value for key, value in batch.items() if key != "labels"}).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten(), ignore_index=-100
+        )
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert logged(run) == pytest.approx(losses, abs=1e-5)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "freeze",
+    [["vision", "projector"], ["vision"], ["projector"], []],
+    ids=lambda parts: "+".join(parts) or "none",
+)
+def test_frozen_parts_have_no_gradient_and_no_adapter(tmp_path, base, rows, name, freeze):
+    given = settings(base(name), rows, adapter=LORA, model__freeze=freeze)
+    job = read_job(write_run(tmp_path / "run", given))
+    processing = load_processing(job)
+    parts = find_parts(load_model(job, processing))
+    tower = {"vision": parts["vision"], "projector": parts["projector"]}
+
+    def part_of(parameter: str) -> str:
+        plain = parameter.removeprefix("base_model.model.")
+        for part in ("projector", "vision"):  # a projector may be a module of the tower
+            if any(plain.startswith(f"{module}.") for module in tower[part]):
+                return part
+        return "language"
+
+    for adapter in (False, True):
+        model = load_model(job, processing)
+        own = job if adapter else read_job(write_run(tmp_path / "full", {**given, "adapter": {}}))
+        model = attach_adapter(own, model, processing)
+        trainable = {part_of(n) for n, p in model.named_parameters() if p.requires_grad}
+        assert trainable.isdisjoint(freeze)
+        assert "language" in trainable
+        assert "vision" in trainable or "vision" in freeze
+        has_linear = name != "gemma3" or not adapter  # its projector is a parameter, no linear layer
+        assert "projector" in trainable or "projector" in freeze or not has_linear
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_frozen_weights_stay_and_others_move(tmp_path, base, rows, name):
+    from safetensors.torch import load_file
+
+    run = trained(tmp_path / "run", settings(base(name), rows, trainer__max_steps=2))
+    before, after = (load_file(folder / "model.safetensors") for folder in (base(name), run / "model"))
+    assert before.keys() == after.keys()
+    moved = {key for key in before if not torch.equal(before[key], after[key])}
+    words = ("visual", "vision", "projector", "connector", "merger")
+    assert moved
+    assert not [key for key in moved if any(word in key for word in words)]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_an_adapter_is_read_evaluated_and_merged(tmp_path, base, rows, name):
+    given = settings(base(name), rows, adapter=LORA, data__eval={"split": 0.3}, data__metrics=["accuracy"])
+    given |= {"trainer.eval_strategy": "steps", "trainer.eval_steps": 4}
+    run = trained(tmp_path / "run", given)
+    found = evaluate(run, None, None, print)
+    last = json.loads((run / "result.json").read_text())["eval"]
+    assert found.metrics["loss"] == pytest.approx(last["eval_loss"], abs=1e-5)
+    assert 0 <= found.metrics["accuracy"] <= 1
+    image = str(rows.parent / "0-0.png")
+    prompt = "Which colour is it?"
+    told = answer(load_trained(run, print), prompt, 4, images=[image])
+    merged = merge(run, tmp_path / "merged", "float32", lambda _: "a card\n")
+    assert merged.sum.is_none
+    from transformers import AutoModelForImageTextToText
+
+    from launcher.train.model.processors import read_processor
+
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
+    processor = read_processor(str(tmp_path / "merged"), {}, {})
+    talk = [{"role": "user", "content": [{"type": "image", "path": image}, {"type": "text", "text": prompt}]}]
+    inputs = processor.apply_chat_template(
+        talk, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+    )
+    output = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    said = processor.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert said == told
+
+
+def test_prompts_and_images_must_agree(tmp_path, base, rows):
+    run = trained(tmp_path / "run", settings(base("qwen3_vl"), rows, trainer__max_steps=1))
+    loaded = load_trained(run, print)
+    image = str(rows.parent / "0-0.png")
+    assert isinstance(answer(loaded, "<image>a", 2, images=[image]), str)
+    assert isinstance(generate(run, "no image", 2), str)
+    for prompt, images, code in (
+        ("<image><image>a", [image], "image-count"), ("<image>a", [], "image-count"),
+        ("a", [str(tmp_path / "absent.png")], "image-missing"),
+    ):  # fmt: skip
+        with pytest.raises(RecipeError) as caught:
+            answer(loaded, prompt, 2, images=images)
+        assert caught.value.problems[0].code == code
+
+
+def test_a_model_without_a_known_tower_is_refused() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with pytest.raises(RecipeError) as caught:
+        find_parts(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16)))
+    assert caught.value.problems[0].code == "vision-layout"
