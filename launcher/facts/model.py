@@ -99,6 +99,24 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class Vision:
+    """The parts of a model that read images: a tower and a projector."""
+
+    params: int
+    frozen: int
+    """Of these, how many are not trained."""
+    trains_tower: bool
+    hidden: int
+    """Sizes of the tower; 0 where its configuration does not name them."""
+    inner: int
+    layers: int
+    patch_values: int
+    """Pixel values of a patch."""
+    patches_per_token: int
+    """Patches that the projector makes one token of."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """What memory and adapters depend on; sizes in elements."""
 
@@ -132,6 +150,9 @@ class ModelSpec:
     """Whether transformers' class supports `attn_implementation: sdpa`."""
     wrapper: str | None = None
     """`model_type` of the checkpoint for text and images whose text model this is."""
+    vision: Vision | None = None
+    """The parts that read images; sizes, linears and layout are then the language model's, `params` those of
+    all."""
     adapters: tuple[tuple[str, Adapted], ...] = ()
     """Results of the real peft for adapters without a closed form, by `adapter_key`."""
 
@@ -149,6 +170,11 @@ class ModelSpec:
         """
         own_head = self.layout.decoder is not None and self.config.get("tie_word_embeddings") is False
         return self.params + (self.head.in_features * self.head.out_features if own_head else 0)
+
+    @property
+    def trained_whole(self) -> int:
+        """Parameters that a full fine-tune trains."""
+        return self.loaded_params - (self.vision.frozen if self.vision else 0)
 
     @property
     def linear_weights(self) -> int:
@@ -232,7 +258,8 @@ def foreign_spec(
     sizes = Sizes(**{**answer["sizes"], "vocab": answer["embedding"]["rows"]}, config=config)
     layout = _sketch(answer, linears, task)
     spec = _spec(name, config, origin, task, sizes, layout, head, linears, answer["params"])
-    return replace(spec, foreign=True, has_sdpa=answer["has_sdpa"])
+    vision = Vision(**answer["vision"]) if answer.get("vision") else None
+    return replace(spec, foreign=True, has_sdpa=answer["has_sdpa"], vision=vision)
 
 
 def _spec(

@@ -45,7 +45,8 @@ def causal_types() -> frozenset[str]:
 def text_part(name: str, config: Mapping[str, Any], task: str) -> TextPart:
     """What `task` trains of the model: of one for text and images its text model, for a task on text.
 
-    A task that sees images trains the whole model. RecipeError `multimodal-model` where transformers has no class for that text model alone.
+    A task that sees images trains the whole model. RecipeError `multimodal-model` where transformers has no
+    class for that text model alone.
     """
     kind, inner = str(config.get("model_type")), config.get("text_config")
     known = image_text_types().get(kind)

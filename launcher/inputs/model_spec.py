@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,16 +31,18 @@ def find_spec(
     *,
     ask: bool,
     adapter: Mapping[str, Any] | None = None,
+    freeze: Sequence[str] = (),
 ) -> tuple[ModelSpec, str | None]:
     """The spec; and a note if the memory must be traced, as the family or the adapter has no closed form.
 
     Of a model for text and images, a task on text trains the text model alone (`ModelSpec.wrapper`).
-    adapter: fields of LoraConfig. ask: allow a child process with transformers and peft. Raises RecipeError:
-    `not-in-closed-form` if that is needed and not allowed, `unknown-architecture` if transformers is missing
-    or cannot build the model for the task, `multimodal-model` if it has no class for the text model alone.
+    adapter: fields of LoraConfig. freeze: parts of a model of images and text that are not trained. ask:
+    allow a child process with transformers and peft. Raises RecipeError: `not-in-closed-form` if that is
+    needed and not allowed, `unknown-architecture` if transformers is missing or cannot build the model for
+    the task, `multimodal-model` if it has no class for the text model alone.
     """
     config, wrapper = text_part(name, config, task)
-    spec, note = _spec_of(name, config, origin, task, ask=ask, adapter=adapter)
+    spec, note = _spec_of(name, config, origin, task, ask=ask, adapter=adapter, freeze=freeze)
     return replace(spec, wrapper=wrapper), note
 
 
@@ -52,6 +54,7 @@ def _spec_of(
     *,
     ask: bool,
     adapter: Mapping[str, Any] | None,
+    freeze: Sequence[str],
 ) -> tuple[ModelSpec, str | None]:
     try:
         spec, note = _with_adapter(read_model_spec(name, config, origin, task), config, adapter, ask=ask)
@@ -68,7 +71,7 @@ def _spec_of(
             raise
         if not ask:
             raise _only_traced(name, config, error) from None
-        answer = _described(config, task, error, adapter)
+        answer = _described(config, task, error, adapter, freeze)
     from launcher.facts.model import foreign_spec
 
     spec = foreign_spec(name, config, origin, task, answer)
@@ -170,14 +173,16 @@ def _request(config: Mapping[str, Any], task: str, adapter: Mapping[str, Any] | 
 
 
 def _described(
-    config: Mapping[str, Any], task: str, unknown: RecipeError, adapter: Mapping[str, Any] | None
-) -> dict[str, Any]:
+    config: Mapping[str, Any], task: str, unknown: RecipeError, adapter: Mapping[str, Any] | None,
+    freeze: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
     """The answer of the child about the model. Raises `unknown`, with the reason, if there is none."""
     from launcher.facts.memory_trace import Untraceable, ask_child
 
     try:
         require_modules(["torch", "transformers"])
-        return ask_child({**_request(config, task, adapter), "ask": "model"}, sys.executable)
+        request = {**_request(config, task, adapter), "freeze": list(freeze), "ask": "model"}
+        return ask_child(request, sys.executable)
     except MachineError as error:
         why = f"other types of transformers are read where it is installed: {error.problems[0].message}"
     except Untraceable as error:

@@ -21,6 +21,7 @@ from launcher.facts.software import installed_versions
 from launcher.inputs.first_rows import hook_names, judged_data
 from launcher.inputs.model_spec import can_trace, find_spec, whole_config
 from launcher.plan.inputs import Facts
+from launcher.planner.record import frozen_parts
 from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
@@ -285,7 +286,8 @@ def _find_spec(
     adapter = None
     if recipe.adapter is not None and recipe.adapter.path is None:
         adapter = {k: v for k, v in recipe.adapter.model_dump().items() if k not in ADAPTER_KEYS}
-    return find_spec(name, config, origin, recipe.task, ask=ask, adapter=adapter)
+    freeze = frozen_parts(recipe) if task_named(recipe.task).sees_images else ()
+    return find_spec(name, config, origin, recipe.task, ask=ask, adapter=adapter, freeze=freeze)
 
 
 def check_model(recipe: Recipe) -> None:

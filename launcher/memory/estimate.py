@@ -21,6 +21,7 @@ from launcher.memory.calibration import (
     prior_range,
 )
 from launcher.memory.host import HostMemory, host_memory
+from launcher.memory.images import image_note, with_images
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.loss import evaluation_bytes
 from launcher.memory.phases import CUDA_CONTEXT, training_phases
@@ -119,7 +120,7 @@ def estimate_memory(
     """
     traced = None if trace is None else _traced(trace, spec, job, hardware)
     part, own = on_rank(spec, job)
-    found = traced or training_phases(part, own, hardware)
+    found = with_images(traced or training_phases(part, own, hardware), part, own)
     context, context_word = device_context(job, hardware, calibration, CUDA_CONTEXT)
     phases = {name: replace(_share(p, job.spread), context=context) for name, p in found.items()}
     phase, components = max(phases.items(), key=lambda item: item[1].total)
@@ -151,7 +152,7 @@ def estimate_memory(
         phases=phases,
         method=method,
         calibration=calibration_note(hardware, calibration, (context_word, range_word)),
-        notes=memory_notes(job, hardware),
+        notes=(*memory_notes(job, hardware), *image_note(spec, job)),
         trainable_params=job.trainable_params,
     )
 

@@ -45,7 +45,7 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         dtype=_loaded_dtype(draft, spec),
         quantization=quantization["type"] if isinstance(quantization, dict) else "none",
         double_quant=isinstance(quantization, dict) and bool(quantization.get("double_quant")),
-        trainable_params=spec.loaded_params if adapter is None else adapter.params,
+        trainable_params=spec.trained_whole if adapter is None else adapter.params,
         adapter=has_adapter,
         adapter_dropout=draft.adapter.lora_dropout,
         engine=engine,

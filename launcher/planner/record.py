@@ -5,7 +5,7 @@ from __future__ import annotations
 from launcher.facts.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.planner.decide import SIZES
-from launcher.recipe.schema import AdapterSection, DataSection, ModelSection, Recipe
+from launcher.recipe.schema import AdapterSection, DataSection, Recipe
 
 MODEL_LEAVES = (
     "name_or_path",
@@ -36,7 +36,7 @@ def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[st
     for name in MODEL_LEAVES:
         draft.put_recipe(f"model.{name}", getattr(recipe.model, name), "not asked for")
     if draft.task.sees_images:
-        _record_images(draft, recipe.model)
+        _record_images(draft, recipe)
     # A shipped fact's name is resolved here: the worker gets the configuration itself.
     config_value = None if recipe.model.config is None else dict(spec.config)
     draft.put_recipe("model.config", config_value, "not asked for")
@@ -62,10 +62,15 @@ def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[st
         draft.put_recipe(f"trainer.{name}", value, "")
 
 
-def _record_images(draft: Draft, model: ModelSection) -> None:
-    freeze = ["vision", "projector"] if model.freeze is None else list(model.freeze)
+def frozen_parts(recipe: Recipe) -> list[str]:
+    """Parts of a model of images and text that are not trained."""
+    return ["vision", "projector"] if recipe.model.freeze is None else list(recipe.model.freeze)
+
+
+def _record_images(draft: Draft, recipe: Recipe) -> None:
     reason = "the vision tower and the projector stay as they are, as LLaMA-Factory and ms-swift train"
-    draft.put_recipe("model.freeze", freeze, reason)
+    draft.put_recipe("model.freeze", frozen_parts(recipe), reason)
+    model = recipe.model
     draft.put_recipe("model.image_sizes", model.image_sizes, "those of the model's image processor")
 
 

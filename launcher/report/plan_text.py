@@ -89,12 +89,22 @@ def _job(plan: Plan) -> list[str]:
     return [
         f"  model     {printable(model.name)}: {model.params / 1e9:.2f} B parameters ({model.origin}{part}), "
         f"{plan.trainable_params / 1e6:.1f} M trained ({kind})",
+        *_frozen(plan),
         f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s) "
         f"= {batch.global_size} samples, at most {schedule.tokens_per_step:,} tokens per step",
         *([f"  layout    {plan.hardware.num_devices} devices: {copies}"] if shared else []),
         f"  length    {length}",
         f"  on oom    {'fail' if plan.on_oom == 'fail' else on_oom}",
     ]
+
+
+def _frozen(plan: Plan) -> list[str]:
+    """Of a model of images and text: which parts are not trained."""
+    if (vision := plan.spec.vision) is None:
+        return []
+    parts = " and ".join(plan.model.freeze) or "nothing"
+    why = _why(plan.provenance["model.freeze"])
+    return [f"  frozen    {parts}: {vision.frozen / 1e6:.1f} M parameters ({why})"]
 
 
 def _decisions(plan: Plan, page: Page) -> list[str]:

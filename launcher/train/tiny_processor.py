@@ -70,7 +70,7 @@ def _of_idefics3(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     vision = config.vision_config
     tokens = (vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2
     sizes = {
-        "size": {"longest_edge": 2 * vision.image_size},
+        "size": {"longest_edge": vision.image_size},  # one tile, not several
         "max_image_size": {"longest_edge": vision.image_size},
     }
     return sizes, {"image_seq_len": tokens}

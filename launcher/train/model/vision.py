@@ -62,6 +62,15 @@ def _children(model: Any) -> Iterator[tuple[str, Any]]:
             yield name, module
 
 
+def vision_modules(model: Any) -> tuple[str, ...]:
+    """Names of the parts beside a language model that read images or sound; none for other models."""
+    names = [name for name, _ in _children(model)]
+    last = [name.rpartition(".")[2] for name in names]
+    if not {"language_model", "text_model"}.intersection(last):
+        return ()
+    return tuple(n for n, end in zip(names, last, strict=True) if end in (*TOWERS, *PROJECTORS, *IDLE))
+
+
 def frozen_pattern(model: Any, freeze: Sequence[str]) -> str:
     """A pattern for whole names of the modules in frozen parts."""
     parts = find_parts(model)
@@ -71,6 +80,53 @@ def frozen_pattern(model: Any, freeze: Sequence[str]) -> str:
     without = "".join(rf"(?!{re.escape(name)}(\.|$))" for name in inside)
     inner = "|".join(map(re.escape, frozen))
     return rf"{without}({inner})(\..+)?"
+
+
+def vision_facts(model: Any, config: Any, freeze: Sequence[str]) -> dict[str, Any]:
+    """What memory depends on of the parts that read images (`facts.model.Vision`)."""
+    pattern = re.compile(frozen_pattern(model, freeze))
+    parts = find_parts(model)
+    apart = tuple(f"{name}." for names in parts.values() for name in names)
+    own = [(name, p.numel()) for name, p in model.named_parameters() if name.startswith(apart)]
+    vision = config.vision_config
+    sizes = {key: _first(vision, names) for key, names in _SIZES.items()}
+    side = _first(vision, ("patch_size",))
+    values = 3 * side * side * (_first(vision, ("temporal_patch_size",), 1)) if side else 0
+    return {
+        "params": sum(count for _, count in own),
+        "frozen": sum(count for name, count in own if pattern.fullmatch(name)),
+        "trains_tower": "vision" not in freeze,
+        "patch_values": values,
+        "patches_per_token": _patches_per_token(config),
+        **sizes,
+    }
+
+
+_SIZES = {
+    "hidden": ("hidden_size", "embed_dim"),
+    "inner": ("intermediate_size", "mlp_dim"),
+    "layers": ("num_hidden_layers", "depth"),
+}
+"""Size of a tower -> its names in configurations."""
+
+
+def _first(config: Any, names: Sequence[str], default: int = 0) -> int:
+    found = (getattr(config, name, None) for name in names)
+    return next((one for one in found if isinstance(one, int)), default)
+
+
+def _patches_per_token(config: Any) -> int:
+    """Patches of the tower that the projector makes one token of."""
+    vision = config.vision_config
+    for holder in (config, vision):
+        for name in ("spatial_merge_size", "scale_factor", "pooling_kernel_size"):
+            if side := _first(holder, (name,)):
+                return side * side
+        if share := getattr(holder, "pixel_shuffle_ratio", None):
+            return round(1 / float(share) ** 2)
+    if tokens := _first(config, ("mm_tokens_per_image",)):
+        return int((vision.image_size // vision.patch_size) ** 2 // tokens)
+    return 1
 
 
 def freeze_parts(model: Any, freeze: Sequence[str]) -> Mapping[str, int]:

@@ -14,6 +14,7 @@ from launcher.train.job import Job
 from launcher.train.model.adapters import attach_adapter
 from launcher.train.model.loss import chunk_loss
 from launcher.train.model.models import auto_class
+from launcher.train.model.vision import vision_modules
 from launcher.train.tasks import train_task
 from launcher.train.trace.kernels import adapters_over_quantized, stand_in
 from launcher.train.trace.repeats import ALIKE, Repeats, find_repeats, kinds_of
@@ -60,6 +61,13 @@ class Request:
         return bool(self.memory["document_mask"]) and holds_mask(self.memory["attention"])
 
 
+def language_config(config: Any) -> Any:
+    """The part of a configuration that has the sizes of the language model: of text and images, an inner
+    one; else the configuration itself."""
+    inner = getattr(config, "sub_configs", None) or {}
+    return config.get_text_config() if "vision_config" in inner else config
+
+
 def depth_names(config: Any) -> tuple[str, ...]:
     """The configuration's attributes that hold the depth of a stack, one for each stack."""
     if getattr(config, "is_encoder_decoder", False):
@@ -80,12 +88,13 @@ def whole_config(config: Mapping[str, Any], labels: int | None) -> Any:
         given.pop("id2label", None)
         given.pop("label2id", None)
     whole = AutoConfig.for_model(**given)
-    vocabulary = getattr(whole, "vocab_size", None)
+    text = language_config(whole)
+    vocabulary = getattr(text, "vocab_size", None)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         # A run takes the tokenizer's ids; the class defaults may be outside a small vocabulary.
-        token = getattr(whole, name, None)
+        token = getattr(text, name, None)
         if isinstance(token, int) and vocabulary and token >= vocabulary:
-            setattr(whole, name, 0)
+            setattr(text, name, 0)
     if getattr(whole, "is_encoder_decoder", False) and getattr(whole, "decoder_start_token_id", None) is None:
         whole.decoder_start_token_id = 0
     return whole
@@ -96,12 +105,13 @@ def cut(config: Any, names: Sequence[str], depths: Sequence[int]) -> Any:
     import copy
 
     shorter = copy.deepcopy(config)
-    full = {getattr(config, name) for name in names}
-    for key, value in vars(shorter).items():
+    text = language_config(shorter)
+    full = {getattr(text, name) for name in names}
+    for key, value in vars(text).items():
         if isinstance(value, list) and len(value) in full:
-            setattr(shorter, key, value[: max(depths)])
+            setattr(text, key, value[: max(depths)])
     for name, depth in zip(names, depths, strict=True):
-        setattr(shorter, name, depth)
+        setattr(text, name, depth)
     return shorter
 
 
@@ -111,13 +121,13 @@ def repeats_of(request: Request, config: Any, names: Sequence[str]) -> Repeats:
         return ALIKE
     with torch.device("meta"):
         model = auto_class(request.task).from_config(config)
-    layers = [stack for stack in stacks(model) if len(stack) == getattr(config, names[0])]
+    layers = [stack for stack in stacks(model) if len(stack) == getattr(language_config(config), names[0])]
     return find_repeats(kinds_of(layers[0])) if layers else ALIKE
 
 
 def _keep_layers(model: Any, chosen: Sequence[int]) -> None:
     """Leave these layers alone in the model, and what is listed layer by layer in its configuration."""
-    config = model.config
+    config = language_config(model.config)
     layers = next(stack for stack in stacks(model) if len(stack) == config.num_hidden_layers)
     for key, value in vars(config).items():
         if isinstance(value, list) and len(value) == len(layers):
@@ -320,9 +330,10 @@ def _follow(layer: Any, place: str, marks: tuple[bool, bool, bool], recorder: Re
 
 
 def stacks(model: Any) -> list[Any]:
-    """The lists of layers: the outermost module lists of at least two alike modules."""
+    """The lists of layers: the outermost module lists of at least two alike modules, without those of a
+    vision tower beside a language model."""
     found: list[Any] = []
-    inside: tuple[str, ...] = ()
+    inside: tuple[str, ...] = vision_modules(model)
     for name, module in model.named_modules():
         if any(name.startswith(outer + ".") for outer in inside):
             continue

@@ -44,7 +44,7 @@ def trace(asked: Mapping[str, Any]) -> dict[str, Any]:
     import transformers
 
     from launcher.train.trace.extend import extend, ruling, state_bytes
-    from launcher.train.trace.model import Request, depth_names, repeats_of, whole_config
+    from launcher.train.trace.model import Request, depth_names, language_config, repeats_of, whole_config
     from launcher.train.trace.repeats import ALIKE
 
     transformers.logging.set_verbosity_error()
@@ -58,8 +58,9 @@ def trace(asked: Mapping[str, Any]) -> dict[str, Any]:
         tuple(capability) if capability else None,
     )
     config = whole_config(request.config, request.labels)
-    names = depth_names(config)
-    repeats, layers = repeats_of(request, config, names), [getattr(config, name) for name in names]
+    text = language_config(config)
+    names = depth_names(text)
+    repeats, layers = repeats_of(request, config, names), [getattr(text, name) for name in names]
     full = layers if repeats == ALIKE else [repeats.depth(layers[0])]
     source = (config, names, repeats)
     with device_of(request):
@@ -120,7 +121,7 @@ def record(request: Any, source: tuple[Any, Sequence[str], Any], depths: Sequenc
     source: the configuration, its names of depths, and how its layers repeat.
     """
     from launcher.train.tasks import train_task
-    from launcher.train.trace.model import build, cut, place, record_step
+    from launcher.train.trace.model import build, cut, language_config, place, record_step
     from launcher.train.trace.repeats import ALIKE
     from launcher.train.upstream.torch_seams import fake_tensors
 
@@ -130,11 +131,12 @@ def record(request: Any, source: tuple[Any, Sequence[str], Any], depths: Sequenc
         model = build(request, short)
     else:
         short = copy.deepcopy(config)  # it becomes the model's own, and is cut with its layers
-        model = build(request, short, repeats.chosen(getattr(config, names[0]), depths[0]))
+        layers = getattr(language_config(config), names[0])
+        model = build(request, short, repeats.chosen(layers, depths[0]))
     with fake_tensors():
         place(model)
         inputs = train_task(request.task).traced_inputs(request.memory, short, batch)
-        logits = inputs["labels"].numel() * (request.labels or short.vocab_size)
+        logits = inputs["labels"].numel() * (request.labels or language_config(short).vocab_size)
         return record_step(request, model, inputs, logits, repeats)
 
 
@@ -156,7 +158,7 @@ def model(asked: Mapping[str, Any]) -> dict[str, Any]:
     from launcher.train.trace.spec import describe
 
     transformers.logging.set_verbosity_error()
-    described = describe(whole_config(asked["config"], asked["labels"]), asked["task"])
+    described = describe(whole_config(asked["config"], asked["labels"]), asked["task"], asked.get("freeze"))
     return {**described, "adapter": adapter(asked) if asked.get("adapter") else None}
 
 
@@ -169,7 +171,7 @@ def adapter(asked: Mapping[str, Any]) -> dict[str, Any]:
 
     transformers.logging.set_verbosity_error()
     config = whole_config(asked["config"], asked["labels"])
-    return trace_spec.adapter(config, asked["task"], asked["adapter"])
+    return trace_spec.adapter(config, asked["task"], asked["adapter"], asked.get("freeze"))
 
 
 def config(asked: Mapping[str, Any]) -> dict[str, Any]:

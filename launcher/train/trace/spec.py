@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,19 +14,24 @@ from launcher.errors import RecipeError
 from launcher.tasks import task_named
 from launcher.train.model.adapters import left_out, new_adapter
 from launcher.train.model.models import auto_class, head_modules
-from launcher.train.trace.model import stacks
+from launcher.train.model.vision import frozen_pattern, vision_facts, vision_modules
+from launcher.train.trace.model import language_config, stacks
 from launcher.train.upstream.model_seams import has_sdpa
 
 _NORM = re.compile(r"norm", re.IGNORECASE)
 
 
-def describe(config: Any, task: str) -> dict[str, Any]:
-    """Sizes, linears, embeddings and head of the model of this configuration; counts are exact."""
+def describe(config: Any, task: str, freeze: Sequence[str] | None = None) -> dict[str, Any]:
+    """Sizes, linears, embeddings and head of the model of this configuration; counts are exact.
+
+    Of a model of images and text, sizes and linears are the language model's. freeze: its frozen parts.
+    """
     with torch.device("meta"):
         model = auto_class(task).from_config(config)
     layers = [list(stack) for stack in stacks(model)]
     head = _head(model, task)
-    linears = list(_linears(model, head["name"]))
+    apart = vision_modules(model)
+    linears = list(_linears(model, (head["name"], *apart)))
     embedding = model.get_input_embeddings()
     rows, width = embedding.weight.shape if isinstance(embedding, torch.nn.Embedding) else (0, 0)
     first = [module for name, module in layers[0][0].named_modules() if name]
@@ -38,7 +43,8 @@ def describe(config: Any, task: str) -> dict[str, Any]:
     outside = sum(x["weights"] for x in linears if "{}" not in x["path"])
     extra = (inside - in_layers) // depth
     return {
-        "sizes": _sizes(config, linears, width, depth),
+        "sizes": _sizes(language_config(config), linears, width, depth),
+        "vision": vision_facts(model, config, freeze or ()) if task_named(task).sees_images else None,
         "params": params,
         "linears": linears,
         "layer_extra": extra,
@@ -48,12 +54,13 @@ def describe(config: Any, task: str) -> dict[str, Any]:
         "head": head,
         "norms": len(norms),
         "rms_norm": any("RMS" in type(norm).__name__ for norm in norms),
-        "vision": not task_named(task).reads_tokens,
         "has_sdpa": has_sdpa(model),
     }
 
 
-def adapter(config: Any, task: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def adapter(
+    config: Any, task: str, fields: Mapping[str, Any], freeze: Sequence[str] | None = None
+) -> dict[str, Any]:
     """What the real peft makes of an adapter: parameters, ranks and paths, or the problems that it has."""
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import ModulesToSaveWrapper
@@ -65,10 +72,13 @@ def adapter(config: Any, task: str, fields: Mapping[str, Any]) -> dict[str, Any]
         linears = [
             name
             for name, module in model.named_modules()
-            if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head
+            if isinstance(module, (torch.nn.Linear, Conv1D))
+            and module is not head
+            and not name.startswith(tuple(f"{part}." for part in vision_modules(model)))
         ]
         try:
-            adapted = new_adapter(_of_no_values(fields), task, model)
+            apart = frozen_pattern(model, freeze or ()) if task_named(task).sees_images else None
+            adapted = new_adapter(_of_no_values(fields), task, model, apart=apart)
         except RecipeError as error:
             return {"problems": [[p.code, p.message, p.path, p.hint] for p in error.problems]}
     names = {name.removeprefix("base_model.model."): module for name, module in adapted.named_modules()}
@@ -164,11 +174,14 @@ def _head(model: Any, task: str) -> dict[str, Any]:
     }
 
 
-def _linears(model: Any, head: str) -> Iterator[dict[str, Any]]:
-    """Linears outside the head, alike ones of all layers as one; `weights` counts their parameters."""
+def _linears(model: Any, apart: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Linears outside the modules `apart`, alike ones of all layers as one; `weights` counts their
+    parameters."""
     found: dict[tuple[str, int, int, bool], int] = {}
     for name, module in model.named_modules():
-        if name == head or name.startswith(head + ".") or not isinstance(module, (torch.nn.Linear, Conv1D)):
+        if any(name == one or name.startswith(one + ".") for one in apart):
+            continue
+        if not isinstance(module, (torch.nn.Linear, Conv1D)):
             continue
         wide, deep = module.weight.shape if isinstance(module, Conv1D) else reversed(module.weight.shape)
         key = (re.sub(r"\.\d+\.", ".{}.", name, count=1), wide, deep, module.bias is not None)
