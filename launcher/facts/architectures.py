@@ -158,6 +158,8 @@ class Layout:
     """Values (pixels x channels) of one image."""
     mixer: str = "attention"
     """attention | latent (MLA) | delta (gated delta rule) | mamba: what mixes the tokens."""
+    mixer_sizes: tuple[int, ...] = ()
+    """Of "delta": heads of keys and of values, their widths, positions that the convolution reads."""
     router: str = "softmax"
     """softmax | sigmoid: how a token's experts are chosen."""
     expert_adapters: bool = True

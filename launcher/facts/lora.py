@@ -176,6 +176,15 @@ def _experts(spec: ModelSpec) -> Iterator[tuple[int, int]]:
             yield 2 * count * (2 * inner + hidden) + count * (inner + hidden), kind.layers
 
 
+def left_out(spec: ModelSpec) -> list[str]:
+    """A warning where `all-linear` leaves linears without an adapter."""
+    names = [name for linear in spec.linears if linear.skipped for name in linear.names()]
+    if not names:
+        return []
+    why = "peft takes their names for those of experts"
+    return [f"{len(names)} linear layer(s), such as {names[0]}, get no adapter: {why}"]
+
+
 def has_experts(spec: ModelSpec) -> bool:
     """Whether some layers have experts, or peft takes names of linears for those of experts."""
     return any(kind.num_experts for kind in spec.layout.stacks) or any(x.skipped for x in spec.linears)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.hardware import Hardware, device_facts, parse_hardware, probe_processor, with_host_memory
+from launcher.facts.lora import adapter_fields, is_all_linear, left_out
 from launcher.facts.measured_runs import Calibration, read_calibration
 from launcher.facts.model import ModelSpec
 from launcher.facts.model_config import find_model_config
@@ -225,6 +226,18 @@ def _warnings(recipe: Recipe, spec: ModelSpec, calibration: Calibration | None) 
     longest, asked = spec.max_position_embeddings, recipe.data.max_length
     if longest and task_named(recipe.task).reads_tokens and asked > longest:
         yield f"data.max_length {asked} exceeds the model's {longest} positions"
+    if any(kind.mixer in ("delta", "mamba") for kind in spec.layout.stacks):
+        yield (
+            f"linear-attention layers of {spec.model_type} are counted as torch's operations, which run "
+            "where flash-linear-attention, mamba-ssm and causal-conv1d are not installed; with their kernels "
+            "they should hold less, which was not measured"
+        )
+    if (
+        recipe.adapter is not None
+        and recipe.adapter.path is None
+        and is_all_linear(adapter_fields(recipe.adapter.model_dump())["target_modules"])
+    ):
+        yield from left_out(spec)
     if calibration is not None and calibration.skipped:
         yield f"{calibration.source}: skipped {calibration.skipped} line(s) that are not from this version"
 

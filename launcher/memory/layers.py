@@ -223,7 +223,7 @@ def _layer_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
     )
 
 
-def _normalised(tape: Tape, squared: Value, x: Value, width: int) -> Value:
+def normalised(tape: Tape, squared: Value, x: Value, width: int) -> Value:
     """`x * rsqrt(mean(squared ** 2))`, in float32."""
     n, rows = x.elements, x.elements // width
     # The derivative of a power holds the power below it and its multiple.
@@ -237,7 +237,7 @@ def _normalised(tape: Tape, squared: Value, x: Value, width: int) -> Value:
     return tape.step([x, root], n, 4, saves=saves, temporary=4 * n)
 
 
-def _weighted(tape: Tape, block: Block, x: Value, width: int) -> Value:
+def weighted(tape: Tape, block: Block, x: Value, width: int) -> Value:
     """`weight * x`; the weight's gradient is as wide as `x` before it is summed."""
     params = width if block.full else 0
     saves = [x.storage] if params else [STORED]
@@ -251,23 +251,25 @@ def _rms_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
     wide = cast(tape, x, 4)
     # T5 scales the 16-bit input itself, in addition to the copy that was squared.
     read = x if block.layout.position_bias else wide
-    return _weighted(tape, block, cast(tape, _normalised(tape, wide, read, width), x.width), width)
+    return weighted(tape, block, cast(tape, normalised(tape, wide, read, width), x.width), width)
 
 
 def _wide_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
     wide = cast(tape, x, 4)
-    return cast(tape, _weighted(tape, block, _normalised(tape, wide, wide, width), width), x.width)
+    return cast(tape, weighted(tape, block, normalised(tape, wide, wide, width), width), x.width)
 
 
 def attention(tape: Tape, block: Block, x: Value, *, read: Value | None = None, out: str = "attn") -> Value:
     """Attention of `x` over itself, or over `read`; `out` names what its last product reads."""
     layout = block.layout
     if layout.mixer != "attention":
+        from launcher.memory.mixers import MIXERS  # made of the operations here
+
         return MIXERS[layout.mixer](tape, block, x)
     queries, keys, values = _project(tape, block, x, read, out)
     gate = None
     if queries.elements > block.tokens * block.heads * block.head_dim:
-        queries, gate = _halves(tape, queries)
+        queries, gate = views(tape, queries, *[queries.elements // 2] * 2)
         gate = tape.step([gate], gate.elements, gate.width)
     if layout.qk_norm:
         queries, keys = norm(tape, block, queries, block.head_dim), norm(tape, block, keys, block.head_dim)
@@ -280,7 +282,7 @@ def attention(tape: Tape, block: Block, x: Value, *, read: Value | None = None, 
         queries = tape.step([queries], queries.elements, queries.width)
     mixed = _mix(tape, block, queries, keys, values)
     if gate is not None:
-        mixed = _times(tape, mixed, tape.step([gate], gate.elements, gate.width, save_out=True))
+        mixed = times(tape, mixed, tape.step([gate], gate.elements, gate.width, save_out=True))
     last = next(linear for linear in layout.linears if linear.reads == out)
     made = product(tape, block, mixed, last)
     tape.reads(x)
@@ -446,7 +448,7 @@ def feed_forward(tape: Tape, block: Block, x: Value) -> Value:
         inner = _fused_gate(tape, *(product(tape, block, x, one) for one in first))
     elif len(first) == 2:
         gate = activate(tape, block, product(tape, block, x, first[0]))
-        inner = _times(tape, gate, product(tape, block, x, first[1]))
+        inner = times(tape, gate, product(tape, block, x, first[1]))
     elif layout.gated:  # both in one product, taken apart by a view
         inner = _gated(tape, block, product(tape, block, x, first[0]))
     else:
@@ -464,18 +466,16 @@ def _shared_block(tape: Tape, block: Block, x: Value) -> Value | None:
     if not first:
         return None
     both = [product(tape, block, x, one) for one in first]
-    inner = (
-        _times(tape, activate(tape, block, both[0]), both[1]) if both[1:] else _gated(tape, block, both[0])
-    )
+    inner = times(tape, activate(tape, block, both[0]), both[1]) if both[1:] else _gated(tape, block, both[0])
     out = product(tape, block, inner, next(one for one in linears if one.reads == "shared_act"))
     for one in (one for one in linears if one.reads == "shared_gate"):
         gate = product(tape, block, x, one)
         gate = tape.step([gate], gate.elements, gate.width, save_out=True)
-        out = _broadcast(tape, out, gate)
+        out = broadcast(tape, out, gate)
     return out
 
 
-def _broadcast(tape: Tape, x: Value, factors: Value) -> Value:
+def broadcast(tape: Tape, x: Value, factors: Value) -> Value:
     """`x` times fewer factors, whose gradient is as wide as `x` before it is summed."""
     width = max(x.width, factors.width)
     saves = [one.storage for one, other in ((x, factors), (factors, x)) if other.node is not None]
@@ -483,17 +483,15 @@ def _broadcast(tape: Tape, x: Value, factors: Value) -> Value:
     return tape.step([x, factors], x.elements, width, saves=saves, temporary=temporary)
 
 
-def _halves(tape: Tape, both: Value) -> tuple[Value, Value]:
-    """Both halves of a product as views of it."""
-    whole = tape.step([both], both.elements, both.width, view=both.storage)
-    if whole.node is not None:
-        whole.node.joined = True
-    half = both.elements // 2
-    first, second = (tape.step([whole], half, both.width, view=both.storage, passes=True) for _ in range(2))
-    return first, second
+def views(tape: Tape, whole: Value, *sizes: int) -> list[Value]:
+    """Parts of a product as views of it, whose gradients wait for each other."""
+    both = tape.step([whole], whole.elements, whole.width, view=whole.storage)
+    if both.node is not None:
+        both.node.joined = True
+    return [tape.step([both], n, whole.width, view=whole.storage, passes=True) for n in sizes]
 
 
-def _times(tape: Tape, first: Value, second: Value) -> Value:
+def times(tape: Tape, first: Value, second: Value) -> Value:
     """A product of two activations, each of which the other's gradient reads."""
     saves = [x.storage for x, other in ((first, second), (second, first)) if other.node is not None]
     return tape.step([first, second], first.elements, max(first.width, second.width), saves=saves)
@@ -506,8 +504,8 @@ def _fused_gate(tape: Tape, gate: Value, up: Value) -> Value:
 
 
 def _gated(tape: Tape, block: Block, both: Value) -> Value:
-    gate, up = _halves(tape, both)
-    return _times(tape, activate(tape, block, gate), up)
+    gate, up = views(tape, both, *[both.elements // 2] * 2)
+    return times(tape, activate(tape, block, gate), up)
 
 
 def activate(tape: Tape, block: Block, x: Value) -> Value:
@@ -528,7 +526,7 @@ def activate(tape: Tape, block: Block, x: Value) -> Value:
     cube = tape.step([base], n, w, saves=[base.storage], temporary=2 * n * w)
     total = add(tape, x, tape.step([cube], n, w))
     tanh = tape.step([tape.step([total], n, w)], n, w, save_out=True)
-    return _times(tape, half, tape.step([tanh], n, w, passes=True))
+    return times(tape, half, tape.step([tanh], n, w, passes=True))
 
 
 def _square(tape: Tape, block: Block, x: Value) -> Value:
@@ -546,7 +544,7 @@ def _xielu(tape: Tape, block: Block, x: Value) -> Value:
     kept = [x.storage] if learnt else []
     width = max(x.width, block.dtypes.weight)
     scaled = tape.step([x], n, width, saves=kept, temporary=n * width if learnt else 0)
-    square = _times(tape, scaled, x)
+    square = times(tape, scaled, x)
     above = add(tape, square, tape.step([x], n, x.width))
     least = tape.step([x], n, x.width, saves=[x.storage])
     base = cast(tape, least, 4) if block.float_operations else least
@@ -637,21 +635,6 @@ def _sigmoid_route(tape: Tape, block: Block, x: Value, chosen: int, params: int)
     total = tape.step([top], block.tokens, top.width)
     shares = tape.step([top, total], chosen, top.width, saves=[top.storage, total.storage])
     return tape.step([shares], chosen, shares.width)
-
-
-def _plain_mixer(tape: Tape, block: Block, x: Value) -> Value:
-    """Its products alone, for layers that are traced."""
-    linears = block.layout.linears
-    first = [product(tape, block, x, one) for one in linears if one.reads == "norm1"]
-    last = next(one for one in linears if one.reads in ("mixed", "attn"))
-    # In single operations of float32, of which about ten are kept.
-    elements = block.tokens * last.in_features
-    kept = [Storage(4 * elements) for _ in range(10)]
-    mixed = tape.step(first, elements, first[0].width, saves=kept, temporary=16 * elements)
-    return product(tape, block, mixed, last)
-
-
-MIXERS = dict.fromkeys(("delta", "latent", "mamba"), _plain_mixer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ NAMES = {
     "phi": ("q_proj", "dense"),
     "deepseek_v3": ("q_a_proj", "o_proj"),
 }
+RENAMED = ("deepseek_v3", "glm4_moe", "qwen3_next")
 HYBRIDS = ("granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 REFUSED = {"no-target-modules", "target-modules-missing", "bad-adapter"}
 
@@ -102,7 +103,8 @@ def config_of(family: str) -> dict[str, Any]:
     given = {key: value for key, value in own.items() if key != "layer_types"}
     config = narrow_config({**given, "model_type": family})
     config |= {key: value for key, value in SIZES.items() if key in own}
-    config.pop("layer_types", None)
+    for key in ("layer_types", "no_rope_layers", "moe_layers"):
+        config.pop(key, None)
     if family in HYBRIDS:
         config["layer_types"] = ["full_attention", "linear_attention", "full_attention"]
     return config | {key: 3 for key in ("n_layer", "num_layers", "n_layers") if key in own}
@@ -191,6 +193,8 @@ def test_every_form_is_counted_as_peft_builds_it_or_refused(family, tmp_path, in
     embedding = next(n for n, m in modules.items() if m is model.get_input_embeddings())
     kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
     linears = [n for n, m in modules.items() if isinstance(m, kinds) and ".0." in n]
+    if family in RENAMED:  # a path to one of them is refused: peft would adapt the experts of all layers
+        linears = [n for n in linears if not n.endswith(("gate_proj", "up_proj", "down_proj"))]
     wrong = {}
     for form, fields in forms(family, head, embedding, linears).items():
         expected, found = real(family, config, fields), counted(tmp_path, config, {"r": 4, **fields})

@@ -1,0 +1,90 @@
+"""The closed form of decoders whose layers are of several kinds against the trace of their real classes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import cases
+
+sys.path.insert(0, str(Path(__file__).parent))
+from traces import LORA_16, peak, request
+
+from launcher.engines.ddp import DDP
+from launcher.facts.hardware import parse_hardware
+from launcher.facts.model import read_model_spec
+from launcher.memory.estimate import estimate_memory
+from launcher.memory.job import MemoryJob
+from launcher.memory.phases import CUDA_CONTEXT
+from launcher.train.trace import run as tracer
+
+SIZES = {
+    "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 512,
+}  # fmt: skip
+SPARSE = {
+    "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 96,
+}  # fmt: skip
+DELTA = {
+    "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2_moe": {"model_type": "qwen2_moe", **SIZES, **SPARSE, "decoder_sparse_step": 2},
+    "granitemoe": {
+        "model_type": "granitemoe", **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2,
+    },
+    "glm4_moe": {
+        "model_type": "glm4_moe", **SIZES, "head_dim": 32, "n_routed_experts": 8, "n_shared_experts": 1,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 64, "first_k_dense_replace": 2,
+    },
+    "qwen3_5_text": {"model_type": "qwen3_5_text", **SIZES, **DELTA},
+}  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
+
+PLAIN = {"precision": "bf16", "dtype": "float32"}
+MODES: dict[str, tuple[dict[str, Any], Any]] = {
+    "full": (PLAIN, None),
+    "full-checkpointing": ({**PLAIN, "checkpointing": True}, None),
+    "16-bit": ({"precision": "bf16-true", "dtype": "bfloat16"}, None),
+    "lora": ({"precision": "bf16", "dtype": "bfloat16"}, ["q_proj", "v_proj"]),
+    "lora-checkpointing": ({"precision": "bf16", "dtype": "bfloat16", "checkpointing": True}, "all-linear"),
+}
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    cases(
+        [(n, m) for n in CONFIGS for m in MODES], ("glm4_moe", "full"), ("qwen2_moe", "lora-checkpointing")
+    ),
+)
+def test_the_closed_form_is_within_3_percent_of_the_trace(name: str, mode: str, on_cpu: bool) -> None:
+    settings, targets = MODES[mode]
+    spec = read_model_spec(name, CONFIGS[name], "a test")
+    assert not spec.is_sketched
+    more: dict[str, Any] = {"trainable_params": spec.params, "adapter": False}
+    fields: dict[str, Any] = {}
+    if targets is not None:
+        more = {"adapter": True, "adapted": spec.adapted_paths(targets)}
+        more["trainable_params"] = spec.lora_params(16, targets)
+        checkpointing = bool(settings.get("checkpointing"))
+        fields = {**LORA_16, "adapter.target_modules": targets}
+        fields["model.enable_input_require_grads"] = checkpointing
+    job = MemoryJob(
+        **{
+            "micro_batch": 4, "sequence_length": 128, "data_parallel": 1, "devices_per_node": 1,
+            "quantization": "none", "double_quant": False, "engine": DDP, "zero_stage": 0,
+            "offload_optimizer": "none", "offload_param": "none", "optim": "adamw_torch_fused",
+            "checkpointing": False, "attention": "sdpa", "reduce_bucket_size": 1,
+            "allgather_bucket_size": 1, "overlap_comm": False, "eval_batch": 0, "accumulation": 1,
+            **settings, **more,
+        }
+    )  # fmt: skip
+    hardware = parse_hardware("cpu" if on_cpu else "1xA100-80GB")
+    closed = estimate_memory(spec, job, hardware).total - (0 if on_cpu else CUDA_CONTEXT)
+    answer = tracer.trace(request(CONFIGS[name], job.to_json(), fields, batches=(4,), on_cpu=on_cpu))
+    assert closed == pytest.approx(peak(answer, 4), rel=0.03)
