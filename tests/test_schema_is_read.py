@@ -339,6 +339,8 @@ CONTEXT: dict[str, dict[str, str]] = {
     "sharding.cp_size": {"data.eval": "null"},
     "sharding.nvme_path": {"sharding.offload_optimizer": "nvme", "sharding.nvme_path": "/tmp/other"},
     "task": {"adapter": "null"},
+    "model.freeze": {"task": "image-text-to-text"},
+    "model.image_sizes": {"task": "image-text-to-text"},
     "model.quantization.double_quant": {"model.quantization.type": "nf4"},
     "model.quantization.compute_dtype": {"model.quantization.type": "nf4"},
     "adapter.path": {"adapter": "{}"},

@@ -39,6 +39,9 @@ PROMISED = {
     "qwen3_8b_dpo",
     "qwen3_8b_reward",
     "pretrain_llama_200m",
+    "qwen3_vl_8b_lora_24gb",
+    "gemma3_4b_vision_lora",
+    "smolvlm_lora",
 }
 SHOWN = {
     "extends", "early_stopping", "model.config", "model.add_tokens", "model.chat_template",

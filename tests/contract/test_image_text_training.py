@@ -167,6 +167,20 @@ def test_an_adapter_is_read_evaluated_and_merged(tmp_path, base, rows, name):
     assert said == told
 
 
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "idefics3", "llava"])
+def test_the_tower_is_not_quantised(tmp_path, base, rows, name):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    given = settings(base(name), rows, adapter=LORA, model__quantization="nf4", model__device_map="local")
+    run = trained(tmp_path / "run", given | {"model.prepare_for_kbit": True, "trainer.max_steps": 2})
+    job = read_job(run)
+    model = load_model(job, load_processing(job))
+    apart = tuple(f"{module}." for part in find_parts(model).values() for module in part)
+    packed = [n for n, module in model.named_modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]
+    assert packed
+    assert not [name for name in packed if name.startswith(apart) or name == "lm_head"]
+    assert merge(run, tmp_path / "merged", "float32", lambda _: "a card\n").sum.is_none
+
+
 def test_prompts_and_images_must_agree(tmp_path, base, rows):
     run = trained(tmp_path / "run", settings(base("qwen3_vl"), rows, trainer__max_steps=1))
     loaded = load_trained(run, print)

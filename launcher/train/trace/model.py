@@ -333,8 +333,9 @@ def stacks(model: Any) -> list[Any]:
     """The lists of layers: the outermost module lists of at least two alike modules, without those of a
     vision tower beside a language model."""
     found: list[Any] = []
-    inside: tuple[str, ...] = vision_modules(model)
-    for name, module in model.named_modules():
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inside: tuple[str, ...] = vision_modules(base)
+    for name, module in base.named_modules():
         if any(name.startswith(outer + ".") for outer in inside):
             continue
         if isinstance(module, torch.nn.ModuleList) and len(module) > 1:
