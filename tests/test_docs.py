@@ -31,6 +31,7 @@ from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.schema import Recipe, SlurmSection
 from launcher.tasks.causal_lm import CausalLM
+from launcher.tasks.image_text_to_text import ImageTextToText
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -378,7 +379,7 @@ def test_tables_say_what_the_vocabulary_says():
     assert {task: metrics[task] for task in METRICS} == {task: set(names) for task, names in METRICS.items()}
     learnt = [row for row in table_rows(DATA, "What is learnt") if row[0].startswith("`")]
     loss = {fmt: tuple(ticked(row[1] + row[2])) for row in learnt for fmt in ticked(row[0])}
-    assert loss == dict(CausalLM.learns)
+    assert loss == {**CausalLM.learns, **ImageTextToText.learns}
 
 
 def test_rows_in_the_documents_have_their_format(tmp_path):

@@ -7,6 +7,7 @@ keys stay as they are.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -95,9 +96,19 @@ def narrow_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def _narrow(config: Mapping[str, Any]) -> dict[str, Any]:
     depth = _depth(config)
     kept = _kept(config, depth)
-    narrow = {key: _smaller(key, value, depth, kept) for key, value in config.items() if key not in _DROPPED}
+    narrow = {
+        key: _smaller(key, value, depth, kept)
+        for key, value in config.items()
+        if key not in _DROPPED and _is_finite(value)
+    }
     _fit(config, narrow)
     return narrow
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether JSON can hold it; an infinite limit of a Mamba layer's step is the default of its class."""
+    values = value if isinstance(value, list) else [value]
+    return all(not isinstance(one, float) or math.isfinite(one) for one in values)
 
 
 def _depth(config: Mapping[str, Any]) -> int:

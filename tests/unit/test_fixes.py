@@ -20,6 +20,7 @@ from launcher.planner.planner import make_plan
 from launcher.planner.search import record_size, search, situation_of
 from launcher.recipe.loading import load_recipe
 from launcher.report.plan_text import fix_lines
+from launcher.tasks import task_named
 
 TESTED = {
     "torch": "2.13.0+cpu", "transformers": "5.23.0", "accelerate": "1.15.0", "deepspeed": "0.19.8",
@@ -162,7 +163,9 @@ def drafts(folder, root):
             loaded = recipe(folder, BASE, **given.overrides, fixes__disable=off)
             asked.append((loaded, facts(given.on, loaded.recipe.model.name_or_path, loaded.recipe.task)))
     for path in sorted((root / "recipes").glob("*.yaml")):
-        asked += [gather(load_recipe(str(path), []), on, tiny=False) for on in MACHINES]
+        loaded = load_recipe(str(path), [])
+        if not task_named(loaded.recipe.task).sees_images:  # each would be traced on each machine
+            asked += [gather(loaded, on, tiny=False) for on in MACHINES]
     for loaded, told in asked:
         try:
             found = search(loaded, told)

@@ -458,10 +458,19 @@ def _image() -> Any:
 
 
 def logits_of(model: Any, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
-    """Logits of each input, [..., classes] in float32, on the CPU."""
+    """Logits of each input, [..., classes] in float32, on the CPU; without a cache, which some models with
+    layers beside attention cannot make for a first call."""
     model.eval()
-    with torch.inference_mode():
-        return [model(**one).logits.float().cpu() for one in inputs]
+    config = model.config.get_text_config()
+    caches = getattr(config, "use_cache", None)
+    try:
+        if caches:
+            config.use_cache = False
+        with torch.inference_mode():
+            return [model(**one).logits.float().cpu() for one in inputs]
+    finally:
+        if caches:
+            config.use_cache = caches
 
 
 def difference(these: Sequence[torch.Tensor], those: Sequence[torch.Tensor]) -> Difference:
