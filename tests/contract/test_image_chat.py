@@ -325,3 +325,29 @@ def test_an_image_that_changed_since_is_found(tmp_path, base):
     with pytest.raises(RecipeError) as caught:
         ImageBatches(processor)([samples[0]])
     assert caught.value.problems[0].code == "image-changed"
+
+
+@pytest.mark.parametrize("kind", ["InternVLProcessor", "SmolVLMProcessor"])
+def test_a_processor_without_video_keeps_its_own_fields(tmp_path, kind):
+    import transformers
+
+    from launcher.train.model.processors import make_processor, read_processor, save_processing
+    from launcher.train.tiny import tiny_tokenizer
+
+    if kind == "SmolVLMProcessor":
+        pytest.importorskip("num2words")
+    field = "image_seq_len" if kind == "SmolVLMProcessor" else "image_seq_length"
+    named = dict.fromkeys(
+        ("start_image_token", "end_image_token", "context_image_token", "video_token"), "<i>"
+    )
+    images = (
+        transformers.SmolVLMImageProcessorPil if "Smol" in kind else transformers.GotOcr2ImageProcessorPil
+    )
+    made = make_processor(
+        getattr(transformers, kind),
+        image_processor=images(),
+        tokenizer=tiny_tokenizer(512, named),
+        **{field: 7},
+    )
+    save_processing(made, tmp_path)
+    assert getattr(read_processor(str(tmp_path), {}, {}), field) == 7

@@ -41,7 +41,11 @@ def without_video(kind: type[Any]) -> type[Any]:
     def make(self: Any, *args: Any, **more: Any) -> None:
         kind.__init__(self, **{VIDEO: None, **dict(zip(kept, args, strict=False)), **more})
 
-    fields = [name for name in inspect.signature(kind.__init__).parameters if name not in ("self", VIDEO)]
+    own = inspect.signature(kind.__init__)
+    asked = {name: one for name, one in own.parameters.items() if name != VIDEO}
+    # save_pretrained writes the fields of the signature.
+    make.__signature__ = own.replace(parameters=list(asked.values()))  # type: ignore[attr-defined]
+    fields = [name for name in asked if name != "self"]
     body = {
         "__init__": make,
         "get_attributes": classmethod(lambda _: list(kept)),
