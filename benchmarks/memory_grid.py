@@ -132,6 +132,22 @@ MODELS: dict[str, Model] = {
         "phi3", _GROUPED, "qkv_proj", "o_proj", partial_rotary_factor=0.75, tie_word_embeddings=True,
         pad_token_id=0,
     ),
+    "qwen2-moe": _decoder(
+        "qwen2_moe", _GROUPED, num_hidden_layers=4, moe_intermediate_size=192, num_experts=8,
+        shared_expert_intermediate_size=256, num_experts_per_tok=2,
+    ),
+    "glm4-moe": _decoder(
+        "glm4_moe", _GROUPED, num_hidden_layers=4, head_dim=32, moe_intermediate_size=192, n_routed_experts=8,
+        num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1,
+    ),
+    "granitemoe": _decoder(
+        "granitemoe", _GROUPED, num_hidden_layers=4, intermediate_size=384, num_local_experts=4,
+        num_experts_per_tok=2,
+    ),
+    "qwen3-5": _decoder(
+        "qwen3_5_text", _GROUPED, head_dim=32, linear_num_key_heads=4, linear_num_value_heads=8,
+        linear_key_head_dim=32, linear_value_head_dim=32,
+    ),
     "t5": _encoder("t5", "seq2seq-lm", "q", "k", "v", "o", **_T5),
     "mt5": _encoder("mt5", "seq2seq-lm", "q", "k", "v", "o", **_T5),
     "bert": _encoder("bert", "sequence-classification", "query", "key", "value", **_SIZES),
@@ -243,6 +259,14 @@ _DECODERS = [
 ]
 _TRUE: dict[str, Any] = {"precision": "bf16-true"}
 _OF_2025 = [
+    Row("qwen2-moe-fp32", "qwen2-moe", 2),
+    Row("qwen2-moe-bf16-ckpt", "qwen2-moe", precision="bf16", **_CKPT),
+    Row("glm4-moe-fp32", "glm4-moe", 2),
+    Row("glm4-moe-lora-attention-fp32", "glm4-moe", **_ATTENTION),
+    Row("granitemoe-fp32", "granitemoe", 2),
+    Row("granitemoe-lora-attention-fp32", "granitemoe", **_ATTENTION),
+    Row("qwen3-5-fp32", "qwen3-5", 2),
+    Row("qwen3-5-lora-bf16true-ckpt", "qwen3-5", **_TRUE, **_LORA, **_CKPT),
     Row("smollm3-fp32", "smollm3", 2),
     Row("smollm3-lora-bf16true-ckpt", "smollm3", **_TRUE, **_LORA, **_CKPT),
     Row("arcee-bf16", "arcee", precision="bf16"),

@@ -285,7 +285,8 @@ def _llama4(s: Sizes) -> Layout:
             linears += block("", width, "norm2", "act")
             return decoder_layout(s, linears, **{**more, "active_inner": width})
         count, active = int(c["num_local_experts"]), int(c["num_experts_per_tok"])
-        linears += below("", ("router", h, count, "router"))
+        # Its class returns two tensors, so that no adapter goes around it (`not_adaptable`).
+        linears += without_adapters(below("", ("router", h, count, "router")))
         linears += block("shared_expert.", s.inner, "shared", "shared_act")
         # The router is a linear here, and every expert computes every token.
         experts = _with_experts(s, linears, count, s.inner, active, -count * h, expert_adapters=False, **more)

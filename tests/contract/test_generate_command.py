@@ -103,7 +103,7 @@ def test_an_answer_moves_no_cursor(run, monkeypatch, capsys):
     """A tokenizer may hold any bytes, and the model may say them."""
     import launcher.train.results.generate as module
 
-    def answers(trained, prompt, tokens, before=(), write=None):
+    def answers(trained, prompt, tokens, before=(), write=None, images=()):
         write("\x1b]0;title\x07 done")
         return "done"
 

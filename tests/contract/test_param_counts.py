@@ -13,6 +13,7 @@ from launcher.errors import RecipeError
 from launcher.facts.model import FAMILY_TASKS, read_model_spec
 from launcher.facts.shipped import facts_file
 from launcher.planner.narrow import narrow_config
+from launcher.train.model.adapters import exclusions
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -212,8 +213,9 @@ def build(config: dict[str, Any], task: str, **more: Any) -> Any:
 
 
 def trainable(model: Any, task: str, r: int, targets: Any) -> int:
-    """Parameters that peft trains."""
-    config = peft.LoraConfig(r=r, target_modules=targets, **LORA[task])
+    """Parameters that peft trains, without the layers that the worker leaves out."""
+    left = exclusions({"target_modules": targets}, model)
+    config = peft.LoraConfig(r=r, target_modules=targets, **left, **LORA[task])
     with torch.device("meta"):
         adapted = peft.get_peft_model(model, config)
     return sum(p.numel() for p in adapted.parameters() if p.requires_grad)

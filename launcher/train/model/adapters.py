@@ -143,14 +143,7 @@ def new_adapter(
         settings = _keep_tied(settings, model)
     if _has_conv1d(model):
         settings.setdefault("fan_in_fan_out", True)  # peft would correct it, with a warning
-    if is_all_linear(settings.get("target_modules")) and (without := not_adaptable(model)):
-        given = settings.get("exclude_modules") or []
-        if isinstance(given, str):
-            settings["exclude_modules"] = "|".join(
-                [f"(?:{given})", *(rf"(?:.*\.)?{name}" for name in without)]
-            )
-        else:
-            settings["exclude_modules"] = [*given, *without]
+    settings |= exclusions(settings, model)
     if ids:
         found = find_embeddings(model)
         settings = train_added_rows(settings, found, ids, sharded=sharded)
@@ -168,6 +161,16 @@ _MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"
 _READ_BY_KERNELS = ("out_proj", "dt_proj")
 """Linear layers of these types whose weights are read without calling the layer, so that an adapter around it
 is not applied. peft 0.21.2 refuses the first (tuners_utils.py), and lets the second idle."""
+
+
+def exclusions(settings: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """`exclude_modules` of an adapter of all linear layers, with those that it has to leave out."""
+    if not is_all_linear(settings.get("target_modules")) or not (without := not_adaptable(model)):
+        return {}
+    given = settings.get("exclude_modules") or []
+    if isinstance(given, str):
+        return {"exclude_modules": "|".join([f"(?:{given})", *(rf"(?:.*\.)?{name}" for name in without)])}
+    return {"exclude_modules": [*given, *without]}
 
 
 def not_adaptable(model: Any) -> list[str]:
