@@ -19,6 +19,7 @@ from pathlib import Path
 
 from failures_page import linked, page_text
 from migration_tables import ROW_TYPES, mapping_rows
+from models_page import models_page
 from recipe_page import NOTE, recipe_page, shown_value, table
 
 from launcher import errors
@@ -213,6 +214,7 @@ PAGES_OF: Mapping[str, Callable[[], str]] = {
     "reference/recipe.md": recipe_page,
     "reference/commands.md": commands_page,
     "reference/fixes.md": fixes_page,
+    "models.md": models_page,
     "plan.svg": plan_picture,
     **{page: partial(mapping_page, page) for page in MAPPED},
 }

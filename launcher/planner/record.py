@@ -19,8 +19,8 @@ MODEL_LEAVES = (
     "trust_remote_code",
 )
 
-# transformers 5.23 refuses sdpa at load: modeling_gemma2.py, _supports_sdpa
-ONLY_EAGER = ("gemma2",)
+# transformers 5.23 refuses sdpa at load: modeling_gemma2.py and modeling_gpt_oss.py, _supports_sdpa
+ONLY_EAGER = ("gemma2", "gpt_oss")
 
 
 def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[str, ...]) -> None:

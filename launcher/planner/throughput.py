@@ -79,7 +79,7 @@ def _decide_batches(draft: Draft, recipe: Recipe, facts: Facts) -> None:
 
 def _usual(spec: ModelSpec) -> tuple[str, str]:
     if spec.model_type in ONLY_EAGER:
-        return "eager", "its capped attention scores have no sdpa kernel in transformers"
+        return "eager", "its attention scores, capped or with sinks, have no sdpa kernel in transformers"
     if not spec.has_sdpa:
         return "eager", f"transformers has no sdpa attention for {spec.model_type}"
     return "sdpa", "torch's own kernels: present on every device, no extra package"

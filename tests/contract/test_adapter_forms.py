@@ -11,6 +11,7 @@ from cases import cases
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.lora import DEFAULT_TARGETS, adapted_by
+from launcher.facts.mixed_layers import MIXED_FAMILIES
 from launcher.facts.model import FAMILY_TASKS
 from launcher.inputs.model_spec import find_spec
 from launcher.plan.inputs import Facts
@@ -270,7 +271,7 @@ def test_parameters_of_experts_are_counted_by_peft_itself(family, in_process):
     assert adapted_by(spec, fields).params == expected
 
 
-@pytest.mark.parametrize("family", ["bloom", "mpt", "granite"])
+@pytest.mark.parametrize("family", ["bloom", "mpt", "granite", "olmo3", "glm4", *MIXED_FAMILIES])
 def test_the_attention_of_a_plan_is_one_that_the_class_takes(family, tmp_path, in_process):
     config = config_of(family)
     spec, _ = find_spec("m", config, "a test", "causal-lm", ask=True)

@@ -1,0 +1,70 @@
+"""The page of model types: what benchmarks/coverage.py found out about each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recipe_page import NOTE, table
+
+RECORD = Path(__file__).parents[1] / "benchmarks" / "records" / "coverage_cpu.json"
+HEAD = ("model type", "memory planned by", "trains", "merges", "documents in one row", "chunked loss")
+KERNELS = ("sdpa", "eager", "varlen")
+INTRO = """\
+Every type with a causal language model in transformers {transformers}, as `benchmarks/coverage.py`
+found it on a CPU with torch {torch}: the default configuration of its class made small, with random
+weights.
+
+- **trains**: 4 steps of LoRA on all linear layers, through the workers' own code, with finite
+  losses.
+- **merges**: the adapter is saved, read back and merged, and the merged model has the same logits
+  when it is read again.
+- **documents in one row**: the attention kernels under which several documents in one row have the
+  logits that each has alone, as packing and padding-free batches need it.
+- **chunked loss**: it has the value and the gradients of the full loss.
+
+What is missing has its reason below; other configurations of a type may differ.
+
+{whole} of {types} types plan, train and merge; of the {young} types of {year} and later,
+{young_whole}. {closed_form} have their memory in closed form, {sdpa} keep documents apart under
+sdpa and {varlen} under varlen, and {chunked} have the chunked loss. A plan packs and chunks only
+families that are tested on every change; the table says what was seen for the others.
+
+Tasks on text load the text model alone of a checkpoint for text and images; [Tasks](tasks.md) has
+the task on images."""
+
+
+def models_page() -> str:
+    """A row for each type, then the reasons of what is missing."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    rows: Mapping[str, Mapping[str, Any]] = record["causal_lm"]
+    intro = INTRO.format(**record["versions"], **record["summary"])
+    listed = [_row(kind, found) for kind, found in rows.items()]
+    missing = [
+        (f"`{kind}`", field, reason)
+        for kind, found in rows.items()
+        for field, reason in found.get("reasons", {}).items()
+        if field in ("configured", "planned", "trained", "merged") and reason
+    ]
+    return "\n\n".join(
+        ["# Model types", NOTE, intro, table(HEAD, listed), "## What is missing, and why",
+         table(("model type", "step", "reason"), missing)]
+    ) + "\n"  # fmt: skip
+
+
+def _row(kind: str, found: Mapping[str, Any]) -> tuple[str, ...]:
+    kernels = ", ".join(kernel for kernel in KERNELS if found.get(kernel) is True)
+    return (
+        f"`{kind}`",
+        str(found.get("planned") or "-"),
+        _mark(found.get("trained")),
+        _mark(found.get("merged")),
+        kernels or "-",
+        _mark(found.get("chunked")),
+    )
+
+
+def _mark(value: Any) -> str:
+    return "yes" if value else "-"
