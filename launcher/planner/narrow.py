@@ -48,7 +48,8 @@ NARROW: Mapping[str, int] = {
     **_all(8, "mamba_n_heads", "mamba_num_heads", "mamba_dt_rank", "time_step_rank", "qk_rope_head_dim",
            "rotary_dim"),
     **_all(32, "kv_lora_rank", "q_lora_rank", "o_lora_rank", "image_size"),
-    "patch_size": 8,
+    # Four by four patches, of which a projector makes two by two tokens.
+    "patch_size": 8, "mm_tokens_per_image": 4, "scale_factor": 2,
     **_all(2, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k",
            "linear_num_key_heads", "swa_num_key_value_heads"),
     **_all(1, "n_group", "topk_group", "num_expert_group", "mamba_n_groups", "n_groups", "mamba_ngroups",
