@@ -205,7 +205,7 @@ def of_kinds(s: Sizes, kinds: Sequence[str], make: Callable[[Sizes, str], Layout
     return replace(found[0], others=tuple(replace(kind, model_extra=0) for kind in found[1:]))
 
 
-def _linears(base: str, count: int, bias: bool, *rows: tuple[str, int, int, str]) -> tuple[Linear, ...]:
+def linears_below(base: str, count: int, bias: bool, *rows: tuple[str, int, int, str]) -> tuple[Linear, ...]:
     """Linears below `base` from rows of path, inputs, outputs and the activation that it multiplies."""
     return tuple(
         Linear(path.rpartition(".")[2], inputs, outputs, count, base + path, bias, reads)
@@ -213,15 +213,15 @@ def _linears(base: str, count: int, bias: bool, *rows: tuple[str, int, int, str]
     )
 
 
-def _attention(s: Sizes, *, qkv_bias: bool = False, out_bias: bool = False) -> tuple[Linear, ...]:
+def attention_linears(s: Sizes, *, qkv_bias: bool = False, out_bias: bool = False) -> tuple[Linear, ...]:
     base, h, kv = "model.layers.{}.self_attn.", s.hidden, s.kv_width
     inputs = (("q_proj", h, s.query_width, "norm1"), ("k_proj", h, kv, "norm1"), ("v_proj", h, kv, "norm1"))
     output = ("o_proj", s.query_width, h, "attn")
-    return _linears(base, s.layers, qkv_bias, *inputs) + _linears(base, s.layers, out_bias, output)
+    return linears_below(base, s.layers, qkv_bias, *inputs) + linears_below(base, s.layers, out_bias, output)
 
 
-def _gated_mlp(s: Sizes, bias: bool = False) -> tuple[Linear, ...]:
-    return _linears(
+def gated_mlp(s: Sizes, bias: bool = False) -> tuple[Linear, ...]:
+    return linears_below(
         "model.layers.{}.mlp.", s.layers, bias,
         ("gate_proj", s.hidden, s.inner, "norm2"),
         ("up_proj", s.hidden, s.inner, "norm2"),
@@ -229,7 +229,7 @@ def _gated_mlp(s: Sizes, bias: bool = False) -> tuple[Linear, ...]:
     )  # fmt: skip
 
 
-def _decoder(s: Sizes, linears: tuple[Linear, ...], extra: int = 0, **more: Any) -> Layout:
+def decoder_layout(s: Sizes, linears: tuple[Linear, ...], extra: int = 0, **more: Any) -> Layout:
     """Layers with RMSNorms and a gated feed-forward block. extra: parameters of a layer besides norms."""
     norms = more.get("norms", 2) * s.hidden + (2 * s.head_dim if more.get("qk_norm") else 0)
     norms += s.query_width + s.kv_width if more.get("qk_norm_joint") else 0
@@ -238,13 +238,13 @@ def _decoder(s: Sizes, linears: tuple[Linear, ...], extra: int = 0, **more: Any)
 
 def _llama(s: Sizes, **more: Any) -> Layout:
     bias = bool(s.config.get("attention_bias", False))
-    mlp = _gated_mlp(s, bool(s.config.get("mlp_bias", False)))
-    return _decoder(s, _attention(s, qkv_bias=bias, out_bias=bias) + mlp, **more)
+    mlp = gated_mlp(s, bool(s.config.get("mlp_bias", False)))
+    return decoder_layout(s, attention_linears(s, qkv_bias=bias, out_bias=bias) + mlp, **more)
 
 
 def _qwen3(s: Sizes, **more: Any) -> Layout:
     bias = bool(s.config["attention_bias"])
-    return _decoder(s, _attention(s, qkv_bias=bias, out_bias=bias) + _gated_mlp(s), **more)
+    return decoder_layout(s, attention_linears(s, qkv_bias=bias, out_bias=bias) + gated_mlp(s), **more)
 
 
 def _gemma(s: Sizes, norms: int = 2, qk_norm: bool = False) -> Layout:
@@ -263,25 +263,25 @@ def _gemma(s: Sizes, norms: int = 2, qk_norm: bool = False) -> Layout:
 
 
 def _phi3(s: Sizes) -> Layout:
-    linears = _linears(
+    linears = linears_below(
         "model.layers.{}.", s.layers, False,
         ("self_attn.qkv_proj", s.hidden, s.query_width + 2 * s.kv_width, "norm1"),
         ("self_attn.o_proj", s.query_width, s.hidden, "attn"),
         ("mlp.gate_up_proj", s.hidden, 2 * s.inner, "norm2"),
         ("mlp.down_proj", s.inner, s.hidden, "act"),
     )  # fmt: skip
-    return _decoder(
+    return decoder_layout(
         s,
         linears,
         dropout=float(s.config["resid_pdrop"]),
         fused_qkv=True,
         qkv_sliced=True,
         rotary_joined=True,
-        rotary_share=_rotary_share(s, 1.0),
+        rotary_share=rotary_share(s, 1.0),
     )
 
 
-def _rotary_share(s: Sizes, default: float) -> float:
+def rotary_share(s: Sizes, default: float) -> float:
     """The share of each head that is rotated; older configurations have it outside `rope_parameters`."""
     rope = s.config.get("rope_parameters") or s.config.get("rope_scaling")
     given = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
@@ -290,7 +290,7 @@ def _rotary_share(s: Sizes, default: float) -> float:
 
 def _mixtral(s: Sizes) -> Layout:
     count, active = int(s.config["num_local_experts"]), int(s.config["num_experts_per_tok"])
-    return _experts(s, _attention(s), count, s.inner, active)
+    return with_experts(s, attention_linears(s), count, s.inner, active)
 
 
 def _qwen3_moe(s: Sizes) -> Layout:
@@ -298,10 +298,10 @@ def _qwen3_moe(s: Sizes) -> Layout:
     count, active = int(c.get("num_experts") or c["num_local_experts"]), int(c["num_experts_per_tok"])
 
     def make(s: Sizes, kind: str) -> Layout:
-        linears = _attention(s, qkv_bias=bias, out_bias=bias)
+        linears = attention_linears(s, qkv_bias=bias, out_bias=bias)
         if kind == "dense":
-            return _decoder(s, linears + without_adapters(_gated_mlp(s)), qk_norm=True)
-        return _experts(s, linears, count, int(c["moe_intermediate_size"]), active, qk_norm=True)
+            return decoder_layout(s, linears + without_adapters(gated_mlp(s)), qk_norm=True)
+        return with_experts(s, linears, count, int(c["moe_intermediate_size"]), active, qk_norm=True)
 
     return of_kinds(s, sparse_layers(s, count), make)
 
@@ -318,13 +318,18 @@ def sparse_layers(s: Sizes, count: int) -> list[str]:
     return ["sparse" if one else "dense" for one in every]
 
 
-def _experts(
-    s: Sizes, linears: tuple[Linear, ...], count: int, width: int, active: int, **more: Any
+def with_experts(
+    s: Sizes, linears: tuple[Linear, ...], count: int, width: int, active: int, extra: int = 0, **more: Any
 ) -> Layout:
-    """`count` experts of this width, of which each token uses `active`, and a router."""
+    """`count` experts of this width, of which each token uses `active`, and a router.
+
+    extra: parameters of a layer besides norms, router and experts.
+    """
+    if count < active:
+        raise ValueError(f"num_experts_per_tok {active} is more than the {count} experts")
     experts, router = count * 3 * s.hidden * width, count * s.hidden
     more |= {"experts": experts, "num_experts": count, "active_inner": active * width}
-    return _decoder(s, linears, experts + router, **more)
+    return decoder_layout(s, linears, experts + router + extra, **more)
 
 
 def _plain(s: Sizes, linears: tuple[Linear, ...], **more: Any) -> Layout:
@@ -346,14 +351,14 @@ def _starcoder2(s: Sizes) -> Layout:
         bool(s.config["use_bias"]),
         (("c_fc", s.hidden, s.inner, "norm2"), ("c_proj", s.inner, s.hidden, "act")),
     )
-    linears = _attention(s, qkv_bias=bias, out_bias=bias)
-    linears += _linears("model.layers.{}.mlp.", s.layers, bias, *rows)
+    linears = attention_linears(s, qkv_bias=bias, out_bias=bias)
+    linears += linears_below("model.layers.{}.mlp.", s.layers, bias, *rows)
     return _plain(s, linears, dropout=float(s.config["residual_dropout"]))
 
 
 def _gpt2(s: Sizes, qkv_width: int | None = None, **more: Any) -> Layout:
     h = s.hidden
-    linears = _linears(
+    linears = linears_below(
         "transformer.h.{}.", s.layers, True,
         ("attn.c_attn", h, qkv_width or 3 * h, "norm1"),
         ("attn.c_proj", h, h, "attn"),
@@ -386,7 +391,7 @@ def _gpt_neox(s: Sizes) -> Layout:
     rope = s.config.get("rope_parameters") or {}
     return _plain(
         s,
-        _linears(base, n, bias, *attention) + _linears(base, n, True, *mlp),
+        linears_below(base, n, bias, *attention) + linears_below(base, n, True, *mlp),
         dropout=float(s.config["hidden_dropout"]),
         fused_qkv=True,
         embed_paths=("gpt_neox.embed_in",),
@@ -398,7 +403,7 @@ def _gpt_neox(s: Sizes) -> Layout:
 
 def _opt(s: Sizes) -> Layout:
     c, h = s.config, s.hidden
-    linears = _linears(
+    linears = linears_below(
         "model.decoder.layers.{}.", s.layers, bool(c["enable_bias"]),
         *((f"self_attn.{name}", h, h, "norm1") for name in ("q_proj", "k_proj", "v_proj")),
         ("self_attn.out_proj", h, h, "attn"),
@@ -408,7 +413,7 @@ def _opt(s: Sizes) -> Layout:
     width = int(c["word_embed_proj_dim"] or h)
     if width != h:
         rows = (("project_out", h, width, ""), ("project_in", width, h, ""))
-        linears += _linears("model.decoder.", 1, False, *rows)
+        linears += linears_below("model.decoder.", 1, False, *rows)
     affine = 1 if c["layer_norm_elementwise_affine"] else 0
     final_norm = c["do_layer_norm_before"] and not c["_remove_final_layer_norm"]
     return _plain(
@@ -428,21 +433,20 @@ def _opt(s: Sizes) -> Layout:
 
 def _ungated_mlp(s: Sizes, bias: bool) -> tuple[Linear, ...]:
     rows = (("up_proj", s.hidden, s.inner, "norm2"), ("down_proj", s.inner, s.hidden, "act"))
-    return _linears("model.layers.{}.mlp.", s.layers, bias, *rows)
+    return linears_below("model.layers.{}.mlp.", s.layers, bias, *rows)
 
 
 def _arcee(s: Sizes) -> Layout:
     bias = bool(s.config["attention_bias"])
-    linears = _attention(s, qkv_bias=bias, out_bias=bias) + _ungated_mlp(s, bool(s.config["mlp_bias"]))
-    return _decoder(s, linears, gated=False, activation=str(s.config["hidden_act"]))
+    linears = attention_linears(s, qkv_bias=bias, out_bias=bias) + _ungated_mlp(s, bool(s.config["mlp_bias"]))
+    return decoder_layout(s, linears, gated=False, activation=str(s.config["hidden_act"]))
 
 
 def _apertus(s: Sizes) -> Layout:
     bias, activation = bool(s.config["attention_bias"]), str(s.config["hidden_act"])
-    linears = _attention(s, qkv_bias=bias, out_bias=bias) + _ungated_mlp(s, False)
-    # xIELU learns two numbers in each layer.
-    learnt = 2 if activation == "xielu" else 0
-    return _decoder(s, linears, learnt, gated=False, activation=activation, qk_norm=True)
+    linears = attention_linears(s, qkv_bias=bias, out_bias=bias) + _ungated_mlp(s, False)
+    extra = 2 if activation == "xielu" else 0  # the two parameters of the activation
+    return decoder_layout(s, linears, extra, gated=False, activation=activation, qk_norm=True)
 
 
 def _olmo2(s: Sizes) -> Layout:
@@ -451,22 +455,19 @@ def _olmo2(s: Sizes) -> Layout:
 
 
 def _glm(s: Sizes, **more: Any) -> Layout:
-    mlp = _linears(
+    mlp = linears_below(
         "model.layers.{}.mlp.", s.layers, False,
         ("gate_up_proj", s.hidden, 2 * s.inner, "norm2"),
         ("down_proj", s.inner, s.hidden, "act"),
     )  # fmt: skip
-    linears = _attention(s, qkv_bias=bool(s.config["attention_bias"])) + mlp
-    return _decoder(s, linears, rotary_joined=True, rotary_share=_rotary_share(s, 0.5), **more)
+    linears = attention_linears(s, qkv_bias=bool(s.config["attention_bias"])) + mlp
+    return decoder_layout(s, linears, rotary_joined=True, rotary_share=rotary_share(s, 0.5), **more)
 
-
-attention_linears, gated_mlp, linears_below, decoder_layout = _attention, _gated_mlp, _linears, _decoder
-"""What other modules of layouts share."""
 
 FAMILIES: dict[str, Callable[[Sizes], Layout]] = {
     "llama": _llama,
     "mistral": _llama,
-    "qwen2": lambda s: _decoder(s, _attention(s, qkv_bias=True) + _gated_mlp(s)),
+    "qwen2": lambda s: decoder_layout(s, attention_linears(s, qkv_bias=True) + gated_mlp(s)),
     "qwen3": lambda s: _qwen3(s, qk_norm=True),
     "gemma": _gemma,
     "gemma2": lambda s: _gemma(s, norms=4),
@@ -481,8 +482,8 @@ FAMILIES: dict[str, Callable[[Sizes], Layout]] = {
     "qwen3_moe": _qwen3_moe,
     "smollm3": _llama,
     "arcee": _arcee,
-    "ministral": lambda s: _decoder(s, _attention(s) + _gated_mlp(s)),
-    "ministral3": lambda s: _decoder(s, _attention(s) + _gated_mlp(s), scaled_queries=True),
+    "ministral": lambda s: decoder_layout(s, attention_linears(s) + gated_mlp(s)),
+    "ministral3": lambda s: decoder_layout(s, attention_linears(s) + gated_mlp(s), scaled_queries=True),
     "granite": lambda s: _llama(s, scaled_stream=True, scaled_logits=True),
     "olmo2": _olmo2,
     "olmo3": _olmo2,
@@ -494,7 +495,7 @@ FAMILIES: dict[str, Callable[[Sizes], Layout]] = {
 
 def _bert(s: Sizes) -> Layout:
     h, types = s.hidden, int(s.config["type_vocab_size"])
-    linears = _linears(
+    linears = linears_below(
         "bert.encoder.layer.{}.", s.layers, True,
         *((f"attention.self.{name}", h, h, "norm1") for name in ("query", "key", "value")),
         ("attention.output.dense", h, h, "attn"),
@@ -503,7 +504,7 @@ def _bert(s: Sizes) -> Layout:
     )  # fmt: skip
     return _encoder(
         s,
-        linears + _linears("bert.", 1, True, ("pooler.dense", h, h, "")),
+        linears + linears_below("bert.", 1, True, ("pooler.dense", h, h, "")),
         # Segment embeddings and the embeddings' norm.
         model_extra=types * h + 2 * h,
         positions=s.positions,
@@ -526,7 +527,7 @@ def _vit(s: Sizes) -> Layout:
     tokens = (height // down) * (width // across) + 1
     return _encoder(
         s,
-        _linears(base, n, bool(c["qkv_bias"]), *inputs) + _linears(base, n, True, *others),
+        linears_below(base, n, bool(c["qkv_bias"]), *inputs) + linears_below(base, n, True, *others),
         # The class token, the patch convolution and the final norm.
         model_extra=h + (int(c["num_channels"]) * down * across + 1) * h + 2 * h,
         embed_width=0,

@@ -18,7 +18,9 @@ from launcher.facts.architectures import (
     gated_mlp,
     linears_below,
     of_kinds,
+    rotary_share,
     sparse_layers,
+    with_experts,
     without_adapters,
 )
 
@@ -40,17 +42,6 @@ def _every(s: Sizes, interval: int, often: str, last: str) -> list[str]:
     return [often if (i + 1) % interval else last for i in range(s.layers)]
 
 
-def _with_experts(
-    s: Sizes, linears: tuple[Linear, ...], count: int, width: int, active: int, extra: int = 0, **more: Any
-) -> Layout:
-    """Layers with `count` experts of this width; `extra`: parameters besides norms, router and experts."""
-    if count < active:
-        raise ValueError(f"num_experts_per_tok {active} is more than the {count} experts")
-    experts, router = count * 3 * s.hidden * width, count * s.hidden
-    more |= {"experts": experts, "num_experts": count, "active_inner": active * width}
-    return decoder_layout(s, linears, experts + router + extra, **more)
-
-
 def _shared(s: Sizes, name: str, width: int, *, adapts: bool) -> tuple[Linear, ...]:
     """The feed-forward block that all tokens pass through beside the experts."""
     base, h = f"{LAYER}{name}.", s.hidden
@@ -69,8 +60,9 @@ def _gated_shared(s: Sizes, width: int, *, adapts: bool) -> tuple[Linear, ...]:
 # Qwen: gated attention, every fourth layer, and gated delta rule.
 
 
-def _turned(share: float) -> dict[str, Any]:
-    """Rotary embeddings on this share of each head, cut out and joined where it is a part."""
+def _turned(s: Sizes, default: float) -> dict[str, Any]:
+    """Rotary embeddings on a share of each head, cut out and joined where it is a part."""
+    share = rotary_share(s, default)
     return {"rotary_share": share, "rotary_joined": 0 < share < 1}
 
 
@@ -112,14 +104,13 @@ def _qwen_hybrid(s: Sizes, names: Callable[[int, int, int], dict[str, int]], mlp
     """`mlps`: of each layer, "dense" or "sparse"."""
     interval = int(s.config.get("full_attention_interval") or 4)
     mixers = _layer_types(s, _every(s, interval, "linear_attention", "full_attention"))
-    rope = s.config.get("rope_parameters") or {}
-    share = float(rope.get("partial_rotary_factor", s.config.get("partial_rotary_factor", 0.25)))
+    turned = _turned(s, 0.25)
     # peft takes names of Qwen3-Next's linears for those of its experts; Qwen3.5 is not in its table.
     adapts = s.config["model_type"] != "qwen3_next"
 
     def make(s: Sizes, kind: str) -> Layout:
         mixer, mlp = kind.split()
-        more: dict[str, Any] = {**_turned(share), "wide_norm_weight": True}
+        more: dict[str, Any] = {**turned, "wide_norm_weight": True}
         if mixer == "full_attention":
             linears, extra, more["qk_norm"] = _gated_attention(s), 0, True
         else:
@@ -134,7 +125,7 @@ def _qwen_hybrid(s: Sizes, names: Callable[[int, int, int], dict[str, int]], mlp
         linears += _gated_shared(s, width, adapts=adapts)
         active = int(c["num_experts_per_tok"])
         sizes = (int(c["num_experts"]), int(c["moe_intermediate_size"]), active)
-        return _with_experts(s, linears, *sizes, extra, expert_adapters=not adapts, **more)
+        return with_experts(s, linears, *sizes, extra, expert_adapters=not adapts, **more)
 
     return of_kinds(s, [f"{mixer} {mlp}" for mixer, mlp in zip(mixers, mlps, strict=True)], make)
 
@@ -152,7 +143,7 @@ def _qwen2_moe(s: Sizes) -> Layout:
             return decoder_layout(s, linears + gated_mlp(s))
         linears += _gated_shared(s, int(c["shared_expert_intermediate_size"]), adapts=True)
         sizes = (int(c["num_experts"]), int(c["moe_intermediate_size"]), int(c["num_experts_per_tok"]))
-        return _with_experts(s, linears, *sizes, expert_adapters=False)
+        return with_experts(s, linears, *sizes, expert_adapters=False)
 
     return of_kinds(s, sparse_layers(s, int(c["num_experts"])), make)
 
@@ -184,7 +175,7 @@ def _granite_hybrid(s: Sizes) -> Layout:
         linears += linears_below(LAYER + "shared_mlp.", s.layers, False, *rows)
         if not count:
             return decoder_layout(s, linears, extra, **{**more, "active_inner": width})
-        return _with_experts(s, linears, count, s.inner, int(c["num_experts_per_tok"]), extra, **more)
+        return with_experts(s, linears, count, s.inner, int(c["num_experts_per_tok"]), extra, **more)
 
     return of_kinds(s, _layer_types(s, ["linear_attention"] * s.layers), make)
 
@@ -204,7 +195,7 @@ def _granite_moe(s: Sizes) -> Layout:
     c, bias = s.config, bool(s.config["attention_bias"])
     linears = attention_linears(s, qkv_bias=bias, out_bias=bias)
     sizes = (int(c["num_local_experts"]), s.inner, int(c["num_experts_per_tok"]))
-    return _with_experts(s, linears, *sizes, expert_adapters=False, scaled_stream=True, scaled_logits=True)
+    return with_experts(s, linears, *sizes, expert_adapters=False, scaled_stream=True, scaled_logits=True)
 
 
 # DeepSeek-V3 and GLM-4.5: the first layers are dense.
@@ -221,7 +212,7 @@ def _dense_first(s: Sizes, mix: Callable[[Sizes], tuple[Linear, ...]], extra: in
         shared = int(c["n_shared_experts"]) * width
         linears += _shared(s, "mlp.shared_experts", shared, adapts=False)
         sizes = (int(c["num_experts"]), width, int(c["num_experts_per_tok"]))
-        return _with_experts(s, linears, *sizes, extra, router="sigmoid", **more)
+        return with_experts(s, linears, *sizes, extra, router="sigmoid", **more)
 
     return of_kinds(s, ["dense" if i < dense else "sparse" for i in range(s.layers)], make)
 
@@ -252,10 +243,8 @@ def _deepseek_v3(s: Sizes) -> Layout:
 
 def _glm4_moe(s: Sizes) -> Layout:
     c = s.config
-    rope = c.get("rope_parameters") or {}
-    share = float(rope.get("partial_rotary_factor", c.get("partial_rotary_factor", 0.5)))
     bias, norm = bool(c["attention_bias"]), bool(c.get("use_qk_norm", False))
-    return _dense_first(s, lambda s: attention_linears(s, qkv_bias=bias), 0, qk_norm=norm, **_turned(share))
+    return _dense_first(s, lambda s: attention_linears(s, qkv_bias=bias), 0, qk_norm=norm, **_turned(s, 0.5))
 
 
 def _llama4(s: Sizes) -> Layout:
@@ -289,7 +278,7 @@ def _llama4(s: Sizes) -> Layout:
         linears += without_adapters(below("", ("router", h, count, "router")))
         linears += block("shared_expert.", s.inner, "shared", "shared_act")
         # The router is a linear here, and every expert computes every token.
-        experts = _with_experts(s, linears, count, s.inner, active, -count * h, expert_adapters=False, **more)
+        experts = with_experts(s, linears, count, s.inner, active, -count * h, expert_adapters=False, **more)
         return replace(experts, active_inner=count * s.inner)
 
     return of_kinds(s, kinds, make)
@@ -302,7 +291,7 @@ def _gpt_oss(s: Sizes) -> Layout:
     extra = s.heads + count * (1 + 2 * s.inner + s.hidden)
     linears = attention_linears(s, qkv_bias=bias, out_bias=bias)
     active = int(c["num_experts_per_tok"])
-    return _with_experts(
+    return with_experts(
         s, linears, count, s.inner, active, extra, expert_adapters=False, sketched=True, wide_norm_weight=True
     )
 

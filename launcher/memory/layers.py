@@ -537,22 +537,22 @@ def _square(tape: Tape, block: Block, x: Value) -> Value:
 def _xielu(tape: Tape, block: Block, x: Value) -> Value:
     """transformers' Python version: `where(x > 0, a * x * x + b * x, (expm1(min(x, e)) - x) * c + b * x)`.
 
-    `a` and `c` are learnt, in the dtype of the weights; with the model frozen they are constants.
+    `a` and `c` are trained, in the dtype of the weights; with the model frozen they are constants.
     """
-    n, learnt, positive = x.elements, block.full, Value(x.elements, 1, Storage(x.elements), None)
+    n, trained, positive = x.elements, block.full, Value(x.elements, 1, Storage(x.elements), None)
     tape.reads(positive)
-    kept = [x.storage] if learnt else []
+    kept = [x.storage] if trained else []
     width = max(x.width, block.dtypes.weight)
-    scaled = tape.step([x], n, width, saves=kept, temporary=n * width if learnt else 0)
+    scaled = tape.step([x], n, width, saves=kept, temporary=n * width if trained else 0)
     square = times(tape, scaled, x)
     above = add(tape, square, tape.step([x], n, x.width))
     least = tape.step([x], n, x.width, saves=[x.storage])
     base = cast(tape, least, 4) if block.float_operations else least
     power = tape.step([base], n, base.width, save_out=True)
     gap = tape.step([power, x], n, power.width)
-    kept = [gap.storage] if learnt else []
+    kept = [gap.storage] if trained else []
     width = max(gap.width, block.dtypes.weight)
-    curve = tape.step([gap], n, width, saves=kept, temporary=n * width if learnt else 0)
+    curve = tape.step([gap], n, width, saves=kept, temporary=n * width if trained else 0)
     below = add(tape, curve, tape.step([x], n, x.width))
     return tape.step([above, below], n, max(above.width, below.width), saves=[positive.storage])
 
