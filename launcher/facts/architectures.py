@@ -30,7 +30,7 @@ class Linear:
     indices: tuple[int, ...] = ()
     """Of the layers that have it; empty: the first `count` ones."""
     skipped: bool = False
-    """`all-linear` leaves it out: in models with experts, peft takes its name for one of theirs."""
+    """`all-linear` leaves it out: peft takes its name for an expert's, or it returns several tensors."""
 
     @property
     def weights(self) -> int:
@@ -307,7 +307,8 @@ def _qwen3_moe(s: Sizes) -> Layout:
 
 
 def without_adapters(linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
-    """Linears that peft 0.21 does not adapt beside experts (`_MOE_TARGET_MODULE_MAPPING`)."""
+    """Linears that `all-linear` does not reach, such as those beside experts (peft's
+    `_MOE_TARGET_MODULE_MAPPING`)."""
     return tuple(replace(one, skipped=True) for one in linears)
 
 

@@ -176,13 +176,17 @@ def _experts(spec: ModelSpec) -> Iterator[tuple[int, int]]:
             yield 2 * count * (2 * inner + hidden) + count * (inner + hidden), kind.layers
 
 
-def left_out(spec: ModelSpec) -> list[str]:
+NO_ADAPTER = (
+    "{count} linear layer(s), such as {first}, get no adapter: peft takes their names for those of experts, "
+    "they return several tensors, or kernels read their weights directly"
+)
+"""Of the layers that `all-linear` means and does not reach."""
+
+
+def without_adapter(spec: ModelSpec) -> list[str]:
     """A warning where `all-linear` leaves linears without an adapter."""
     names = [name for linear in spec.linears if linear.skipped for name in linear.names()]
-    if not names:
-        return []
-    why = "peft takes their names for those of experts"
-    return [f"{len(names)} linear layer(s), such as {names[0]}, get no adapter: {why}"]
+    return [NO_ADAPTER.format(count=len(names), first=names[0])] if names else []
 
 
 def has_experts(spec: ModelSpec) -> bool:

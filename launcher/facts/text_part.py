@@ -77,5 +77,5 @@ def _no_text_model(name: str, kind: str, text: Any) -> Problem:
         "multimodal-model",
         f"{message}, and transformers has no class for its text model alone",
         path="model.name_or_path",
-        hint="use a checkpoint whose text model is one of AutoModelForCausalLM's, or a text model",
+        hint="task: image-text-to-text trains the whole model; a task on text needs a text model",
     )

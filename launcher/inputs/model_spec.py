@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.lora import Adapted, adapted_by, adapter_key, count_adapter, lora_width
+from launcher.facts.lora import NO_ADAPTER, Adapted, adapted_by, adapter_key, count_adapter, lora_width
 from launcher.facts.model import (
     FAMILY_TASKS,
     ModelSpec,
@@ -84,7 +84,7 @@ def _spec_of(
     return spec, note + _left_out(answer.get("adapter") or {})
 
 
-def whole_config(name: str, config: Mapping[str, Any], task: str, *, ask: bool) -> Mapping[str, Any]:
+def config_with_sizes(name: str, config: Mapping[str, Any], task: str, *, ask: bool) -> Mapping[str, Any]:
     """The configuration that `--tiny` makes small: of the text model, with the class defaults it relies on.
 
     Published `text_config`s leave out sizes that are those of their class. ask: as for `find_spec`.
@@ -150,12 +150,9 @@ def _answered(spec: ModelSpec, adapter: Mapping[str, Any], answer: Mapping[str, 
 
 
 def _left_out(answer: Mapping[str, Any]) -> str:
-    """The end of the note if peft skips layers that the adapter names."""
+    """The end of the note if layers that the adapter names get none."""
     names = answer.get("left_out")
-    if not names:
-        return ""
-    why = "peft takes the names that the adapter gives for those of experts"
-    return f"; {len(names)} linear layer(s), such as {names[0]}, get no adapter: {why}"
+    return f"; {NO_ADAPTER.format(count=len(names), first=names[0])}" if names else ""
 
 
 def _only_traced(name: str, config: Mapping[str, Any], unknown: RecipeError) -> RecipeError:

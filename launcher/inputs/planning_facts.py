@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.hardware import Hardware, device_facts, parse_hardware, probe_processor, with_host_memory
-from launcher.facts.lora import adapter_fields, is_all_linear, left_out
+from launcher.facts.lora import adapter_fields, is_all_linear, without_adapter
 from launcher.facts.measured_runs import Calibration, read_calibration
 from launcher.facts.model import ModelSpec
 from launcher.facts.model_config import find_model_config
@@ -20,7 +20,7 @@ from launcher.facts.safe_files import LARGEST_TEXT, is_file, read_bytes, read_te
 from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.software import installed_versions
 from launcher.inputs.first_rows import hook_names, judged_data
-from launcher.inputs.model_spec import can_trace, find_spec, whole_config
+from launcher.inputs.model_spec import can_trace, config_with_sizes, find_spec
 from launcher.plan.inputs import Facts
 from launcher.planner.record import frozen_parts
 from launcher.recipe.fields import ADAPTER_KEYS
@@ -237,7 +237,7 @@ def _warnings(recipe: Recipe, spec: ModelSpec, calibration: Calibration | None) 
         and recipe.adapter.path is None
         and is_all_linear(adapter_fields(recipe.adapter.model_dump())["target_modules"])
     ):
-        yield from left_out(spec)
+        yield from without_adapter(spec)
     if calibration is not None and calibration.skipped:
         yield f"{calibration.source}: skipped {calibration.skipped} line(s) that are not from this version"
 
@@ -260,7 +260,7 @@ def gather(
     name, config, origin = model_config(loaded.recipe, allow_network=allow_network)
     warnings: list[str] = []
     if tiny:
-        config = dict(whole_config(name, config, loaded.recipe.task, ask=allow_torch))
+        config = dict(config_with_sizes(name, config, loaded.recipe.task, ask=allow_torch))
         loaded, hardware = _rehearsal(loaded, on, config)
         assert isinstance(loaded.recipe.model.config, dict), "tiny_recipe writes one"
         name, config, origin = f"{name} (tiny)", loaded.recipe.model.config, "--tiny"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.facts.lora import adapted_by, left_out
+from launcher.facts.lora import adapted_by, without_adapter
 from launcher.facts.memory_trace import Untraceable
 from launcher.inputs.model_spec import find_spec
 from launcher.train.model.adapters import new_adapter
@@ -134,7 +134,7 @@ def test_linear_layers_that_peft_leaves_out_are_counted_in_a_warning():
     linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     named = [name for name in linears if name.endswith(ends)]
     spec, _ = find_spec("m", config_of("glm4_moe"), "a test", "causal-lm", ask=False)
-    (warning,) = left_out(spec)
+    (warning,) = without_adapter(spec)
     assert warning.startswith(f"{len(named)} linear layer")
     assert named[0] in warning
 

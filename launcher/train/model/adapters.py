@@ -133,7 +133,7 @@ def new_adapter(
         message = f"{error.pattern!r} is no regular expression: {error}"
         raise RecipeError(Problem("bad-adapter", message, path="adapter")) from error
     if apart is not None:
-        settings["exclude_modules"] = _also_excluded(settings.get("exclude_modules"), apart)
+        settings["exclude_modules"] = _excluded_too(settings.get("exclude_modules"), apart)
     if task_named(task).adds_head:
         # Trained whole: they may be new, and peft adds only those named classifier and score.
         settings["modules_to_save"] = list(
@@ -167,10 +167,8 @@ def exclusions(settings: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """`exclude_modules` of an adapter of all linear layers, with those that it has to leave out."""
     if not is_all_linear(settings.get("target_modules")) or not (without := not_adaptable(model)):
         return {}
-    given = settings.get("exclude_modules") or []
-    if isinstance(given, str):
-        return {"exclude_modules": "|".join([f"(?:{given})", *(rf"(?:.*\.)?{name}" for name in without)])}
-    return {"exclude_modules": [*given, *without]}
+    given, pattern = settings.get("exclude_modules"), rf"(.*\.)?({'|'.join(without)})"
+    return {"exclude_modules": _excluded_too(given, pattern)}
 
 
 def not_adaptable(model: Any) -> list[str]:
@@ -207,7 +205,7 @@ def _returns_product(layer: torch.nn.Linear) -> bool:
     return isinstance(made, torch.Tensor) and made.shape == (2, out)
 
 
-def _also_excluded(asked: str | Sequence[str] | None, pattern: str) -> str:
+def _excluded_too(asked: str | Sequence[str] | None, pattern: str) -> str:
     """A pattern for what `exclude_modules` names by peft's rules, and for names that match `pattern`."""
     if not asked:
         return pattern

@@ -139,9 +139,8 @@ def _size(config: Any, *names: str) -> int:
     for name in names:
         try:
             value = getattr(config, name, None)
-        except (
-            Exception
-        ):  # a size that differs from layer to layer, of which the dictionary has the usual one
+        except Exception:
+            # A size that differs from layer to layer, of which the dictionary has the usual one.
             value = config.to_dict().get(name)
         if isinstance(value, list | tuple) and value and all(isinstance(one, int) for one in value):
             value = max(value)
