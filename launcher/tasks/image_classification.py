@@ -8,7 +8,7 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.tasks.rows import LABEL_WORDS, RowFormat
 from launcher.tasks.sequence_classification import CLASS_METRICS, CLASS_PACKAGES
-from launcher.tasks.task import Task
+from launcher.tasks.task import Task, columns_needed
 
 IMAGE = RowFormat(
     "image",
@@ -42,8 +42,4 @@ class ImageClassification(Task):
     example_input = "picture.png"
 
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
-        if trainer.get("remove_unused_columns") is not True:
-            return []
-        message = "is true, but images are read from columns that no model knows"
-        path = "trainer.remove_unused_columns"
-        return [Problem("conflict", message, path=path, hint="remove it")]
+        return columns_needed(trainer)

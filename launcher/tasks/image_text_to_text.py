@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.tasks.rows import CHAT, PROMPT_COMPLETION, RowFormat
-from launcher.tasks.task import Task
+from launcher.tasks.task import Task, columns_needed
 
 IMAGE_CHAT = RowFormat(
     "image-chat",
@@ -57,8 +57,4 @@ class ImageTextToText(Task):
     example_input = "picture.png"
 
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
-        if trainer.get("remove_unused_columns") is not True:
-            return []
-        message = "is true, but images are read from columns that no model knows"
-        path = "trainer.remove_unused_columns"
-        return [Problem("conflict", message, path=path, hint="remove it")]
+        return columns_needed(trainer)

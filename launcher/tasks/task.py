@@ -226,6 +226,15 @@ class PairTask(Task):
         return [Problem("conflict", message, path=path, hint=self.smoothing_hint)]
 
 
+def columns_needed(trainer: Mapping[str, Any]) -> list[Problem]:
+    """The problem of removing the columns that hold a sample's images."""
+    if trainer.get("remove_unused_columns") is not True:
+        return []
+    message = "is true, but images are read from columns that no model knows"
+    path = "trainer.remove_unused_columns"
+    return [Problem("conflict", message, path=path, hint="remove it")]
+
+
 OPTIONAL_DATA_KEYS: Mapping[str, str] = {
     "loss_on": "the loss is where the task puts it",
     "loss_on_inserted": "only chats of task causal-lm are rendered for it",

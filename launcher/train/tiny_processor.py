@@ -39,6 +39,8 @@ class Family:
     """Attribute of the tokenizer -> token, where the processor asks for it."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Other parts of the processor -> their classes."""
+    others: tuple[str, ...] = ()
+    """Tokens that no field of the configuration names."""
 
 
 def _of_qwen(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -94,12 +96,8 @@ _QWEN_TOKENS = {
 }
 _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 _QWEN3 = Family("Qwen3VLProcessor", "Qwen2VLImageProcessorPil", _QWEN_TOKENS, _QWEN_IMAGE, _of_qwen)
-_IDEFICS_TOKENS = {
-    "image_token_id": "<image>",
-    "": "<fake_token_around_image>",
-    " ": "<end_of_utterance>",
-    "  ": "<global-img>",
-}
+_IDEFICS_TOKENS = {"image_token_id": "<image>"}
+_IDEFICS_OTHERS = ("<fake_token_around_image>", "<end_of_utterance>", "<global-img>")
 FAMILIES: Mapping[str, Family] = {
     "qwen3_vl": _QWEN3,
     "qwen3_vl_moe": _QWEN3,
@@ -145,10 +143,20 @@ FAMILIES: Mapping[str, Family] = {
         {"feature_extractor": "Gemma4AudioFeatureExtractor"},
     ),
     "idefics3": Family(
-        "Idefics3Processor", "Idefics3ImageProcessorPil", _IDEFICS_TOKENS, "<image>", _of_idefics3
+        "Idefics3Processor",
+        "Idefics3ImageProcessorPil",
+        _IDEFICS_TOKENS,
+        "<image>",
+        _of_idefics3,
+        others=_IDEFICS_OTHERS,
     ),
     "smolvlm": Family(
-        "SmolVLMProcessor", "SmolVLMImageProcessorPil", _IDEFICS_TOKENS, "<image>", _of_idefics3
+        "SmolVLMProcessor",
+        "SmolVLMImageProcessorPil",
+        _IDEFICS_TOKENS,
+        "<image>",
+        _of_idefics3,
+        others=_IDEFICS_OTHERS,
     ),
     "llava": Family(
         "LlavaProcessor", "LlavaImageProcessorPil", {"image_token_index": "<image>"}, "<image>", _of_llava
@@ -177,7 +185,9 @@ def tiny_processor(config: Any) -> Any:
 
     family = family_of(config.model_type)
     tokenizer = tiny_tokenizer(512, family.named)
-    tokenizer.add_special_tokens({"additional_special_tokens": sorted(set(family.tokens.values()))})
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": sorted({*family.tokens.values(), *family.others})}
+    )
     sizes, more = family.sizes(config)
     parts = {name: getattr(transformers, kind)() for name, kind in family.parts.items()}
     processor = make_processor(
@@ -194,5 +204,4 @@ def tiny_processor(config: Any) -> Any:
 def set_token_ids(config: Any, processor: Any) -> None:
     """The configuration's ids of a family's tokens as the generated tokenizer has them."""
     for name, token in family_of(config.model_type).tokens.items():
-        if name.strip():
-            setattr(config, name, processor.tokenizer.convert_tokens_to_ids(token))
+        setattr(config, name, processor.tokenizer.convert_tokens_to_ids(token))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.train.data.formats import SHARED, text_in, value_in
-from launcher.train.data.images import KEYS, ImageFile, image_file
+from launcher.train.data.images import COLOURS, KEYS, ImageFile, coloured, image_file
 from launcher.train.data.messages import is_conversation
 from launcher.train.data.sources import Row, bad_row, kind_of, parsed_json
 
@@ -202,18 +202,3 @@ def made_up_prompt(draw: random.Random, index: int) -> dict[str, Any]:
     row = made_up_chat(draw, index)
     prompt, completion = (turn["content"] for turn in row.pop("messages"))
     return {"prompt": prompt, "completion": completion, **row}
-
-
-COLOURS = {"blue": (30, 30, 200), "green": (30, 200, 30), "red": (200, 30, 30)}
-
-
-def coloured(draw: random.Random, name: str, side: int = 32) -> bytes:
-    """A PNG of one colour, in a shade."""
-    import io
-
-    from PIL import Image
-
-    shade = tuple(max(0, min(255, value + draw.randint(-20, 20))) for value in COLOURS[name])
-    buffer = io.BytesIO()
-    Image.new("RGB", (side, side), shade).save(buffer, format="PNG")
-    return buffer.getvalue()

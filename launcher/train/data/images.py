@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import random
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -159,3 +160,17 @@ def open_of_row(row: Row, file: ImageFile) -> Opened:
     except RecipeError as error:
         (problem,) = error.problems
         raise bad_row(row, problem.message, problem.hint, code=problem.code) from error
+
+
+COLOURS = {"blue": (30, 30, 200), "green": (30, 200, 30), "red": (200, 30, 30)}
+"""Of images that are made up for `--tiny`."""
+
+
+def coloured(draw: random.Random, name: str, side: int = 32) -> bytes:
+    """A PNG of one colour, in a shade."""
+    from PIL import Image
+
+    shade = tuple(max(0, min(255, value + draw.randint(-20, 20))) for value in COLOURS[name])
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), shade).save(buffer, format="PNG")
+    return buffer.getvalue()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,19 +101,9 @@ def _processor(job: Job) -> Any:
     else:
         from launcher.train.model.processors import read_processor
 
-        own = job.model.tokenizer
-        reference = model_reference(job) if own is None else local_or_hub(own)
-        if reference is None:
-            message = "a model without weights names no processor"
-            raise RecipeError(Problem("processor-missing", message, path="model.tokenizer"))
-        options = hub_options(job, revision=own is None and not Path(reference).is_dir())
-        try:
-            processor = read_processor(reference, options, job.model.image_sizes)
-        except (OSError, ValueError, KeyError) as error:
-            raise own_code(error, reference) or RecipeError(
-                Problem("processor-missing", f"no processor in {reference}: {first_line(error)}",
-                        path="model.tokenizer" if own else "model.name_or_path")
-            ) from error  # fmt: skip
+        processor = _read(job, "processor", lambda place, options: read_processor(
+            place, options, job.model.image_sizes
+        ))  # fmt: skip
     if processor.chat_template:
         processor.tokenizer.chat_template = processor.chat_template
     _tokenizer(job, processor.tokenizer)
@@ -135,21 +125,24 @@ def _tokenizer(job: Job, tokenizer: Any) -> Any:
 def _found_tokenizer(job: Job) -> Any:
     from transformers import AutoTokenizer
 
+    return _read(job, "tokenizer", lambda place, options: AutoTokenizer.from_pretrained(place, **options))
+
+
+def _read(job: Job, what: str, read: Callable[[str, dict[str, Any]], Any]) -> Any:
+    """The plan's own tokenizer or processor, or the model's; what: which of them. RecipeError without one."""
     own = job.model.tokenizer
     reference = model_reference(job) if own is None else local_or_hub(own)
     if reference is None:
-        message = "a model without weights names no tokenizer"
-        raise RecipeError(Problem("tokenizer-missing", message, path="model.tokenizer"))
+        message = f"a model without weights names no {what}"
+        raise RecipeError(Problem(f"{what}-missing", message, path="model.tokenizer"))
     options = hub_options(job, revision=own is None and not Path(reference).is_dir())
     try:
-        return AutoTokenizer.from_pretrained(reference, **options)
+        return read(reference, options)
     except (OSError, ValueError, KeyError) as error:
+        message = f"no {what} in {reference}: {first_line(error)}"
+        place = "model.name_or_path" if own is None and job.task.sees_images else "model.tokenizer"
         raise own_code(error, reference) or RecipeError(
-            Problem(
-                "tokenizer-missing",
-                f"no tokenizer in {reference}: {first_line(error)}",
-                path="model.tokenizer",
-            )
+            Problem(f"{what}-missing", message, path=place)
         ) from error
 
 

@@ -12,6 +12,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.tasks.image_classification import IMAGE
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.formats import label_id, label_of
+from launcher.train.data.images import COLOURS, coloured
 from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.tasks.task import OwnFormat, Shown, TrainTask
 
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from launcher.train.data.encoded import Encoder
     from launcher.train.data.formats import Detected
     from launcher.train.job import Job
-
-
-_COLOURS = {"blue": (30, 30, 200), "green": (30, 200, 30), "red": (200, 30, 30)}
 
 
 def _shape(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -50,13 +48,8 @@ def _image(row: Row, value: Any, column: str) -> str | bytes:
 
 
 def _made_up(draw: random.Random, index: int) -> dict[str, Any]:
-    from PIL import Image
-
-    name = list(_COLOURS)[index % len(_COLOURS)]
-    shade = tuple(max(0, min(255, value + draw.randint(-20, 20))) for value in _COLOURS[name])
-    buffer = io.BytesIO()
-    Image.new("RGB", (32, 32), shade).save(buffer, format="PNG")
-    return {"image": buffer.getvalue(), "label": name}
+    name = list(COLOURS)[index % len(COLOURS)]
+    return {"image": coloured(draw, name), "label": name}
 
 
 class TrainImageClassification(TrainTask):
