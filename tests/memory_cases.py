@@ -13,7 +13,8 @@ from launcher.facts.probe import shipped_model_config
 from launcher.memory.activations import make_block
 from launcher.memory.engine import Held
 from launcher.memory.job import MemoryJob
-from launcher.memory.layers import Dtypes, record
+from launcher.memory.layers import record
+from launcher.memory.operations import Dtypes
 from launcher.memory.states import States
 
 GIB = 2**30

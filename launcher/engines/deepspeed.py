@@ -18,7 +18,7 @@ from launcher.engines.engine import RANKS, Engine, Reading, counted, refuse_unus
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import Held, largest_tensor, layer_values
 from launcher.memory.job import WIDTHS, MemoryJob
-from launcher.memory.layers import Dtypes
+from launcher.memory.operations import Dtypes
 from launcher.memory.states import Shape, States, StateWidths, base_weight_bytes, optimizer_of
 from launcher.plan.settings import HasSettings
 from launcher.recipe.optimizer_needs import needs_of

@@ -18,7 +18,7 @@ from launcher.engines.engine import Engine
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import Held, largest_tensor, layer_values
 from launcher.memory.job import WIDTHS, MemoryJob
-from launcher.memory.layers import Dtypes
+from launcher.memory.operations import Dtypes
 from launcher.memory.states import MIXED, States
 from launcher.recipe.optimizer_needs import IN_SHARDS
 

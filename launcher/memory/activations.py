@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from launcher.facts.architectures import Layout
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import MemoryJob
-from launcher.memory.layers import Block, Dtypes
+from launcher.memory.operations import Block, Dtypes
 
 EMBEDDING_DROPOUT = ("bert", "gpt2", "gpt_bigcode", "gpt_neox", "mt5", "t5", "vit")
 """Families that drop out a part of what the first layer reads."""

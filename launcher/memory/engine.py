@@ -14,7 +14,7 @@ from launcher.facts.capabilities import holds_mask
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import WIDTHS, MemoryJob
-from launcher.memory.layers import Dtypes
+from launcher.memory.operations import Dtypes
 from launcher.memory.states import (
     MIXED,
     Moments,

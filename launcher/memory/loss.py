@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from launcher.facts.architectures import Linear
 from launcher.facts.capabilities import chunk_rows
 from launcher.facts.model import Head
-from launcher.memory.layers import Block, adapted, cast, dropout, matrix, norm, product
+from launcher.memory.operations import Block, adapted, cast, dropout, matrix, norm, product
 from launcher.memory.tape import Peak, Storage, Tape, Value
 from launcher.tasks import task_named
 

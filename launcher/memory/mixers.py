@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.facts.architectures import Linear
-from launcher.memory.layers import (
+from launcher.memory.operations import (
     Block,
     activate,
+    bmm,
     broadcast,
     cast,
     normalised,
@@ -125,13 +126,6 @@ def _scaled_rows(tape: Tape, x: Value, width: int) -> Value:
     return broadcast(tape, x, root)
 
 
-def _bmm(tape: Tape, block: Block, first: Value, second: Value, elements: int) -> Value:
-    d = block.dtypes
-    if d.autocast:
-        first, second = cast(tape, first, d.compute), cast(tape, second, d.compute)
-    return tape.step([first, second], elements, first.width, saves=[first.storage, second.storage])
-
-
 def _chunks(
     tape: Tape, block: Block, sizes: _Delta, inputs: tuple[Value, Value, Value, Value, Value]
 ) -> Value:
@@ -151,8 +145,8 @@ def _chunks(
     pairs = tape.step([total], sizes.pairs, 4)
     pairs = tape.step([pairs], sizes.pairs, 4, saves=[Storage(CHUNK**2)])
     pairs = tape.step([pairs], sizes.pairs, 4, save_out=True)
-    system = times(tape, _bmm(tape, block, k_beta, k, sizes.pairs), pairs)
-    inside = times(tape, _bmm(tape, block, q, k, sizes.pairs), pairs)
+    system = times(tape, bmm(tape, block, k_beta, k, sizes.pairs), pairs)
+    inside = times(tape, bmm(tape, block, q, k, sizes.pairs), pairs)
     grown = tape.step([total], small, 4, save_out=True)
     decayed = broadcast(tape, k_beta, grown)
     fresh, read = (

@@ -9,8 +9,9 @@ from launcher.facts.model import ModelSpec
 from launcher.memory.activations import Stack, make_stacks, mask_bytes, shared_bytes
 from launcher.memory.engine import Held
 from launcher.memory.job import Components, MemoryJob
-from launcher.memory.layers import Block, Dtypes, LayerCost, layer_cost
+from launcher.memory.layers import LayerCost, layer_cost
 from launcher.memory.loss import HeadCost, head_cost
+from launcher.memory.operations import Block, Dtypes
 from launcher.memory.tape import Peak
 
 CUDA_CONTEXT = 1343 * MIB

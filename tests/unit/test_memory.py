@@ -23,7 +23,7 @@ from launcher.facts.capabilities import chunk_rows
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import Components, MemoryJob
-from launcher.memory.layers import Dtypes
+from launcher.memory.operations import Dtypes
 from launcher.plan.draft import Draft
 from launcher.planner.job import base_job
 

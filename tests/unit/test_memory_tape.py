@@ -12,8 +12,9 @@ from launcher.facts.hardware import parse_hardware
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.activations import lora_rank, make_block, make_stacks
 from launcher.memory.job import MemoryJob
-from launcher.memory.layers import Block, Dtypes, layer_cost, record
+from launcher.memory.layers import layer_cost, record
 from launcher.memory.loss import head_cost
+from launcher.memory.operations import Block, Dtypes
 from launcher.memory.phases import training_phases
 from launcher.memory.tape import Storage, Tape
 
