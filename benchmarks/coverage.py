@@ -3,8 +3,7 @@
     python benchmarks/coverage.py                 every causal language model; prints a table and the shares
     python benchmarks/coverage.py lfm2 mamba      these types alone
     python benchmarks/coverage.py --compile       also compiles the layers (longer; needs a C++ compiler)
-    python benchmarks/coverage.py --write         writes records/coverage_cpu.json, which `make tables` and
-                                                  docs/make.py read
+    python benchmarks/coverage.py --write         writes records/coverage_cpu.json, which docs/make.py reads
 
 Each type is tried in a process of its own, on the default configuration of its class made small by `--tiny`'s
 rules, with random weights: planned (closed form or trace), trained 4 steps with LoRA on all linear layers
@@ -176,9 +175,10 @@ def plan(run: Path, config: dict[str, Any], plans: list[Any]) -> str:
     plans.append(json.loads(render(made).files["plan.json"]))
     if not math.isfinite(made.memory.total) or made.memory.total <= 0:
         raise ValueError(f"the memory of the plan is {made.memory.total}")
-    if facts.model.foreign and made.memory.method != "trace":
+    needs_trace = facts.model.foreign or facts.model.is_sketched
+    if needs_trace and made.memory.method != "trace":
         raise ValueError(f"not traced: {facts.warnings[-1]}")
-    return "trace" if facts.model.foreign else "closed-form"
+    return "trace" if needs_trace else "closed-form"
 
 
 def _with(loaded: Any, model: Any) -> Any:
@@ -282,65 +282,55 @@ def documents_apart(config: Mapping[str, Any], kernel: str) -> bool:
 
 def chunked_alike(config: Mapping[str, Any]) -> bool:
     """Whether the chunked loss has the value and gradients of the model's own."""
-    import torch
-
     from launcher.train.model.loss import chunk_loss
 
-    model = build(config)
-    words = min(int(getattr(model.config.get_text_config(), "vocab_size", 256)), 250)
-    ids = torch.randint(5, words, (2, 16), generator=torch.Generator().manual_seed(1))
-    labels = ids.clone()
-    labels[:, :5] = -100
-
-    def step() -> tuple[float, dict[str, Any]]:
-        model.zero_grad()
-        torch.manual_seed(2)
-        loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, use_cache=False).loss
-        loss.backward()
-        return float(loss), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-    full, gradients = step()
-    chunk_loss(model)
-    chunked, others = step()
-    if not math.isclose(full, chunked, rel_tol=1e-5):
-        raise ValueError(f"the loss is {chunked} instead of {full}")
-    worst = max(float((others[n] - g).abs().max() / (g.abs().max() + 1e-9)) for n, g in gradients.items())
-    if not worst < 1e-3 or others.keys() != gradients.keys():
-        raise ValueError(f"gradients differ by {worst:.1e}")
-    return True
+    return _alike(build(config), chunk_loss)
 
 
 def compiled_alike(config: Mapping[str, Any]) -> bool:
     """Whether compiled layers compute the loss and the gradients of plain ones."""
-    import torch
-
     from launcher.train.model.models import repeated_layers
     from launcher.train.upstream.torch_seams import compile_or_run_plainly
 
-    model = build(config)
-    ids = torch.randint(5, 250, (2, 16), generator=torch.Generator().manual_seed(1))
+    def change(model: Any) -> None:
+        layers = repeated_layers(model)
+        if not layers:
+            raise ValueError("the model does not name its layers")
+        compile_or_run_plainly()
+        for layer in layers:
+            layer.compile(dynamic=True)
 
-    def step() -> tuple[float, dict[str, Any]]:
-        model.zero_grad()
-        torch.manual_seed(2)
-        loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, use_cache=False).loss
-        loss.backward()
-        return float(loss), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return _alike(build(config), change)
 
-    plain, gradients = step()
-    layers = repeated_layers(model)
-    if not layers:
-        raise ValueError("the model does not name its layers")
-    compile_or_run_plainly()
-    for layer in layers:
-        layer.compile(dynamic=True)
-    compiled, others = step()
-    if not math.isclose(plain, compiled, rel_tol=1e-5):
-        raise ValueError(f"the loss is {compiled} instead of {plain}")
+
+def _alike(model: Any, change: Callable[[Any], object]) -> bool:
+    """Whether loss and gradients of a step are the same after `change`; ValueError says how they differ."""
+    before, gradients = _step(model)
+    change(model)
+    after, others = _step(model)
+    if not math.isclose(before, after, rel_tol=1e-5):
+        raise ValueError(f"the loss is {after} instead of {before}")
+    if others.keys() != gradients.keys():
+        raise ValueError("other parameters have gradients")
     worst = max(float((others[n] - g).abs().max() / (g.abs().max() + 1e-9)) for n, g in gradients.items())
-    if not worst < 1e-3 or others.keys() != gradients.keys():
+    if not worst < 1e-3:
         raise ValueError(f"gradients differ by {worst:.1e}")
     return True
+
+
+def _step(model: Any) -> tuple[float, dict[str, Any]]:
+    """Loss and gradients of a batch in which some tokens are no targets."""
+    import torch
+
+    model.zero_grad()
+    torch.manual_seed(2)
+    words = min(int(getattr(model.config.get_text_config(), "vocab_size", 256)), 250)
+    ids = torch.randint(5, words, (2, 16), generator=torch.Generator().manual_seed(1))
+    labels = ids.clone()
+    labels[:, :5] = -100
+    loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, use_cache=False).loss
+    loss.backward()
+    return float(loss), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
 def in_child(kind: str, *, compiled: bool) -> dict[str, Any]:
