@@ -68,7 +68,7 @@ def frozen_parts(recipe: Recipe) -> list[str]:
 
 
 def _record_images(draft: Draft, recipe: Recipe) -> None:
-    reason = "the vision tower and the projector stay as they are, as LLaMA-Factory and ms-swift train"
+    reason = "the vision tower and the projector are frozen by default, as in LLaMA-Factory and ms-swift"
     draft.put_recipe("model.freeze", frozen_parts(recipe), reason)
     model = recipe.model
     draft.put_recipe("model.image_sizes", model.image_sizes, "those of the model's image processor")

@@ -104,7 +104,8 @@ def test_it_trains_with_an_adapter_and_merges(kind, wrappers, tmp_path):
     assert not torch.allclose(logits(merged), logits(wrappers(kind)[1]))
 
 
-def test_weights_that_the_checkpoint_lacks_are_refused(wrappers, tmp_path):
+@pytest.mark.parametrize("task", ["causal-lm", "sequence-classification"])
+def test_weights_that_the_checkpoint_lacks_are_refused(task, wrappers, tmp_path):
     """Under other names than those of TEXT_KEYS every weight would start at random."""
     from safetensors.torch import load_file, save_file
 
@@ -116,7 +117,7 @@ def test_weights_that_the_checkpoint_lacks_are_refused(wrappers, tmp_path):
             (moved / file.name).write_bytes(file.read_bytes())
     weights = load_file(folder / "model.safetensors")
     save_file({f"other.{name}": value for name, value in weights.items()}, moved / "model.safetensors")
-    job = job_for(tmp_path / "run", "causal-lm", model__name_or_path=str(moved), model__config=None,
+    job = job_for(tmp_path / "run", task, model__name_or_path=str(moved), model__config=None,
                   model__text_only=True)  # fmt: skip
     with pytest.raises(RecipeError) as caught:
         load(job)

@@ -1,0 +1,69 @@
+"""Configurations made small: which layers stay, sizes that depend on each other, what JSON cannot hold."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.planner.narrow import NARROW, narrow_config
+
+LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        ({"num_hidden_layers": 8, "layer_types": [LINEAR, LINEAR, LINEAR, FULL] * 2}, [LINEAR, FULL]),
+        ({"num_hidden_layers": 6, "layer_types": [FULL] * 6}, [FULL, FULL]),
+        ({"num_hidden_layers": 6, "layer_types": [LINEAR, SLIDING, FULL] * 2}, [LINEAR, SLIDING, FULL]),
+        ({"num_hidden_layers": 1, "layer_types": [FULL]}, [FULL]),
+    ],
+)
+def test_a_layer_of_each_kind_stays_and_at_least_two(config: dict, kept: list[str]) -> None:
+    narrow = narrow_config(config)
+    assert narrow["layer_types"] == kept
+    assert narrow["num_hidden_layers"] == len(kept)
+
+
+def test_the_depth_may_be_the_length_of_a_list() -> None:
+    kinds = [LINEAR, "moe", FULL, "moe", LINEAR]
+    assert narrow_config({"layers_block_type": kinds})["layers_block_type"] == [LINEAR, "moe", FULL]
+
+
+def test_indices_of_layers_are_those_that_the_layers_have_afterwards() -> None:
+    config = {"num_hidden_layers": 8, "moe_layers": [1, 3, 5, 7], "first_k_dense_replace": 1}
+    narrow = narrow_config(config)
+    assert (narrow["num_hidden_layers"], narrow["moe_layers"], narrow["first_k_dense_replace"]) == (3, [1], 1)
+
+
+def test_parts_are_made_small_as_well() -> None:
+    text = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    vision = {"hidden_size": 1152, "depth": 27, "image_size": 448, "patch_size": 14}
+    narrow = narrow_config({"text_config": text, "vision_config": vision, "image_token_id": 151655})
+    assert narrow["text_config"]["hidden_size"] == NARROW["hidden_size"]
+    assert narrow["text_config"]["num_key_value_heads"] == 2
+    assert (
+        narrow["vision_config"] | {"depth": 2, "image_size": 32, "patch_size": 8} == narrow["vision_config"]
+    )
+    assert narrow["image_token_id"] < NARROW["vocab_size"]
+
+
+@pytest.mark.parametrize(("share", "pairs"), [(1.0, 8), (0.25, 2)])
+def test_the_sections_of_positions_add_up_to_the_rotated_pairs(share: float, pairs: int) -> None:
+    rope = {"mrope_section": [11, 11, 10], "partial_rotary_factor": share, "rope_theta": 1e6}
+    assert sum(narrow_config({"rope_parameters": rope})["rope_parameters"]["mrope_section"]) == pairs
+
+
+def test_factors_of_each_frequency_leave_with_their_kind() -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 48, "rope_theta": 10000.0}
+    narrow = narrow_config({"rope_parameters": rope})["rope_parameters"]
+    assert narrow == {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def test_json_can_hold_it() -> None:
+    config = {"num_hidden_layers": 2, "time_step_limit": [0.0, float("inf")], "time_step_min": 0.001}
+    narrow = narrow_config(config)
+    assert json.loads(json.dumps(narrow, allow_nan=False)) == narrow
+    assert "time_step_limit" not in narrow
+    assert narrow["time_step_min"] == 0.001
