@@ -152,15 +152,16 @@ def test_an_adapter_is_read_evaluated_and_merged(tmp_path, base, rows, name):
     told = answer(load_trained(run, print), prompt, 4, images=[image])
     merged = merge(run, tmp_path / "merged", "float32", lambda _: "a card\n")
     assert merged.sum.is_none
-    from transformers import AutoModelForImageTextToText
+    from transformers import AutoModelForImageTextToText, ProcessorMixin
 
     from launcher.train.model.processors import read_processor
 
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
     processor = read_processor(str(tmp_path / "merged"), {}, {})
     talk = [{"role": "user", "content": [{"type": "image", "path": image}, {"type": "text", "text": prompt}]}]
-    inputs = processor.apply_chat_template(
-        talk, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+    # SmolVLM's own method asks for its video processor, which needs torchvision.
+    inputs = ProcessorMixin.apply_chat_template(
+        processor, talk, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
     )
     output = model.generate(**inputs, max_new_tokens=4, do_sample=False)
     said = processor.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

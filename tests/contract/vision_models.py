@@ -72,8 +72,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Model type -> configuration; the ids of the image tokens are those of the generated processor."""
-EVERY = [name for name in CONFIGS if name != "smolvlm"]
-"""SmolVLM's processor needs the package num2words."""
+EVERY = list(CONFIGS)
 
 
 def config(name: str) -> dict[str, Any]:

@@ -101,9 +101,10 @@ def _processor(job: Job) -> Any:
     else:
         from launcher.train.model.processors import read_processor
 
-        processor = _read(job, "processor", lambda place, options: read_processor(
-            place, options, job.model.image_sizes
-        ))  # fmt: skip
+        def read(place: str, options: dict[str, Any]) -> Any:
+            return read_processor(place, options, job.model.image_sizes)
+
+        processor = _read(job, "processor", "processor-missing", read)
     if processor.chat_template:
         processor.tokenizer.chat_template = processor.chat_template
     _tokenizer(job, processor.tokenizer)
@@ -125,25 +126,26 @@ def _tokenizer(job: Job, tokenizer: Any) -> Any:
 def _found_tokenizer(job: Job) -> Any:
     from transformers import AutoTokenizer
 
-    return _read(job, "tokenizer", lambda place, options: AutoTokenizer.from_pretrained(place, **options))
+    def read(place: str, options: dict[str, Any]) -> Any:
+        return AutoTokenizer.from_pretrained(place, **options)
+
+    return _read(job, "tokenizer", "tokenizer-missing", read)
 
 
-def _read(job: Job, what: str, read: Callable[[str, dict[str, Any]], Any]) -> Any:
-    """The plan's own tokenizer or processor, or the model's; what: which of them. RecipeError without one."""
+def _read(job: Job, what: str, code: str, read: Callable[[str, dict[str, Any]], Any]) -> Any:
+    """The plan's own tokenizer or processor (`what`), or the model's. RecipeError `code` without one."""
     own = job.model.tokenizer
     reference = model_reference(job) if own is None else local_or_hub(own)
     if reference is None:
         message = f"a model without weights names no {what}"
-        raise RecipeError(Problem(f"{what}-missing", message, path="model.tokenizer"))
+        raise RecipeError(Problem(code, message, path="model.tokenizer"))
     options = hub_options(job, revision=own is None and not Path(reference).is_dir())
     try:
         return read(reference, options)
     except (OSError, ValueError, KeyError) as error:
         message = f"no {what} in {reference}: {first_line(error)}"
         place = "model.name_or_path" if own is None and job.task.sees_images else "model.tokenizer"
-        raise own_code(error, reference) or RecipeError(
-            Problem(f"{what}-missing", message, path=place)
-        ) from error
+        raise own_code(error, reference) or RecipeError(Problem(code, message, path=place)) from error
 
 
 def _image_processor(job: Job) -> Any:
