@@ -29,6 +29,7 @@ from launcher.facts.lora import (
 )
 from launcher.tasks import task_named
 from launcher.train.job import Job
+from launcher.train.model.experts import seen_as_plain
 from launcher.train.model.models import head_modules
 from launcher.train.model.processing import (
     added_ids,
@@ -77,13 +78,14 @@ def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True)
     asked = job.fields(job.adapter)
     autocast = job.adapter.autocast_adapter_dtype
     continued = job.adapter.path
-    if continued:
-        model = _continue_adapter(model, local_or_hub(continued), ids, autocast_adapter_dtype=autocast)
-    elif job.has_adapter:
-        apart = frozen_pattern(model, job.model.freeze) if job.task.sees_images else None
-        model = new_adapter(
-            asked, job.task.name, model, ids, sharded=job.zero_stage == 3, whole=whole, apart=apart
-        )
+    with seen_as_plain(model):
+        if continued:
+            model = _continue_adapter(model, local_or_hub(continued), ids, autocast_adapter_dtype=autocast)
+        elif job.has_adapter:
+            apart = frozen_pattern(model, job.model.freeze) if job.task.sees_images else None
+            model = new_adapter(
+                asked, job.task.name, model, ids, sharded=job.zero_stage == 3, whole=whole, apart=apart
+            )
     if ids:
         keep_rows_alone(model)
     if job.adapter.cast_input_dtype_enabled is False:

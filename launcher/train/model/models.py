@@ -11,6 +11,7 @@ from typing import Any
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.tasks import task_named
 from launcher.train.job import Job, local_rank, rank
+from launcher.train.model.experts import expert_parameters, packing_experts
 from launcher.train.model.processing import first_line, fit_vocabulary, hub_options, model_reference, own_code
 from launcher.train.model.processors import tokenizer_of
 from launcher.train.model.vision import vision_modules
@@ -30,10 +31,11 @@ def load_model(
     """
     options = _weight_options(job, distributed)
     head = label_settings(job, labels)
-    if job.model.config:
-        model = _random_model(job, processing, head, options)
-    else:
-        model = _pretrained_model(job, head, options)
+    with packing_experts(job.model.quantization):
+        if job.model.config:
+            model = _random_model(job, processing, head, options)
+        else:
+            model = _pretrained_model(job, head, options)
     check_bare(model)
     check_recomputes(job, model)
     check_shared(job, model)
@@ -310,6 +312,10 @@ def _check_quantized(job: Job, model: Any) -> None:
         message = f"the model was loaded without {kind} quantisation"
         raise MachineError(Problem("not-quantized", message, path="model.quantization"))
     if kind != "int8":
+        left = [name for name, _, _ in expert_parameters(model)]
+        if left:
+            message = f"{len(left)} parameters of experts were not quantised to {kind}, such as {left[0]}"
+            raise MachineError(Problem("not-quantized", message, path="model.quantization"))
         import torch
         from bitsandbytes.nn import Linear4bit
 

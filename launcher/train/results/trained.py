@@ -213,8 +213,13 @@ def on_base(base: Any, folder: Path, **options: Any) -> Any:
     import torch
     from peft import PeftModel
 
+    from launcher.train.model.experts import seen_as_plain
+
     try:
-        with warnings.catch_warnings():  # peft continues with new values for missing keys
+        with (
+            seen_as_plain(base),
+            warnings.catch_warnings(),
+        ):  # peft continues with new values
             warnings.filterwarnings("error", message="Found missing adapter keys")
             return PeftModel.from_pretrained(base, str(folder), **options)
     except torch.OutOfMemoryError:

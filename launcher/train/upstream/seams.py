@@ -28,6 +28,7 @@ class Seam:
 _TRAINER = "transformers.trainer"
 _SEAM_TRAINER = "upstream/trainer_seams.py"
 _MODELS = "upstream/model_seams.py"
+_EXPERTS = "upstream/expert_seams.py"
 _TORCH = "upstream/torch_seams.py"
 _DEEPSPEED = "upstream/deepspeed_seams.py"
 
@@ -167,6 +168,18 @@ SEAMS = (
         "transformers.masking_utils", "find_packed_sequence_indices", ("5.23.0", 750), _MODELS, "patch",
         "Reads the values of positions, which fake tensors do not have, and would then assume packed rows.",
     ),
+    Seam(
+        "transformers.quantizers.auto", "", ("5.23.0", 77), _EXPERTS, "patch",
+        "Which quantizer from_pretrained takes, for the time of a load.",
+        ("AUTO_QUANTIZER_MAPPING", '"bitsandbytes_4bit": Bnb4BitHfQuantizer'),
+    ),
+    Seam(
+        "transformers.core_model_loading", "convert_and_load_state_dict_in_model", ("5.23.0", 1606), _EXPERTS,
+        "context", "A parameter is read, merged from its experts and quantised before the next one is read.",
+        ("hf_quantizer.param_needs_quantization(model, renamed_key)",
+         "mapping.quantization_operation = hf_quantizer.get_quantize_ops()",
+         "or has_on_the_fly_quantization ): thread_pool = None"),
+    ),
     # --- trl --------------------------------------------------------------------------------------
     Seam(
         "trl.trainer.base_trainer", "_BaseTrainer._send_telemetry", ("1.16.0", 82), "upstream/trl_seams.py",
@@ -186,6 +199,13 @@ SEAMS = (
         "peft.tuners.tuners_utils", "BaseTunerLayer._cast_input_dtype", ("0.21.2", 2215), _MODELS, "patch",
         "Casts, and so copies, each input before autocast would; its public switch also turns the cast off "
         "where no autocast is.",
+    ),
+    Seam(
+        "peft.tuners.lora.layer", "ParamWrapper", ("0.21.2", 2335), _EXPERTS, "context",
+        "Over a parametrised parameter it registers a second parametrization in torch's cache, which then "
+        "holds the inner of two adapted parameters without its adapter; merge adds to a temporary tensor.",
+        ("with self._activate_lora(self.active_adapters):", "def get_param(self):",
+         "with nn.utils.parametrize.cached():"),
     ),
     # --- DeepSpeed, and accelerate around it ------------------------------------------------------
     Seam(

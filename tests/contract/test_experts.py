@@ -1,0 +1,142 @@
+"""Mixtures of experts: 4-bit experts, and LoRA over them, with the real libraries."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("bitsandbytes")
+
+import torch
+
+from launcher.train.job import read_job
+from launcher.train.model.adapters import attach_adapter, find_adapted
+from launcher.train.model.experts import expert_parameters, packed_experts
+from launcher.train.model.models import load_model
+from launcher.train.results.merge import merge
+from launcher.train.results.trained import on_base
+from launcher.train.tiny import tiny_tokenizer
+
+sys.path.insert(0, str(Path(__file__).parent))
+from plans import TINY_LLAMA, write_run
+
+SIZES = {key: value for key, value in TINY_LLAMA.items() if key != "model_type"}
+QWEN = {**SIZES, "head_dim": 16, "moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"model_type": "qwen3_moe", **QWEN},
+    "mixtral": {"model_type": "mixtral", **SIZES, "num_local_experts": 4},
+    "olmoe": {"model_type": "olmoe", **SIZES, "num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0},
+    "gpt_oss": {
+        "model_type": "gpt_oss", **SIZES, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+    },
+    "granitemoe": {"model_type": "granitemoe", **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        "model_type": "deepseek_v3", **SIZES, "num_key_value_heads": 4, "moe_intermediate_size": 64,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "q_lora_rank": 32,
+        "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
+        "first_k_dense_replace": 1,
+    },
+}  # fmt: skip
+NF4 = {"type": "nf4", "double_quant": True, "compute_dtype": "float32"}
+ALL = {"type": "lora", "r": 4, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": "all-linear"}
+IDS = torch.arange(4, 44).view(2, 20)
+
+
+def run_of(folder: Path, name: str, changes: dict[str, Any]) -> Any:
+    """A run of a checkpoint with random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+
+    checkpoint = folder / "checkpoint"
+    if not checkpoint.exists():
+        set_seed(0)
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODELS[name])).save_pretrained(checkpoint)
+        tiny_tokenizer(512).save_pretrained(checkpoint)
+    base = {"tiny": False, "model.name_or_path": str(checkpoint), "model.config": None}
+    base |= {"model.device_map": "local", "trainer.use_cpu": True, "model.quantization": NF4}
+    attention = "eager" if name == "gpt_oss" else "sdpa"  # its sinks
+    base |= {"model.prepare_for_kbit": True, "model.attn_implementation": attention}
+    return read_job(write_run(folder / "run", {**base, **changes}))
+
+
+def loaded(job: Any) -> Any:
+    model = load_model(job, tiny_tokenizer(512), None)
+    for module in model.modules():
+        module.support_avx512bf16_for_cpu = False  # packs the weights anew, which rounds their constants
+    return model
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS).logits.float()
+
+
+def spread(model: Any) -> None:
+    """Values for the halves of adapters that begin at zero."""
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_experts_are_quantised_while_they_are_read(tmp_path, name):
+    model = loaded(run_of(tmp_path, name, {}))
+    packed = list(packed_experts(model))
+    assert packed
+    assert not list(expert_parameters(model))
+    plain = loaded(run_of(tmp_path, name, {"model.quantization": "none"}))
+    originals = {path: parameter for path, parameter in plain.named_parameters()}
+    paths = {id(module): path for path, module in model.named_modules()}
+    for module, last, _how in packed:
+        original = originals[f"{paths[id(module)]}.{last}"]
+        assert module.parametrizations[last].original.nbytes * 8 == original.nbytes
+        found = getattr(module, last)
+        assert found.shape == original.shape
+        error = (found - original).abs().mean() / original.abs().mean()
+        assert 0 < error < 0.12  # of nf4 on normally distributed values
+    assert (logits(model) - logits(plain)).abs().mean() < 0.2 * logits(plain).abs().mean()
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "olmoe", "gpt_oss", "deepseek_v3", "granitemoe"])
+@pytest.mark.parametrize("quantized", [True, False])
+def test_adapters_reach_experts_and_are_merged(tmp_path, name, quantized):
+    """Each expert's adapter gets a gradient, and saved, read and merged it gives the same logits."""
+    wanted = {path for path, _, _ in expert_parameters(plain_model(name))}
+    adapter = {**ALL, "target_modules": ["o_proj"], "target_parameters": sorted(wanted)}
+    changes = {"adapter": adapter, "trainer.activation_checkpointing": True}
+    if not quantized:
+        changes |= {"model.quantization": "none", "model.prepare_for_kbit": False}
+        changes |= {"model.device_map": None, "model.enable_input_require_grads": True}
+    job = run_of(tmp_path, name, changes)
+    model = attach_adapter(job, loaded(job), tiny_tokenizer(512))
+    assert set(find_adapted(model).parameters) == wanted
+    before = logits(model)
+    spread(model)
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in trained.values())
+    model.eval()
+    after = logits(model)
+    assert not torch.allclose(before, after, atol=1e-3)
+    model.save_pretrained(job.run_dir / "adapter")
+    tiny_tokenizer(512).save_pretrained(job.run_dir / "adapter")
+    again = on_base(loaded(job), job.run_dir / "adapter").eval()
+    assert torch.equal(logits(again), after)
+    found = merge(job.run_dir, tmp_path / "merged", "float32", lambda _: "card")
+    assert found.sum.is_none
+    from transformers import AutoModelForCausalLM
+
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.allclose(logits(merged), after, atol=2e-3)
+
+
+def plain_model(name: str) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODELS[name]))
