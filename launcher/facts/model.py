@@ -67,6 +67,10 @@ _IMAGE_SIZES = ("image_size", "patch_size")
 _WITHOUT_EXPERTS = ("granitemoehybrid", "qwen2_moe", "qwen3_moe", "qwen3_next")
 
 
+FOUR_BITS = ("nf4", "fp4")
+"""Kinds of quantisation that reach experts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """The output layer."""
@@ -178,8 +182,17 @@ class ModelSpec:
 
     @property
     def linear_weights(self) -> int:
-        """Elements of the linears' matrices: what is quantised."""
+        """Elements of the linears' matrices."""
         return sum(linear.weights * linear.count for linear in self.linears)
+
+    @property
+    def expert_weights(self) -> int:
+        """Elements of all experts' matrices, which are no linears."""
+        return sum(stack.experts * stack.layers for stack in self.layout.stacks)
+
+    def quantized_weights(self, quantization: str) -> int:
+        """Elements of the matrices that are quantised; int8 leaves experts as they are."""
+        return self.linear_weights + (self.expert_weights if quantization in FOUR_BITS else 0)
 
     @property
     def embedding_params(self) -> int:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from launcher.facts.capabilities import holds_mask
 from launcher.facts.hardware import Hardware
-from launcher.facts.model import ModelSpec
+from launcher.facts.model import FOUR_BITS, ModelSpec
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.operations import Dtypes
 from launcher.memory.states import (
@@ -266,7 +266,10 @@ class EngineMemory:
         # is_deepspeed_zero3_enabled() and not is_quantized): each rank holds all of it until it is sharded.
         whole = sum(self.frozen_bytes(spec, job))
         # A matrix is read in 16 bits, then quantized on the device.
-        return max(weights, whole) + 2 * max(linear.weights for linear in spec.linears)
+        largest = 2 * max(linear.weights for linear in spec.linears)
+        if job.quantization in FOUR_BITS:
+            largest = max(largest, read_experts(spec))
+        return max(weights, whole) + largest
 
     def gathered_to_load(self, spec: ModelSpec, job: MemoryJob) -> int:
         """Bytes of the tensor or module that is complete on the device while its shard is made."""
@@ -315,6 +318,14 @@ class EngineMemory:
     def notes(self, job: MemoryJob) -> list[str]:
         """What the figures assume."""
         return []
+
+
+def read_experts(spec: ModelSpec) -> int:
+    """Bytes of the 16-bit tensors that are there while the largest parameter of experts is read.
+
+    Gate and up projections of all experts of a layer, stacked each, and both as one.
+    """
+    return 2 * 2 * max(stack.experts * 2 // 3 for stack in spec.layout.stacks)
 
 
 def layer_values(spec: ModelSpec) -> int:

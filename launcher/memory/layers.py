@@ -11,6 +11,7 @@ import functools
 from dataclasses import dataclass
 
 from launcher.facts.capabilities import is_varlen
+from launcher.facts.model import FOUR_BITS
 from launcher.memory.mixers import MIXERS
 from launcher.memory.operations import (
     Block,
@@ -248,7 +249,7 @@ def _gated(tape: Tape, block: Block, both: Value) -> Value:
 
 def _experts(tape: Tape, block: Block, x: Value) -> Value:
     """The way `grouped_mm`, transformers' default: chosen rows sorted by expert, two fused products."""
-    layout, d = block.layout, block.dtypes
+    layout = block.layout
     count, hidden = layout.num_experts, block.hidden
     width = layout.experts // (3 * count * hidden)
     chosen = block.tokens * (layout.active_inner // width)
@@ -259,8 +260,9 @@ def _experts(tape: Tape, block: Block, x: Value) -> Value:
     reached = int(layout.expert_adapters)
     adapter = 2 * reached * block.rank * count * (2 * width + hidden)
     both = _grouped(
-        tape, block, cast(tape, rows, d.weight), 2 * width * chosen, layout.experts * 2 // 3, adapter
-    )
+        tape, block, cast(tape, rows, _expert_width(block)), 2 * width * chosen, layout.experts * 2 // 3,
+        adapter,
+    )  # fmt: skip
     adapter = reached * block.rank * count * (width + hidden)
     out = _grouped(tape, block, _gated(tape, block, both), hidden * chosen, layout.experts // 3, adapter)
     saves = [weight.storage] if weight.node is None else [weight.storage, out.storage]
@@ -271,18 +273,25 @@ def _experts(tape: Tape, block: Block, x: Value) -> Value:
     return cast(tape, tape.step([back], x.elements, scaled_width), x.width)
 
 
+def _expert_width(block: Block) -> int:
+    """Of an expert's value as it is multiplied."""
+    return block.dtypes.compute if block.quantization in FOUR_BITS else block.dtypes.weight
+
+
 def _grouped(tape: Tape, block: Block, x: Value, elements: int, entries: int, adapter: int) -> Value:
     """Each expert's product with its rows; `adapter`: parameters of what `all-linear` adds to the weights.
 
-    peft adds an adapter's product to a copy of all experts' weights, through which gradients pass.
+    peft adds an adapter's product to a copy of all experts' weights, through which gradients pass. Packed
+    weights are unpacked for each pass, and kept for the input's gradient.
     """
-    width = block.dtypes.weight
+    width = _expert_width(block)
     stored = block.dtypes.adapter
     if stored is None:
         fresh = width * entries
         return tape.step([x], elements, width, saves=[x.storage], params=entries, fresh=fresh)
     if block.adapted is not None or not adapter:
-        return tape.step([x], elements, width)
+        unpacked = [Storage(width * entries, weight=True)] if block.quantization in FOUR_BITS else []
+        return tape.step([x], elements, width, saves=unpacked)
     copy = Storage(width * entries, weight=True)
     # Each of the adapter's matrices is kept for the other's gradient, in the dtype of the experts.
     factors = [Storage(width * adapter, weight=True)] if width != stored else []

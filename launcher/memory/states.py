@@ -89,20 +89,21 @@ def base_weight_bytes(
 ) -> int:
     """Bytes of the base model's parameters as stored.
 
-    Quantisation replaces the linears except the head. `upcast_rest`: every other 16-bit parameter
-    was cast to float32, as prepare_model_for_kbit_training does. `scales`: count
-    the quantisation constants.
+    Quantisation replaces the linears except the head, and in 4 bits the experts. `upcast_rest`: every other
+    16-bit parameter was cast to float32, as prepare_model_for_kbit_training does. `scales`: count the
+    quantisation constants.
     """
     if quantization == "none":
         return spec.loaded_params * WIDTHS[dtype]
-    rest = (spec.loaded_params - spec.linear_weights) * (4 if upcast_rest else WIDTHS[dtype])
+    packed = spec.quantized_weights(quantization)
+    rest = (spec.loaded_params - packed) * (4 if upcast_rest else WIDTHS[dtype])
     if quantization == "int8":
         row_scales = 4 * sum(linear.out_features * linear.count for linear in spec.linears)
-        return spec.linear_weights + rest + (row_scales if scales else 0)
+        return packed + rest + (row_scales if scales else 0)
     # 4-bit: one float32 constant per 64 weights; quantised again: 1 byte, and one float32 per 256.
     per_block = 1 + 4 / 256 if double_quant else 4
-    constants = int(spec.linear_weights / 64 * per_block) if scales else 0
-    return spec.linear_weights // 2 + rest + constants
+    constants = int(packed / 64 * per_block) if scales else 0
+    return packed // 2 + rest + constants
 
 
 SMALL_VALUES = 4096

@@ -229,8 +229,7 @@ def _active_experts(spec: ModelSpec) -> int:
 
 def _held_weights(spec: ModelSpec) -> int:
     """Entries of all matrices that a forward pass reads, the head's included."""
-    experts = sum(stack.experts * stack.layers for stack in spec.layout.stacks)
-    return spec.linear_weights + experts + spec.head.in_features * spec.head.out_features
+    return spec.linear_weights + spec.expert_weights + spec.head.in_features * spec.head.out_features
 
 
 def _weight_traffic(spec: ModelSpec, job: MemoryJob) -> float:
@@ -238,7 +237,7 @@ def _weight_traffic(spec: ModelSpec, job: MemoryJob) -> float:
     weights = _held_weights(spec)
     if job.quantization != "none":
         packed = 1.0 if job.quantization == "int8" else 0.5
-        return weights * 2 + spec.linear_weights * (packed + DEQUANTIZED_BYTES - 2)
+        return weights * 2 + spec.quantized_weights(job.quantization) * (packed + DEQUANTIZED_BYTES - 2)
     computed = 4 if job.precision == "fp32" else 2
     if job.engine.casts(job.precision):
         return float(weights * computed)
@@ -252,7 +251,7 @@ def _stored_weights(spec: ModelSpec, job: MemoryJob) -> float:
     width = 4.0 if job.precision == "fp32" else 2.0
     if job.quantization != "none":
         packed = 1.0 if job.quantization == "int8" else 0.5
-        return spec.params * width + spec.linear_weights * (packed - width)
+        return spec.params * width + spec.quantized_weights(job.quantization) * (packed - width)
     return spec.params * width
 
 

@@ -269,3 +269,37 @@ def test_optimizer_steps_where_they_rule(optim: str, dtype: str) -> None:
     model = build("llama", job)
     found = measured(model, job, OPTIMIZERS[optim](list(model.parameters())))
     assert estimate_memory(spec, job, CPU).total == pytest.approx(found, rel=0.01)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "o_proj"]])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral"])
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")  # of peft's own making
+def test_experts_in_4_bits(name: str, checkpointing: bool, targets: Any, tmp_path: Path) -> None:
+    """The step's peak, and the peak while the weights are read."""
+    pytest.importorskip("bitsandbytes")
+    from launcher.train.model.experts import packing_experts, seen_as_plain
+
+    settings = {"quantization": "nf4", "double_quant": True, "precision": "bf16", "dtype": "bfloat16"}
+    job, config = lora_job(name, targets, checkpointing=checkpointing, **settings)
+    build(name, replace(job, checkpointing=False)).save_pretrained(tmp_path)
+    four = transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )  # fmt: skip
+    plan = {"type": "nf4", "double_quant": True, "compute_dtype": "bfloat16"}
+    meter = Meter(on_cuda=False)
+    with meter.phase("load"), packing_experts(plan):
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path, quantization_config=four, dtype=torch.bfloat16, device_map="cpu"
+        )
+    model.config.use_cache = False
+    estimate = estimate_memory(spec_of(name), job, CPU)
+    assert meter.peak("load").allocated < estimate.load_peak
+    model = peft.prepare_model_for_kbit_training(
+        model, checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False}
+    )
+    with seen_as_plain(model):
+        model = peft.get_peft_model(model, config).train()
+    found = measured(model, job)
+    assert estimate.total == pytest.approx(found, rel=0.02), estimate.total / found

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from peft.tuners.lora.layer import Linear as LoraLinear
 
+from launcher.train.model.experts import Unpacked, expert_parameters, read_unpacked
 from launcher.train.upstream.torch_seams import (
     autocast_kernels,
     efficient_attention,
@@ -223,6 +224,13 @@ class Quantized(torch.nn.Linear):
         return out.to(source.dtype)
 
 
+class StandIn(Unpacked):
+    """Of experts, which have new memory whenever they are unpacked."""
+
+    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=packed.device)
+
+
 class QuantizedLora(LoraLinear):
     """peft's layers over quantised weights leave casts to autocast where CUDA's is on."""
 
@@ -241,12 +249,18 @@ class QuantizedLora(LoraLinear):
 
 
 def stand_in(model: Any, kind: str, compute: str, *, on_cpu: bool) -> None:
-    """Freeze the model, and let its linears (but the head's) compute like quantised ones.
+    """Freeze the model, and let its linears (but the head's) and its experts compute like quantised ones.
 
     What is not quantised becomes float32, as peft's prepare_model_for_kbit_training does.
     """
     head = model.get_output_embeddings()
     packed = set()
+    if kind != "int8":
+        for _, module, name in list(expert_parameters(model)):
+            weight = getattr(module, name)
+            bytes_ = torch.empty((weight.numel() + 1) // 2, 1, dtype=torch.uint8, device=weight.device)
+            how = StandIn(weight.shape, getattr(torch, compute))
+            read_unpacked(module, name, torch.nn.Parameter(bytes_, requires_grad=False), how)
     for module in list(model.modules()):
         if isinstance(module, torch.nn.Linear) and module is not head:
             module.__class__ = Quantized
