@@ -12,6 +12,7 @@ from typing import Any
 
 from factories import BASE, facts, recipe
 
+from launcher.facts.model import read_model_spec
 from launcher.plan.plan import Plan
 from launcher.planner.planner import make_plan
 
@@ -30,18 +31,23 @@ class Case:
     """What the fix sets it to."""
     published: str | None = None
     """The dtype of the checkpoint."""
+    config: Mapping[str, Any] | None = None
+    """Of the model, in place of the shipped one."""
 
 
 def case(
-    on: str, setting: str = "", value: Any = None, *, published: str | None = None, **overrides: Any
-) -> Case:
-    return Case(on, overrides, setting, value, published)
+    on: str, setting: str = "", value: Any = None, *, published: str | None = None,
+    config: Mapping[str, Any] | None = None, **overrides: Any,
+) -> Case:  # fmt: skip
+    return Case(on, overrides, setting, value, published, config)
 
 
 def plan_of(folder: Path, given: Case, *, versions: Mapping[str, str] | None = None, **more: Any) -> Plan:
     """The plan of a case, with further overrides."""
     loaded = recipe(folder, BASE, **{**given.overrides, **more})
     told = facts(given.on, loaded.recipe.model.name_or_path, loaded.recipe.task)
+    if given.config is not None:
+        told = replace(told, model=read_model_spec(told.model.name, given.config, "test"))
     if given.published is not None:
         told = replace(told, model=replace(told.model, pretrained_dtype=given.published))
     return make_plan(loaded, replace(told, versions=versions or {}))
@@ -60,6 +66,12 @@ SDPA = {"model__attn_implementation": "sdpa"}
 DPO = {"task": "dpo", "adapter__lora_dropout": 0.1}
 GEMMA, MT0 = {"model__name_or_path": "google/gemma-2-9b"}, {"model__name_or_path": "bigscience/mt0-large"}
 OPT = {"model__name_or_path": "facebook/opt-6.7b"}
+QWEN_MOE = {"model__name_or_path": "Qwen/Qwen3-30B-A3B"}
+GRANITE_MOE = {
+    "model_type": "granitemoe", "hidden_size": 1024, "intermediate_size": 512, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 49155, "num_local_experts": 32,
+    "num_experts_per_tok": 8, "tie_word_embeddings": True,
+}  # fmt: skip
 PACKED, FREE = {"data__packing": "true"}, {"data__padding_free": "true"}
 MICRO = "trainer__per_device_train_batch_size"
 SEARCHES = {"trainer__ddp_find_unused_parameters": "true"}
@@ -176,6 +188,17 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
          case(A100, **INT8, adapter__init_lora_weights="gaussian"),
          case(A100, **INT8, adapter__init_lora_weights="false"),
          case(A100, model__quantization="auto", adapter__init_lora_weights="pissa")],
+    ),
+    "int8-experts": (
+        [case(A100, "model.quantization", **INT8, config=GRANITE_MOE,
+              adapter__target_modules="[q_proj]")],
+        [case(A100, **NF4, **QWEN_MOE), case(EIGHT, **QWEN_MOE), case(A100, **INT8)],
+    ),
+    "experts-untouched": (
+        [case(A100, "adapter.target_modules", config=GRANITE_MOE),
+         case(A100, "adapter.target_modules", config=GRANITE_MOE, adapter__target_modules="all-linear")],
+        [case(A100, config=GRANITE_MOE, adapter__target_modules="[q_proj, v_proj]"), case(EIGHT, **QWEN_MOE),
+         case(A100, config=GRANITE_MOE, **FULL)],
     ),
     "kbit-compile": (
         [case(A100, "trainer.torch_compile", trainer__torch_compile="true", **NF4)],
@@ -358,6 +381,8 @@ SHOWN = {
     "fa2-fp32": (_REAL, "test_what_flash_attention_is_given"),
     "purely-quantized": (_REAL, "test_purely_quantized"),
     "adapter-init-quantized": (_REAL, "test_beginnings_of_an_adapter_over_a_quantised_base"),
+    "int8-experts": (_REAL, "test_experts_stay_as_they_are_in_int8"),
+    "experts-untouched": (_REAL, "test_all_linear_leaves_the_experts_of_some_families"),
     "kbit-compile": (_REAL, "test_a_quantised_model_that_was_compiled_before"),
     "enable-input-require-grads": (_REAL, "test_enable_input_require_grads"),
     "no-kbit-prepare-on-16-bit": (_REAL, "test_no_kbit_prepare_on_16_bit"),

@@ -35,6 +35,7 @@ PROMISED = {
     "gemma3_1b_lora",
     "mistral_7b_lora",
     "mixtral_8x7b_lora",
+    "qwen3_30b_a3b_qlora",
     "smollm2_135m_chat",
     "qwen3_8b_dpo",
     "qwen3_8b_reward",

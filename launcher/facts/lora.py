@@ -189,6 +189,37 @@ def without_adapter(spec: ModelSpec) -> list[str]:
     return [NO_ADAPTER.format(count=len(names), first=names[0])] if names else []
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What an adapter is put on."""
+
+    params: int
+    """Parameters of the matrices that have an adapter, or are trained in full beside it."""
+    experts: bool | None
+    """Whether experts are among them; None: there are none."""
+    router: bool | None
+
+
+def reach_of(spec: ModelSpec, adapted: Adapted) -> Reach | None:
+    """What an adapter reaches; None for a model whose modules are not known in closed form."""
+    if spec.foreign:
+        return None
+    sparse = [kind for kind in spec.layout.stacks if kind.num_experts]
+    routers = sum(kind.num_experts * spec.hidden_size * kind.layers for kind in sparse)
+    if adapted.paths is None:
+        reached = bool(sparse) and all(kind.expert_adapters for kind in sparse)
+        params = sum(linear.weights * linear.count for linear in spec.linears if not linear.skipped)
+        params += spec.head.own_params if spec.head.saved else 0
+        router = reached
+    else:
+        names = (*adapted.paths, *adapted.whole)
+        reached = any(".experts" in name for name in names)
+        router = any(re.search(r"\.(gate|router)(\.weight)?$", name) for name in names)
+        params = sum(m.params * m.count for m in _modules(spec) if m.path in names)
+    params += (spec.expert_weights if reached else 0) + (routers if router else 0)
+    return Reach(params, reached if sparse else None, router if sparse else None)
+
+
 def has_experts(spec: ModelSpec) -> bool:
     """Whether some layers have experts, or peft takes names of linears for those of experts."""
     return any(kind.num_experts for kind in spec.layout.stacks) or any(x.skipped for x in spec.linears)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.facts.hardware import Hardware
+from launcher.facts.lora import Reach, adapted_by, reach_of
 from launcher.facts.model import ModelSpec
 from launcher.memory.estimate import MemoryEstimate
 from launcher.memory.job import MemoryJob
@@ -126,6 +127,13 @@ class Plan(HasSettings):
     @property
     def trainable_params(self) -> int:
         return self.job.trainable_params
+
+    @property
+    def reach(self) -> Reach | None:
+        """What the adapter is put on; None without one, and where only peft can tell."""
+        if not self.adapter.type or self.adapter.path:
+            return None
+        return reach_of(self.spec, adapted_by(self.spec, self.fields(self.adapter)))
 
     @property
     def names(self) -> Collection[str]:

@@ -121,7 +121,7 @@ def draft(
     data: dict[str, object] = {} if start.task == DEFAULT_TASK else {"task": start.task}
     data["model"] = _model(start, method, notes)
     if method != "full":
-        data["adapter"] = _adapter(start)
+        data["adapter"] = _adapter(start, notes)
         others = " and ".join(_NAMED[name] for name in missed)
         verb = "does" if len(missed) == 1 else "do"
         notes["adapter"] = _WHY[method] + (f"; {others} {verb} not fit this hardware" if others else "")
@@ -164,9 +164,12 @@ def _model(start: Start, method: str, notes: dict[str, str]) -> dict[str, object
     return model
 
 
-def _adapter(start: Start) -> dict[str, object]:
-    # The experts of transformers 5 are fused weights, which no adapter of linear layers reaches.
+def _adapter(start: Start, notes: dict[str, str]) -> dict[str, object]:
     experts = any(start.spec.config.get(name) for name in _EXPERTS)
+    if experts:
+        notes["adapter.target_modules"] = (
+            "attention alone: adapters on experts need a copy of a layer's experts, and its gradient"
+        )
     return {
         "type": "lora",
         "r": 16,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -144,12 +145,15 @@ def plan_json(
 
 
 def _model_json(plan: Plan) -> dict[str, Any]:
+    reach = plan.reach
+    adapters = None if reach is None or reach.experts is None else dataclasses.asdict(reach)
     return {
         "name": plan.spec.name,
         "origin": plan.spec.origin,
         "model_type": plan.spec.model_type,
         "params": plan.spec.params,
         "trainable": plan.trainable_params,
+        **({} if adapters is None else {"adapters": adapters}),
     }
 
 

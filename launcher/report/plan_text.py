@@ -90,6 +90,8 @@ def _job(plan: Plan) -> list[str]:
         f"  model     {printable(model.name)}: {model.params / 1e9:.2f} B parameters ({model.origin}{part}), "
         f"{plan.trainable_params / 1e6:.1f} M trained ({kind})",
         *_frozen(plan),
+        *_reach(plan),
+        *_router_loss(plan),
         f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s) "
         f"= {batch.global_size} samples, at most {schedule.tokens_per_step:,} tokens per step",
         *([f"  layout    {plan.hardware.num_devices} devices: {copies}"] if shared else []),
@@ -105,6 +107,30 @@ def _frozen(plan: Plan) -> list[str]:
     parts = " and ".join(plan.model.freeze) or "nothing"
     why = _why(plan.provenance["model.freeze"])
     return [f"  frozen    {parts}: {vision.frozen / 1e6:.1f} M parameters ({why})"]
+
+
+def _reach(plan: Plan) -> list[str]:
+    """Of a model with experts: what the adapters are put on."""
+    reach = plan.reach
+    if reach is None or reach.experts is None:
+        return []
+    experts, router = ("yes" if one else "no" for one in (reach.experts, reach.router))
+    return [
+        f"  adapters  reach {reach.params / 1e6:,.1f} M of {plan.spec.params / 1e6:,.1f} M parameters "
+        f"(experts: {experts}, router: {router})"
+    ]
+
+
+def _router_loss(plan: Plan) -> list[str]:
+    """Of a model with experts: whether its own configuration adds the auxiliary loss of the routers."""
+    config = plan.spec.config
+    if not plan.spec.expert_weights:
+        return []
+    if not config.get("output_router_logits"):
+        return ["  router    no auxiliary loss: output_router_logits is off in the model's configuration"]
+    share = config.get("router_aux_loss_coef", config.get("aux_loss_coef"))
+    factor = "the class's router_aux_loss_coef" if share is None else share
+    return [f"  router    auxiliary loss x {factor}: output_router_logits is on in the model's configuration"]
 
 
 def _decisions(plan: Plan, page: Page) -> list[str]:

@@ -12,6 +12,8 @@ pytest.importorskip("bitsandbytes")
 
 import torch
 
+from launcher.facts.lora import adapted_by, reach_of
+from launcher.facts.model import read_model_spec
 from launcher.train.job import read_job
 from launcher.train.model.adapters import attach_adapter, find_adapted
 from launcher.train.model.experts import expert_parameters, packed_experts
@@ -140,3 +142,34 @@ def plain_model(name: str) -> Any:
 
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODELS[name]))
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_auxiliary_loss_is_as_configured(tmp_path, monkeypatch, asked):
+    configured = {**MODELS["qwen3_moe"], "output_router_logits": asked, "router_aux_loss_coef": 0.5}
+    monkeypatch.setitem(MODELS, "qwen3_moe", configured)
+    job = run_of(tmp_path, "qwen3_moe", {"adapter": {**ALL, "target_modules": ["q_proj"]}})
+    model = attach_adapter(job, loaded(job), tiny_tokenizer(512))
+    with torch.no_grad():
+        out = model(input_ids=IDS, labels=IDS)
+    plain = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1).float(), IDS[:, 1:].flatten())
+    added = 0.5 * out.aux_loss if asked else 0.0
+    assert out.loss.item() == pytest.approx(float(plain + added), rel=1e-5)
+    assert not asked or out.aux_loss > 1
+
+
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys")  # of peft's own making
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "granitemoe"])
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "o_proj"]])
+def test_what_adapters_reach_is_what_peft_adapts(name, targets):
+    from peft import LoraConfig, get_peft_model
+
+    config = {"max_position_embeddings": 256, **MODELS[name]}
+    spec = read_model_spec(name, config, "test")
+    reach = reach_of(spec, adapted_by(spec, {"r": 4, "target_modules": targets}))
+    sizes = {path: parameter.numel() for path, parameter in plain_model(name).named_parameters()}
+    found = find_adapted(get_peft_model(plain_model(name), LoraConfig(r=4, target_modules=targets)))
+    adapted = [*(f"{path}.weight" for path in found.modules), *found.parameters]
+    assert reach.params == sum(sizes[path] for path in adapted)
+    assert reach.experts == any(".experts." in path for path in adapted)
+    assert reach.router == any("gate.weight" in path for path in adapted)

@@ -277,6 +277,37 @@ def test_beginnings_of_an_adapter_that_read_data(saved):
     assert not any(value.any() for name, value in begun("eva").items() if "lora_B" in name)
 
 
+def sparse(model_type):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        model_type, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, vocab_size=100, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+def test_experts_stay_as_they_are_in_int8(tmp_path):
+    """And the preparation for training turns them into float32."""
+    sparse("mixtral").save_pretrained(tmp_path)
+    asked = transformers.BitsAndBytesConfig(load_in_8bit=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, quantization_config=asked, dtype=torch.bfloat16
+    )
+    experts = model.model.layers[0].mlp.experts
+    assert model.model.layers[0].self_attn.q_proj.weight.dtype == torch.int8
+    assert experts.down_proj.dtype == torch.bfloat16
+    peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    assert experts.down_proj.dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
+@pytest.mark.parametrize(("model_type", "reached"), [("granitemoe", False), ("mixtral", True)])
+def test_all_linear_leaves_the_experts_of_some_families(model_type, reached):
+    config = peft.LoraConfig(r=4, target_modules="all-linear")
+    adapted = peft.get_peft_model(sparse(model_type), config)
+    assert any(isinstance(m, peft.tuners.lora.layer.ParamWrapper) for m in adapted.modules()) is reached
+
+
 def test_a_quantised_model_that_was_compiled_before(saved, tmp_path):
     """What transformers refuses; `torch_compile` compiles after that check, of which nothing is said."""
     args = transformers.TrainingArguments(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.engines.ddp import DDP
+from launcher.facts.lora import adapter_fields, is_all_linear
 from launcher.planner.fixes.fix import Fix, Situation
 
 NON_REENTRANT = {"use_reentrant": False}
@@ -74,6 +75,20 @@ def _init_reads_weights(s: Situation) -> Mapping[str, object]:
     return {"adapter.init_lora_weights": True} if s.quantization != "none" and init in _READ_WEIGHTS else {}
 
 
+def _int8_experts(s: Situation) -> Mapping[str, object]:
+    return {"model.quantization": "nf4"} if s.quantization == "int8" and s.spec.expert_weights else {}
+
+
+def _experts_untouched(s: Situation) -> Mapping[str, object]:
+    sparse = [kind for kind in s.spec.layout.stacks if kind.num_experts]
+    missed = bool(sparse) and not any(kind.expert_adapters for kind in sparse)
+    if not s.has_adapter or s.adapter.path or not missed:
+        return {}
+    fields = adapter_fields(s.draft.fields(s.adapter))
+    named = not is_all_linear(fields.get("target_modules")) or bool(fields.get("target_parameters"))
+    return {} if named else {"adapter.target_modules": "all-linear"}
+
+
 def _kbit_compile(s: Situation) -> Mapping[str, object]:
     applies = s.quantization != "none" and s.trainer.torch_compile
     return {"trainer.torch_compile": False} if applies else {}
@@ -104,6 +119,33 @@ ADAPTER_FIXES = (
         versions="*",
         changes=_init_reads_weights,
         hint="use init_lora_weights: olora, gaussian or true, or drop model.quantization",
+        early=True,
+    ),
+    Fix(
+        id="int8-experts",
+        title="experts are not quantised to int8",
+        condition="model.quantization int8 on a mixture of experts",
+        action="refuse",
+        reason="bitsandbytes has int8 for linear layers alone. transformers 5 stores experts as parameters "
+        "of three dimensions: they stay unquantised, and prepare_model_for_kbit_training makes them fp32.",
+        source="bitsandbytes/nn/modules.py Linear8bitLt; peft/utils/other.py prepare_model_for_kbit_training",
+        versions="transformers>=5",
+        changes=_int8_experts,
+        hint="use model.quantization: nf4, which packs experts, or drop it",
+        early=True,
+    ),
+    Fix(
+        id="experts-untouched",
+        title="all-linear leaves the experts without adapters",
+        condition="adapter all-linear on a mixture of experts whose experts peft does not know",
+        action="refuse",
+        reason="peft adapts fused experts under all-linear for the families in its table alone. In this one "
+        "they hold most of the parameters, and all-linear would train none of them.",
+        source="peft/utils/transformers_weight_conversion.py _MOE_TARGET_MODULE_MAPPING",
+        versions="transformers>=5",
+        changes=_experts_untouched,
+        hint="name the experts' parameters in adapter.target_parameters, or the layers to adapt in "
+        "adapter.target_modules",
         early=True,
     ),
     Fix(

@@ -268,6 +268,8 @@ def weight_bytes(job: Job, folder: Path) -> int:
     """Bytes of the model's weights as `trained_model` loads them, from its configuration alone."""
     import torch
 
+    from launcher.train.model.experts import expert_parameters
+
     model = skeleton(job, folder if is_trained(folder) == MODEL else None)
     if is_trained(folder) == MODEL:
         return int(sum(parameter.numel() for parameter in model.parameters()) * model.dtype.itemsize)
@@ -279,6 +281,8 @@ def weight_bytes(job: Job, folder: Path) -> int:
         kept = {id(part) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
         linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and id(m) not in kept]
         inner = sum(module.weight.numel() for module in linears)
+        if quantization["type"] != "int8":
+            inner += sum(getattr(module, name).numel() for _, module, name in expert_parameters(model))
         adapter += int(inner * _BITS[quantization["type"]] / 8)
     outer = sum(parameter.numel() for parameter in model.parameters()) - inner
     return int(outer * dtype.itemsize + adapter)
