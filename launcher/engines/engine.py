@@ -61,6 +61,8 @@ class Engine(EngineMemory):
     """What starts several processes where the recipe leaves it open."""
     has_autocast: ClassVar[bool] = True
     """Whether the Trainer trains bf16 and fp16 under autocast; else the engine casts the model."""
+    stores_packed: ClassVar[bool] = False
+    """Whether 4-bit weights have to be stored as the dtype that is computed in, to be sharded."""
     half_weights: ClassVar[str] = ""
     """Why bf16 and fp16 train 16-bit weights; empty where they train float32 ones."""
     cpu_env: ClassVar[Mapping[str, tuple[str, str]]] = {

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from launcher.engines.engine import Engine
 from launcher.facts.model import ModelSpec
-from launcher.memory.engine import Held, largest_tensor, layer_values
+from launcher.memory.engine import Held, largest_tensor, layer_values, packed_layer
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.operations import Dtypes
-from launcher.memory.states import MIXED, States
+from launcher.memory.states import MIXED, States, quantized_constants
 from launcher.recipe.optimizer_needs import IN_SHARDS
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Fsdp(Engine):
     steps_on_shards = True
     ring_attention = True
     is_automatic = False
+    stores_packed = True
     needs_ranks = True
     shards_on_cpu = False
     shares = {"cp_size": "context parallelism is accelerate's, with FSDP2"}
@@ -100,8 +101,11 @@ class Fsdp(Engine):
 
     def frozen_bytes(self, spec: ModelSpec, job: MemoryJob) -> tuple[int, int]:
         frozen, _ = super().frozen_bytes(spec, job)
-        # accelerate ignores Params4bit whose storage is uint8: quantized weights stay complete.
-        return (0, frozen) if job.quantization != "none" else (frozen, 0)
+        if job.quantization == "none":
+            return frozen, 0
+        # The constants of packed weights are no parameters.
+        constants = quantized_constants(spec, job.quantization, double_quant=job.double_quant)
+        return frozen - constants, constants
 
     def frozen_copies(self, job: MemoryJob) -> int:
         """They come and go with the embedding (see `held`)."""
@@ -123,7 +127,7 @@ class Fsdp(Engine):
         head = width * spec.head.in_features * spec.head.out_features
         embedding = width * spec.embedding_params
         whole = width * layer_values(spec)
-        layer = whole if job.quantization == "none" else 0
+        layer = whole if job.quantization == "none" else packed_layer(spec, width)
         share = min(1.0, job.trainable_params / spec.loaded_params)
         trained = 0.0 if job.adapter else 1.0
         reduced, of_head = share * whole, trained * head
@@ -170,8 +174,6 @@ class Fsdp(Engine):
 
     def notes(self, job: MemoryJob) -> list[str]:
         found = []
-        if job.quantization != "none":
-            found.append("FSDP2 does not shard quantized weights")
         if self.waits_unsharded(job):
             found.append("gradients stay unsharded between the micro-batches of a step")
         return found
@@ -249,6 +251,8 @@ def _loading(draft: Draft) -> tuple[bool, str]:
     """
     if draft.model.config is not None:
         return False, "random weights are made, alike on every rank"
+    if draft.model.quantization_type != "none":
+        return False, "each rank reads and quantises the weights, and keeps its shard"
     if draft.model.gguf_file:
         return False, "each rank reads the GGUF file, which is dequantised"
     if draft.model.add_tokens:
@@ -291,9 +295,12 @@ def _conflicts(draft: Draft, processes: int) -> Iterator[Refusal]:
             "groups ('is shared with a parameter already managed by another FSDP group')"
         )
         yield ("engine-conflict", "sharding.engine", message, other)
-    if draft.model.quantization != "none":
-        message = "engine fsdp cannot shard int8 and 4-bit weights: FSDP2 leaves all of them on every rank"
-        hint = f"{other} (int8 with zero_stage 2), or drop model.quantization"
+    if draft.model.quantization_type == "int8":
+        message = (
+            "engine fsdp cannot shard int8 weights: bitsandbytes keeps constants on the weight itself, which "
+            "FSDP2 replaces ('Parameter' object has no attribute 'CB')"
+        )
+        hint = f"use nf4, or {other} with zero_stage 2, or drop model.quantization"
         yield ("fsdp-quantized", "model.quantization", message, hint)
     every_save = draft.trainer.push_to_hub and draft.trainer.hub_strategy == "every_save"
     if every_save and not draft.trainer.save_only_model:

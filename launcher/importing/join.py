@@ -393,8 +393,10 @@ def _settle_sharding(made: Imported, profile: Mapping[str, Any]) -> None:
 
 def _settle_fsdp(made: Imported) -> None:
     """Drop FSDP where it is not planned here; how a model is sharded does not change the training."""
+    quantization = made.value("model.quantization")
+    kind = quantization.get("type") if isinstance(quantization, dict) else quantization
     cases = {
-        "a quantised model": "model.quantization" in made.taken,
+        "an int8 model": kind == "int8",
         "a model in fp16": made.value("precision") == "fp16",
         "an encoder-decoder": made.task.is_encoder_decoder,
     }

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from launcher.facts.architectures import Layout
 from launcher.facts.capabilities import holds_mask
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import FOUR_BITS, ModelSpec
@@ -330,11 +331,22 @@ def read_experts(spec: ModelSpec) -> int:
 
 def layer_values(spec: ModelSpec) -> int:
     """Parameters of the widest layer."""
-    return max(
-        sum(linear.params // linear.count for linear in stack.linears if "{}" in linear.path)
-        + stack.layer_extra
+    return max(map(layer_params, spec.layout.stacks))
+
+
+def layer_params(stack: Layout) -> int:
+    """Parameters of one of its layers."""
+    linears = sum(linear.params // linear.count for linear in stack.linears if "{}" in linear.path)
+    return linears + stack.layer_extra
+
+
+def packed_layer(spec: ModelSpec, width: int) -> int:
+    """Bytes of the widest layer whose matrices are packed in 4 bits; `width`: of its other values."""
+    inside = [
+        (sum(x.weights for x in stack.linears if "{}" in x.path) + stack.experts, stack)
         for stack in spec.layout.stacks
-    )
+    ]
+    return max(packed // 2 + width * (layer_params(stack) - packed) for packed, stack in inside)
 
 
 def largest_tensor(spec: ModelSpec) -> int:

@@ -85,25 +85,27 @@ def base_weight_bytes(
     *,
     double_quant: bool = True,
     upcast_rest: bool = False,
-    scales: bool = True,
 ) -> int:
     """Bytes of the base model's parameters as stored.
 
     Quantisation replaces the linears except the head, and in 4 bits the experts. `upcast_rest`: every other
-    16-bit parameter was cast to float32, as prepare_model_for_kbit_training does. `scales`: count the
-    quantisation constants.
+    16-bit parameter was cast to float32, as prepare_model_for_kbit_training does.
     """
     if quantization == "none":
         return spec.loaded_params * WIDTHS[dtype]
     packed = spec.quantized_weights(quantization)
     rest = (spec.loaded_params - packed) * (4 if upcast_rest else WIDTHS[dtype])
-    if quantization == "int8":
-        row_scales = 4 * sum(linear.out_features * linear.count for linear in spec.linears)
-        return packed + rest + (row_scales if scales else 0)
-    # 4-bit: one float32 constant per 64 weights; quantised again: 1 byte, and one float32 per 256.
+    constants = quantized_constants(spec, quantization, double_quant=double_quant)
+    return (packed if quantization == "int8" else packed // 2) + rest + constants
+
+
+def quantized_constants(spec: ModelSpec, quantization: str, *, double_quant: bool) -> int:
+    """Bytes of the constants by which packed weights are multiplied."""
+    if quantization == "int8":  # one float32 per row
+        return 4 * sum(linear.out_features * linear.count for linear in spec.linears)
+    # 4-bit: one float32 per 64 weights; quantised again: 1 byte, and one float32 per 256.
     per_block = 1 + 4 / 256 if double_quant else 4
-    constants = int(packed / 64 * per_block) if scales else 0
-    return packed // 2 + rest + constants
+    return int(spec.quantized_weights(quantization) / 64 * per_block)
 
 
 SMALL_VALUES = 4096

@@ -38,11 +38,13 @@ _S = TypeVar("_S", bound="Section")
 
 
 class Quantized(TypedDict, total=False):
-    """`model.quantization` of a quantised base; int8 has no other keys than `type`."""
+    """`model.quantization` of a quantised base; int8 has no other keys than `type`, and the dtype that 4-bit
+    weights are stored as is there where it is not uint8."""
 
     type: Literal["int8", "nf4", "fp4"]
     double_quant: bool
     compute_dtype: str
+    quant_storage: str
 
 
 class SourceValues(TypedDict):

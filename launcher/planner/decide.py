@@ -142,6 +142,8 @@ def decide_weights(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
             "double_quant": asked.double_quant,
             "compute_dtype": asked.compute_dtype or half or "float32",
         }
+        if engine_of(draft).stores_packed:
+            value["quant_storage"] = half or "float32"
         draft.put_recipe("model.quantization", value, "")
     if recipe.model.dtype is not None:
         draft.put_recipe("model.dtype", recipe.model.dtype, "")

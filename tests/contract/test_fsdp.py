@@ -34,12 +34,14 @@ STEPS = 6
 def ground(tmp_path_factory) -> Path:
     """A tokenizer of 1024 words, a model, and rows of every format that is trained here."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("ground")
     tokenizer_of_1024_words().save_pretrained(folder / "tokenizer")
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**LLAMA)).save_pretrained(folder / "model")
+    mixture = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "intermediate_size": 64}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**mixture)).save_pretrained(folder / "experts")
     pairs = [{"prompt": f"w{i} w{i + 1}", "completion": f" w{i + 2} w{i + 3} w7 w8 <new>"} for i in range(64)]
     answers = [
         {"prompt": f"w{i} w{i + 1}", "chosen": f" w{i + 2} w7", "rejected": f" w{i + 3}"} for i in range(64)
@@ -124,11 +126,18 @@ ALIKE: dict[str, dict[str, Any]] = {
     "tied": {"model": {"config": {**LLAMA, "tie_word_embeddings": True}, "tokenizer": "tokenizer"}},
     "random, recomputed": {"trainer": AGAIN},
     "LoRA, recomputed": {"adapter": LORA, "trainer": AGAIN},
+    "4-bit, LoRA": {"model": {**SAVED, "quantization": "nf4"}, "adapter": LORA},
+    "4-bit experts, LoRA, recomputed": {
+        "model": {"name_or_path": "experts", "tokenizer": "tokenizer", "quantization": "nf4"},
+        "adapter": LORA,
+        "trainer": AGAIN,
+    },
     "LoRA, added token": {"adapter": LORA, "model": {**SAVED, "add_tokens": ["<new>"]}},
     "classes": {"task": "sequence-classification", "model": SAVED, "data": CLASSES},
     "DPO": {"task": "dpo", "model": SAVED, "data": ANSWERS},
     "DPO, LoRA": {"task": "dpo", "adapter": LORA, "data": ANSWERS},
     "bf16": {"precision": "bf16"},
+    "bf16, 4-bit, LoRA": {"precision": "bf16", "model": {**SAVED, "quantization": "nf4"}, "adapter": LORA},
     "bf16, LoRA, recomputed": {"precision": "bf16", "adapter": LORA, "trainer": AGAIN},
     "bf16-true": {"precision": "bf16-true"},
     "fp16-true": {"precision": "fp16-true", "trainer": {"adam_epsilon": 1e-4}},
@@ -137,7 +146,12 @@ ALIKE: dict[str, dict[str, Any]] = {
 }
 UNCOUNTED = ("DPO",)
 """Whose plan counts more than the trained model: the reference beside it."""
-SHORT = ("weights from a folder", "LoRA over weights from a folder", "tied")
+SHORT = (
+    "weights from a folder",
+    "LoRA over weights from a folder",
+    "4-bit experts, LoRA, recomputed",
+    "tied",
+)
 CASES = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in ALIKE]
 
 

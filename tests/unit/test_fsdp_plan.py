@@ -60,6 +60,22 @@ def test_the_bundle_has_processes_alone_for_accelerate(tmp_path):
     assert not [key for key in (*config, *bundle.env) if "fsdp" in key.lower()]
 
 
+@pytest.mark.parametrize(("precision", "stored"), [("bf16", "bfloat16"), ("fp32", "float32")])
+def test_packed_weights_are_stored_as_what_is_sharded(tmp_path, precision, stored):
+    """As uint8 FSDP2 would leave them on every rank; as another dtype than it casts to they would be cast."""
+    one, eight = (
+        fsdp(tmp_path, on, precision=precision, model__quantization="nf4")
+        for on in ("2xA100-80GB", "8xA100-80GB")
+    )
+    assert eight.model.quantization["quant_storage"] == stored
+    assert eight.fsdp.cpu_ram_efficient_loading is False
+    packed = one.spec.linear_weights // 2
+    assert one.memory.components.weights - eight.memory.components.weights >= packed // 2 - packed // 8
+    assert eight.memory.load_peak > packed
+    other = plan(tmp_path, precision=precision, model__quantization="nf4", sharding__engine="ddp")
+    assert "quant_storage" not in other.model.quantization
+
+
 def test_auto_never_chooses_fsdp(tmp_path):
     for text in (BASE, FULL):
         assert plan(tmp_path, text=text).sharding.engine != "fsdp"
@@ -89,7 +105,6 @@ def test_a_cpu_is_planned_with_a_warning(tmp_path):
         ({"on": "8xV100-32GB"}, "precision-conflict", "precision"),
         ({"precision": "fp16"}, "precision-conflict", "precision"),
         ({"model__quantization": "int8"}, "fsdp-quantized", "model.quantization"),
-        ({"model__quantization": "nf4"}, "fsdp-quantized", "model.quantization"),
         ({"trainer__optim": "adafactor"}, "fsdp-optimizer", "trainer.optim"),
         ({"trainer__optim": "adamw_8bit"}, "fsdp-optimizer", "trainer.optim"),
         ({"trainer__optim": "adagrad"}, "fsdp-optimizer", "trainer.optim"),
@@ -144,8 +159,9 @@ def test_optimizers_that_are_tested_are_planned(tmp_path, optim):
     assert fsdp(tmp_path, trainer__optim=optim).trainer.optim == optim
 
 
-def test_quantisation_that_is_open_is_not_chosen(tmp_path):
-    assert fsdp(tmp_path, model__quantization="auto").model.quantization == "none"
+def test_quantisation_that_is_open_is_never_int8(tmp_path):
+    for on in ("2xRTX3090-24GB", "8xA100-80GB"):
+        assert fsdp(tmp_path, on, model__quantization="auto").model.quantization_type in ("none", "nf4")
 
 
 def test_weights_alone_are_saved_whole(tmp_path):

@@ -212,7 +212,6 @@ def test_options_of_fsdp_that_only_move_memory_are_listed(option: str, value: An
 @pytest.mark.parametrize(
     "more",
     [
-        {"adapter": "qlora", "load_in_4bit": True},
         {"adapter": "lora", "load_in_8bit": True},
         {"bf16": False, "fp16": True},
     ],
@@ -227,6 +226,14 @@ def test_what_fsdp_does_not_train_here_is_imported_without_the_engine(
     assert made.taken["trainer.learning_rate"].value == FILE["learning_rate"]
     listed = {entry.key: entry.effect for entry in made.dropped}
     assert listed["fsdp_config"] is listed["fsdp_config.offload_params"] is Effect.NONE
+
+
+def test_qlora_over_fsdp_is_imported_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    more = {"adapter": "qlora", "load_in_4bit": True, "fsdp_config": {"offload_params": True}}
+    file.write_text(yaml.safe_dump({**FILE, **more}))
+    made = import_files([str(file)])
+    assert made.taken["sharding.engine"].value == "fsdp"
 
 
 SWANLAB = "axolotl.integrations.swanlab.SwanLabPlugin"

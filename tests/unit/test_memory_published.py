@@ -17,12 +17,13 @@ from launcher.memory.published import (
     overlap_comm_upper_bound,
     zero_paper_bytes,
 )
-from launcher.memory.states import StateWidths, base_weight_bytes, shard_states
+from launcher.memory.states import StateWidths, base_weight_bytes, quantized_constants, shard_states
 
 
 def test_starcoder_int8_footprint() -> None:
     """As `get_memory_footprint` reports it: parameters and buffers, without the scales of the rows."""
-    weights = base_weight_bytes(STARCODER, "float16", "int8", scales=False)
+    weights = base_weight_bytes(STARCODER, "float16", "int8")
+    weights -= quantized_constants(STARCODER, "int8", double_quant=False)
     assert weights + STARCODER.layout.mask_buffer == 15_939_612_672
 
 

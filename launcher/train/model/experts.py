@@ -114,8 +114,13 @@ def packing_experts(quantization: Any) -> contextlib.AbstractContextManager[None
     def pack(weight: torch.Tensor) -> nn.Parameter:
         from bitsandbytes.nn import Params4bit
 
-        options = {"quant_type": quantization["type"], "compress_statistics": quantization["double_quant"]}
-        return Params4bit(weight, requires_grad=False, **options).to(weight.device)
+        return Params4bit(
+            weight,
+            requires_grad=False,
+            quant_type=quantization["type"],
+            compress_statistics=quantization["double_quant"],
+            quant_storage=getattr(torch, quantization.get("quant_storage", "uint8")),
+        ).to(weight.device)
 
     def finish(model: nn.Module) -> None:
         from bitsandbytes.nn import Params4bit

@@ -122,6 +122,7 @@ def quantization_config(job: Job) -> Any | None:
         bnb_4bit_quant_type=asked["type"],
         bnb_4bit_use_double_quant=asked["double_quant"],
         bnb_4bit_compute_dtype=asked["compute_dtype"],
+        bnb_4bit_quant_storage=asked.get("quant_storage"),
         **spared,
     )
 
