@@ -47,6 +47,17 @@ _ADAPTABLE = ("Linear", "Conv1D", "Embedding", "Conv1d", "Conv2d")
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """What an adapter is put on."""
+
+    params: int
+    """Parameters of the matrices that have an adapter, or are trained in full beside it."""
+    experts: bool | None
+    """Whether experts are among them; None: there are none."""
+    router: bool | None
+
+
+@dataclass(frozen=True, slots=True)
 class Adapted:
     """What an adapter trains."""
 
@@ -60,6 +71,8 @@ class Adapted:
     """Layers differ in whether they have an adapter, or in its rank."""
     whole: tuple[str, ...] = ()
     """Paths of modules that are trained in full (modules_to_save)."""
+    reach: Reach | None = None
+    """Where peft itself was asked."""
 
 
 def is_all_linear(targets: Any) -> bool:
@@ -189,21 +202,10 @@ def without_adapter(spec: ModelSpec) -> list[str]:
     return [NO_ADAPTER.format(count=len(names), first=names[0])] if names else []
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """What an adapter is put on."""
-
-    params: int
-    """Parameters of the matrices that have an adapter, or are trained in full beside it."""
-    experts: bool | None
-    """Whether experts are among them; None: there are none."""
-    router: bool | None
-
-
 def reach_of(spec: ModelSpec, adapted: Adapted) -> Reach | None:
-    """What an adapter reaches; None for a model whose modules are not known in closed form."""
-    if spec.foreign:
-        return None
+    """What an adapter reaches; None where only peft could tell and was not asked."""
+    if spec.foreign or adapted.reach is not None:
+        return adapted.reach
     sparse = [kind for kind in spec.layout.stacks if kind.num_experts]
     routers = sum(kind.num_experts * spec.hidden_size * kind.layers for kind in sparse)
     if adapted.paths is None:
@@ -214,10 +216,15 @@ def reach_of(spec: ModelSpec, adapted: Adapted) -> Reach | None:
     else:
         names = (*adapted.paths, *adapted.whole)
         reached = any(".experts" in name for name in names)
-        router = any(re.search(r"\.(gate|router)(\.weight)?$", name) for name in names)
+        router = any(map(is_router, names))
         params = sum(m.params * m.count for m in _modules(spec) if m.path in names)
     params += (spec.expert_weights if reached else 0) + (routers if router else 0)
     return Reach(params, reached if sparse else None, router if sparse else None)
+
+
+def is_router(name: str) -> bool:
+    """Whether a module or parameter of a mixture of experts, by its dotted name, chooses the experts."""
+    return re.search(r"\.(gate|router)(\.weight)?$", name) is not None
 
 
 def has_experts(spec: ModelSpec) -> bool:

@@ -157,6 +157,8 @@ class ModelSpec:
     vision: Vision | None = None
     """The parts that read images; sizes, linears and layout are then the language model's, `params` those of
     all."""
+    foreign_experts: tuple[int, ...] = ()
+    """Of an unknown family: elements of each parameter that holds all experts of a layer."""
     adapters: tuple[tuple[str, Adapted], ...] = ()
     """Results of the real peft for adapters without a closed form, by `adapter_key`."""
 
@@ -188,7 +190,7 @@ class ModelSpec:
     @property
     def expert_weights(self) -> int:
         """Elements of all experts' matrices, which are no linears."""
-        return sum(stack.experts * stack.layers for stack in self.layout.stacks)
+        return sum(self.foreign_experts) + sum(s.experts * s.layers for s in self.layout.stacks)
 
     def quantized_weights(self, quantization: str) -> int:
         """Elements of the matrices that are quantised; int8 leaves experts as they are."""
@@ -272,7 +274,13 @@ def foreign_spec(
     layout = _sketch(answer, linears, task)
     spec = _spec(name, config, origin, task, sizes, layout, head, linears, answer["params"])
     vision = Vision(**answer["vision"]) if answer.get("vision") else None
-    return replace(spec, foreign=True, has_sdpa=answer["has_sdpa"], vision=vision)
+    return replace(
+        spec,
+        foreign=True,
+        has_sdpa=answer["has_sdpa"],
+        vision=vision,
+        foreign_experts=tuple(answer["experts"]),
+    )
 
 
 def _spec(

@@ -9,7 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.lora import NO_ADAPTER, Adapted, adapted_by, adapter_key, count_adapter, lora_width
+from launcher.facts.lora import (
+    NO_ADAPTER,
+    Adapted,
+    Reach,
+    adapted_by,
+    adapter_key,
+    count_adapter,
+    lora_width,
+)
 from launcher.facts.model import (
     FAMILY_TASKS,
     ModelSpec,
@@ -145,7 +153,8 @@ def _answered(spec: ModelSpec, adapter: Mapping[str, Any], answer: Mapping[str, 
         )
     rank = answer["lora"] // max(1, lora_width(spec, None)) if spec.foreign else answer["rank"]
     paths, whole = tuple(answer["paths"]), tuple(answer["whole"])
-    known = Adapted(answer["params"], paths, max(1, rank), answer["uneven"], whole)
+    reach = Reach(**answer["reach"])
+    known = Adapted(answer["params"], paths, max(1, rank), answer["uneven"], whole, reach)
     return replace(spec, adapters=((adapter_key(adapter), known),))
 
 

@@ -326,7 +326,8 @@ def read_experts(spec: ModelSpec) -> int:
 
     Gate and up projections of all experts of a layer, stacked each, and both as one.
     """
-    return 2 * 2 * max(stack.experts * 2 // 3 for stack in spec.layout.stacks)
+    largest = max(stack.experts * 2 // 3 for stack in spec.layout.stacks)
+    return 2 * 2 * max(largest, *spec.foreign_experts, 0)
 
 
 def layer_values(spec: ModelSpec) -> int:

@@ -12,8 +12,10 @@ pytest.importorskip("bitsandbytes")
 
 import torch
 
+from launcher.errors import MachineError
 from launcher.facts.lora import adapted_by, reach_of
 from launcher.facts.model import read_model_spec
+from launcher.inputs.model_spec import find_spec
 from launcher.train.job import read_job
 from launcher.train.model.adapters import attach_adapter, find_adapted
 from launcher.train.model.experts import expert_parameters, packed_experts
@@ -173,3 +175,48 @@ def test_what_adapters_reach_is_what_peft_adapts(name, targets):
     assert reach.params == sum(sizes[path] for path in adapted)
     assert reach.experts == any(".experts." in path for path in adapted)
     assert reach.router == any("gate.weight" in path for path in adapted)
+
+
+FOREIGN = {"olmoe": MODELS["olmoe"], "ernie4_5_moe": {
+    "model_type": "ernie4_5_moe", **SIZES, "moe_intermediate_size": 64, "moe_num_experts": 4, "moe_k": 2,
+    "moe_num_shared_experts": 1, "moe_layer_start_index": 1, "moe_layer_end_index": 1,
+}}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys")
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "o_proj"]])
+def test_experts_of_unknown_families_are_counted(monkeypatch, name, targets):
+    from peft import LoraConfig, get_peft_model
+
+    from launcher.memory.states import base_weight_bytes
+
+    monkeypatch.setitem(MODELS, name, FOREIGN[name])
+    adapter = {"r": 4, "target_modules": targets}
+    spec, _ = find_spec(name, FOREIGN[name], "test", "causal-lm", ask=True, adapter=adapter)
+    assert spec.foreign
+    model = plain_model(name)
+    sizes = {path: parameter.numel() for path, parameter in model.named_parameters()}
+    experts = [path for path, _, _ in expert_parameters(model)]
+    assert spec.expert_weights == sum(sizes[path] for path in experts) > 0
+    packed = spec.linear_weights + spec.expert_weights
+    saved = base_weight_bytes(spec, "bfloat16") - base_weight_bytes(spec, "bfloat16", "nf4")
+    assert saved == pytest.approx(1.5 * packed, rel=0.02)
+    reach = reach_of(spec, adapted_by(spec, adapter))
+    found = find_adapted(get_peft_model(model, LoraConfig(**adapter)))
+    adapted = {*(f"{path}.weight" for path in found.modules), *found.parameters}
+    assert reach.params == sum(sizes[path] for path in adapted)
+    assert reach.experts == bool(adapted & set(experts))
+    assert reach.router == any(path.endswith("gate.weight") for path in adapted)
+
+
+def test_matrices_of_all_experts_are_not_left_in_16_bits_silently(tmp_path, monkeypatch):
+    """DBRX keeps them as rows of plain matrices, which nothing packs."""
+    sizes = {"d_model": 64, "n_heads": 4, "n_layers": 1, "max_seq_len": 128, "vocab_size": 512}
+    inner = {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2, "ffn_act_fn": {"name": "silu"}}
+    attention = {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}
+    dbrx = {"model_type": "dbrx", **sizes, "attn_config": attention, "ffn_config": inner}
+    monkeypatch.setitem(MODELS, "dbrx", dbrx)
+    with pytest.raises(MachineError) as caught:
+        loaded(run_of(tmp_path, "dbrx", {}))
+    assert caught.value.problems[0].code == "not-quantized"

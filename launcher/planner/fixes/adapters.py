@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.engines.ddp import DDP
-from launcher.facts.lora import adapter_fields, is_all_linear
+from launcher.facts.lora import adapted_by, adapter_fields, is_all_linear, reach_of
 from launcher.planner.fixes.fix import Fix, Situation
 
 NON_REENTRANT = {"use_reentrant": False}
@@ -80,13 +80,15 @@ def _int8_experts(s: Situation) -> Mapping[str, object]:
 
 
 def _experts_untouched(s: Situation) -> Mapping[str, object]:
-    sparse = [kind for kind in s.spec.layout.stacks if kind.num_experts]
-    missed = bool(sparse) and not any(kind.expert_adapters for kind in sparse)
-    if not s.has_adapter or s.adapter.path or not missed:
+    if not s.has_adapter or s.adapter.path:
         return {}
-    fields = adapter_fields(s.draft.fields(s.adapter))
-    named = not is_all_linear(fields.get("target_modules")) or bool(fields.get("target_parameters"))
-    return {} if named else {"adapter.target_modules": "all-linear"}
+    given = s.draft.fields(s.adapter)
+    fields = adapter_fields(given)
+    if not is_all_linear(fields.get("target_modules")) or fields.get("target_parameters"):
+        return {}
+    reach = reach_of(s.spec, adapted_by(s.spec, given))
+    missed = reach is not None and reach.experts is False
+    return {"adapter.target_modules": "all-linear"} if missed else {}
 
 
 def _kbit_compile(s: Situation) -> Mapping[str, object]:

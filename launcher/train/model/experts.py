@@ -66,6 +66,16 @@ def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
                 yield f"{path}.{name}", module, name
 
 
+def flat_experts(model: nn.Module) -> Iterator[str]:
+    """Names of matrices of an experts module that hold all experts of a layer as rows: nothing packs them."""
+    for path, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)) or not _holds_experts(path, module):
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim == 2 and not name.endswith("bias"):
+                yield f"{path}.{name}"
+
+
 def _holds_experts(path: str, module: nn.Module) -> bool:
     """GraniteMoe's classes are named so, most others' attributes."""
     return "expert" in path.rpartition(".")[2].lower() or "expert" in type(module).__name__.lower()

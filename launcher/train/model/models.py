@@ -11,7 +11,7 @@ from typing import Any
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.tasks import task_named
 from launcher.train.job import Job, local_rank, rank
-from launcher.train.model.experts import expert_parameters, packing_experts
+from launcher.train.model.experts import expert_parameters, flat_experts, packing_experts
 from launcher.train.model.processing import first_line, fit_vocabulary, hub_options, model_reference, own_code
 from launcher.train.model.processors import tokenizer_of
 from launcher.train.model.vision import vision_modules
@@ -313,7 +313,7 @@ def _check_quantized(job: Job, model: Any) -> None:
         message = f"the model was loaded without {kind} quantisation"
         raise MachineError(Problem("not-quantized", message, path="model.quantization"))
     if kind != "int8":
-        left = [name for name, _, _ in expert_parameters(model)]
+        left = [*(name for name, _, _ in expert_parameters(model)), *flat_experts(model)]
         if left:
             message = f"{len(left)} parameters of experts were not quantised to {kind}, such as {left[0]}"
             raise MachineError(Problem("not-quantized", message, path="model.quantization"))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
 from launcher.errors import RecipeError
+from launcher.facts.lora import is_router
 from launcher.tasks import task_named
-from launcher.train.model.adapters import left_out, new_adapter
+from launcher.train.model.adapters import find_adapted, left_out, new_adapter
+from launcher.train.model.experts import expert_parameters
 from launcher.train.model.models import auto_class, head_modules
 from launcher.train.model.vision import frozen_pattern, vision_facts, vision_modules
 from launcher.train.trace.model import language_config, stacks
@@ -50,6 +52,11 @@ def describe(config: Any, task: str, freeze: Sequence[str] | None = None) -> dic
         "layer_extra": extra,
         # What layers of several kinds have besides their mean counts outside of them.
         "model_extra": params - depth * extra - in_layers - outside - rows * width - head["own"],
+        "experts": [
+            getattr(module, last).numel()
+            for name, module, last in expert_parameters(model)
+            if not name.startswith(tuple(f"{part}." for part in apart))
+        ],
         "embedding": {"path": _path_of(model, embedding), "rows": rows, "width": width},
         "head": head,
         "norms": len(norms),
@@ -68,6 +75,8 @@ def adapter(
     with torch.device("meta"):
         model = auto_class(task).from_config(config)
         every = Counter(_template(name) for name, _ in model.named_modules())
+        sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+        experts = {name for name, _, _ in expert_parameters(model)}
         head = model.get_output_embeddings()
         linears = [
             name
@@ -97,7 +106,27 @@ def adapter(
         "rank": round(sum(ranks) / max(len(ranks), 1)),
         "uneven": len(set(ranks)) > 1 or any(every[path] != count for path, count in paths.items()),
         "left_out": left_out(fields, linears, adapted),
+        "reach": _reach(adapted, sizes, experts | {name for name in sizes if ".experts." in name}),
         "whole": sorted(_template(n) for n, m in names.items() if isinstance(m, ModulesToSaveWrapper)),
+    }
+
+
+def _reach(adapted: Any, sizes: Mapping[str, int], experts: Collection[str]) -> dict[str, Any]:
+    """`Reach` of a model of peft, from the sizes of the parameters that the model had without adapters."""
+    from peft.utils.other import ModulesToSaveWrapper
+
+    found = find_adapted(adapted)
+    whole = tuple(
+        f"{name.removeprefix('base_model.model.')}."
+        for name, module in adapted.named_modules()
+        if isinstance(module, ModulesToSaveWrapper)
+    )
+    named = {*(f"{path}.weight" for path in found.modules), *found.parameters}
+    reached = {name for name in sizes if name in named or name.startswith(whole)}
+    return {
+        "params": sum(sizes[name] for name in reached),
+        "experts": bool(reached & set(experts)) if experts else None,
+        "router": any(map(is_router, reached)) if experts else None,
     }
 
 
