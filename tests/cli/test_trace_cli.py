@@ -55,6 +55,7 @@ STABLELM = {
         {"path": "model.layers.{}.mlp.down_proj", "in": 128, "out": 64, "bias": False, "count": 8},
     ],
     "layer_extra": 128,
+    "experts": [],
     "model_extra": 64,
     "embedding": {"path": "model.embed_tokens", "rows": 1000, "width": 64},
     "head": {"name": "lm_head", "in": 64, "out": 1000, "bias": False, "tied": True, "own": 0},
