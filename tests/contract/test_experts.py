@@ -177,6 +177,30 @@ def test_what_adapters_reach_is_what_peft_adapts(name, targets):
     assert reach.router == any("gate.weight" in path for path in adapted)
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+def test_the_router_is_trained_by_choice(tmp_path, name):
+    adapter = {**ALL, "target_modules": ["q_proj"], "modules_to_save": ["gate"]}
+    job = run_of(tmp_path, name, {"adapter": adapter})
+    model = attach_adapter(job, loaded(job), tiny_tokenizer(512)).train()
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    routers = {n: p for n, p in model.named_parameters() if "gate" in n and p.requires_grad}
+    assert routers
+    assert all(p.grad.abs().max() > 0 for p in routers.values())
+    with torch.no_grad():
+        for parameter in routers.values():
+            parameter.add_(torch.randn_like(parameter))
+    after = logits(model.eval())
+    model.save_pretrained(job.run_dir / "adapter")
+    tiny_tokenizer(512).save_pretrained(job.run_dir / "adapter")
+    assert torch.equal(logits(on_base(loaded(job), job.run_dir / "adapter").eval()), after)
+    assert merge(job.run_dir, tmp_path / "merged", "float32", lambda _: "card").sum.is_none
+    asked = {key: value for key, value in adapter.items() if key != "type"}
+    config = {"max_position_embeddings": 256, **MODELS[name]}
+    spec, _ = find_spec(name, config, "test", "causal-lm", ask=True, adapter=asked)
+    reach = reach_of(spec, adapted_by(spec, asked))
+    assert (reach.experts, reach.router) == (False, True)
+
+
 FOREIGN = {"olmoe": MODELS["olmoe"], "ernie4_5_moe": {
     "model_type": "ernie4_5_moe", **SIZES, "moe_intermediate_size": 64, "moe_num_experts": 4, "moe_k": 2,
     "moe_num_shared_experts": 1, "moe_layer_start_index": 1, "moe_layer_end_index": 1,

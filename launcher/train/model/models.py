@@ -192,6 +192,7 @@ def unsafe_weights(error: Exception, folder: str) -> RecipeError | None:
 def _random_model(job: Job, processing: Any, head: dict[str, Any], options: dict[str, Any]) -> Any:
     """A model of that configuration with random weights, the same ones for the same seed."""
     from transformers import set_seed
+    from transformers.modeling_utils import set_zero3_state
 
     make = auto_class(job.task.name)
     built = _random_config(job, processing, head)
@@ -204,7 +205,8 @@ def _random_model(job: Job, processing: Any, head: dict[str, Any], options: dict
         return make.from_config(built, **given)
     # It is shared, because save_pretrained writes on the first rank only.
     folder = job.run_dir / ".random-weights"
-    make.from_config(built).save_pretrained(folder)
+    with set_zero3_state():  # ZeRO-3 would leave each rank a part of them to write
+        make.from_config(built).save_pretrained(folder)
     _wait_for_all()
     model = make.from_pretrained(folder, **options)
     _wait_for_all()
