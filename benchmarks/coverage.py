@@ -167,6 +167,7 @@ def plan(run: Path, config: dict[str, Any], plans: list[Any]) -> str:
     (run / "recipe.yaml").write_text(
         f"model: {{config: {{model_type: {config['model_type']}}}}}\nadapter: {{type: lora, r: 4}}\n"
         f"data: {{train: [{{path: {run}/rows.jsonl}}], max_length: 32}}\ntrainer: {{learning_rate: 1.0e-2}}\n"
+        "fixes: {disable: [experts-untouched]}\n"  # all-linear without them is what is tried
     )
     loaded = load_recipe(run / "recipe.yaml")
     model = loaded.recipe.model.model_copy(update={"config": config})

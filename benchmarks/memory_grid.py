@@ -148,6 +148,15 @@ MODELS: dict[str, Model] = {
         "qwen3_5_text", _GROUPED, head_dim=32, linear_num_key_heads=4, linear_num_value_heads=8,
         linear_key_head_dim=32, linear_value_head_dim=32,
     ),
+    "gpt-oss": _decoder(
+        "gpt_oss", _GROUPED, num_hidden_layers=4, head_dim=32, intermediate_size=192, num_local_experts=8,
+        num_experts_per_tok=2, sliding_window=128, pad_token_id=0,
+    ),
+    "llama4": _decoder(
+        "llama4_text", _GROUPED, num_hidden_layers=4, head_dim=32, intermediate_size=192,
+        intermediate_size_mlp=704, num_local_experts=4, interleave_moe_layer_step=2, attention_chunk_size=128,
+        pad_token_id=0,
+    ),
     "t5": _encoder("t5", "seq2seq-lm", "q", "k", "v", "o", **_T5),
     "mt5": _encoder("mt5", "seq2seq-lm", "q", "k", "v", "o", **_T5),
     "bert": _encoder("bert", "sequence-classification", "query", "key", "value", **_SIZES),
@@ -290,6 +299,12 @@ _OF_2025 = [
     Row("phi4-mini-bf16true-padded", "phi4-mini", **_TRUE, padded=True),
     Row("phi4-mini-lora-bf16true-ckpt", "phi4-mini", **_TRUE, **_LORA, **_CKPT),
 ]
+_OF_2026 = [
+    Row("gpt-oss-bf16-eager", "gpt-oss", 2, precision="bf16", attention="eager"),
+    Row("gpt-oss-lora-attention-bf16true-ckpt", "gpt-oss", attention="eager", **_TRUE, **_ATTENTION, **_CKPT),
+    Row("llama4-bf16", "llama4", 2, precision="bf16"),
+    Row("llama4-lora-attention-bf16true-ckpt", "llama4", **_TRUE, **_ATTENTION, **_CKPT),
+]
 _ENCODERS = [
     Row("t5-fp32", "t5", 4, 128),
     Row("t5-bf16-ckpt", "t5", 4, 128, precision="bf16", **_CKPT),
@@ -318,7 +333,7 @@ _TWO_PROCESSES = [
     Row("llama-fsdp2-fp32", "llama", 2, engine="fsdp", processes=2),
     Row("llama-fsdp2-bf16-ckpt", "llama", 4, engine="fsdp", processes=2, precision="bf16", **_CKPT),
 ]
-ROWS: tuple[Row, ...] = (*_LLAMA, *_FAST, *_DECODERS, *_OF_2025, *_ENCODERS, *_TWO_PROCESSES)
+ROWS: tuple[Row, ...] = (*_LLAMA, *_FAST, *_DECODERS, *_OF_2025, *_OF_2026, *_ENCODERS, *_TWO_PROCESSES)
 
 
 def row(name: str) -> Row:

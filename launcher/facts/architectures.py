@@ -138,6 +138,13 @@ class Layout:
     """Share of each head that rotary embeddings rotate."""
     rotary_joined: bool = False
     """The rotated share is cut out of each head, and joined with the rest by a copy."""
+    rotary_kind: str = ""
+    """Of other ways to rotate than Llama's. halves: of gpt-oss, which turns the halves of a head with factors
+    of half its width and joins them by a copy. complex: of Llama 4, as complex numbers in float32."""
+    window: int = 0
+    """Positions that a token attends to; 0: all before it."""
+    qk_norm_plain: bool = False
+    """Llama 4: norms without a weight on each head of queries and keys, after rotation."""
     qkv_sliced: bool = False
     """Queries, keys and values are three slices of one product, not the parts of a split."""
     scaled_queries: bool = False
@@ -161,9 +168,16 @@ class Layout:
     mixer_sizes: tuple[int, ...] = ()
     """Of "delta": heads of keys and of values, their widths, positions that the convolution reads."""
     router: str = "softmax"
-    """softmax | sigmoid: how a token's experts are chosen."""
+    """How a token's experts are chosen: softmax | sigmoid | chosen (a softmax of the chosen ones alone) | all
+    (every expert computes every token, multiplied by a share before)."""
     expert_adapters: bool = True
     """`all-linear` reaches the experts and their router."""
+    expert_bias: bool = False
+    """gpt-oss: the experts' products have biases, and their gates are clamped."""
+    sinks: bool = False
+    """gpt-oss: eager attention has a learned score for each head beside those of the positions."""
+    masks: int = 1
+    """Masks of positions that eager attention makes for a batch: of sliding and of full attention."""
     sketched: bool = False
     """What such a layer keeps is approximate: the plan traces it."""
     decoder: Layout | None = None

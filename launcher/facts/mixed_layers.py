@@ -259,7 +259,11 @@ def _llama4(s: Sizes) -> Layout:
 
     def make(s: Sizes, kind: str) -> Layout:
         turned, mlp = kind.split()
-        more: dict[str, Any] = {"sketched": True, "rotary_share": float(turned == "rope")}
+        more: dict[str, Any] = {"rotary_share": float(turned == "rope"), "rotary_kind": "complex"}
+        if turned == "rope":
+            more |= {"qk_norm_plain": bool(c["use_qk_norm"]), "window": int(c["attention_chunk_size"] or 0)}
+        else:
+            more["scaled_queries"] = bool(c["attn_temperature_tuning"])
         linears = attention_linears(s, qkv_bias=bias, out_bias=bias)
 
         def below(path: str, *rows: tuple[str, int, int, str]) -> tuple[Linear, ...]:
@@ -278,7 +282,8 @@ def _llama4(s: Sizes) -> Layout:
         linears += without_adapters(below("", ("router", h, count, "router")))
         linears += block("shared_expert.", s.inner, "shared", "shared_act")
         # The router is a linear here, and every expert computes every token.
-        experts = with_experts(s, linears, count, s.inner, active, -count * h, expert_adapters=False, **more)
+        more |= {"router": "all", "expert_adapters": False, "masks": 2}
+        experts = with_experts(s, linears, count, s.inner, active, -count * h, **more)
         return replace(experts, active_inner=count * s.inner)
 
     return of_kinds(s, kinds, make)
@@ -291,9 +296,9 @@ def _gpt_oss(s: Sizes) -> Layout:
     extra = s.heads + count * (1 + 2 * s.inner + s.hidden)
     linears = attention_linears(s, qkv_bias=bias, out_bias=bias)
     active = int(c["num_experts_per_tok"])
-    return with_experts(
-        s, linears, count, s.inner, active, extra, expert_adapters=False, sketched=True, wide_norm_weight=True
-    )
+    more = {"expert_adapters": False, "expert_bias": True, "router": "chosen"}
+    more |= {"wide_norm_weight": True, "sinks": True, "masks": 2, "rotary_kind": "halves"}
+    return with_experts(s, linears, count, s.inner, active, extra, **more)
 
 
 MIXED_FAMILIES: dict[str, Callable[[Sizes], Layout]] = {

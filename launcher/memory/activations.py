@@ -72,7 +72,7 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
     def block_of(layout: Layout) -> Block:
         return replace(
             make_block(spec, d, layout, rows, length, job.attention),
-            masked=job.document_mask or job.padded,
+            masked=job.document_mask or job.padded or 0 < layout.window <= length,
             padded=job.padded,
             rank=rank,
             adapted=job.adapted,
@@ -119,7 +119,10 @@ def _shared(stack: Stack) -> int:
     layout, length = block.layout, block.length
     shared = 0
     if not layout.positions and not layout.position_bias:
-        shared += 2 * length * int(block.head_dim * layout.rotary_share) * d.residual
+        factors = 2 * length * int(block.head_dim * layout.rotary_share) * d.residual
+        if layout.rotary_kind == "complex":
+            factors = 4 * length * block.head_dim
+        shared += factors // 2 if layout.rotary_kind == "halves" else factors
     if layout.position_bias:
         # Biases and the numbers of their distances, the same for all samples and layers.
         shared += length**2 * (4 * block.heads + 8)
@@ -141,5 +144,5 @@ def mask_bytes(stack: Stack, *, documents: bool) -> int:
     if documents:
         return 0
     if block.attention == "eager":
-        return maps * block.dtypes.residual if block.layout.causal else 0
+        return block.layout.masks * maps * block.dtypes.residual if block.layout.causal else 0
     return maps if block.masked and block.attention == "sdpa" else 0

@@ -21,8 +21,10 @@ from launcher.memory.operations import (
     broadcast,
     cast,
     dropout,
+    matrices,
     matrix,
     norm,
+    normalised,
     product,
     times,
     views,
@@ -47,6 +49,8 @@ def attention(tape: Tape, block: Block, x: Value, *, read: Value | None = None, 
         queries, keys = norm(tape, block, queries, widths[0]), norm(tape, block, keys, widths[1])
     if not layout.positions and not layout.position_bias and read is None and layout.rotary_share:
         queries, keys = rotate(tape, block, queries), rotate(tape, block, keys)
+    if layout.qk_norm_plain:
+        queries, keys = (_plain_norm(tape, x, block.head_dim) for x in (queries, keys))
     if layout.scaled_queries:
         queries = tape.step([queries], queries.elements, queries.width)
     mixed = _mix(tape, block, queries, keys, values)
@@ -90,6 +94,10 @@ def rotate(tape: Tape, block: Block, x: Value) -> Value:
     d, rest = block.dtypes, None
     if block.liger:  # in place, forwards and backwards
         return tape.step([x], x.elements, x.width, view=x.storage, passes=True)
+    if block.layout.rotary_kind == "halves":
+        return _rotate_halves(tape, x, max(x.width, d.residual))
+    if block.layout.rotary_kind == "complex":
+        return cast(tape, tape.step([cast(tape, x, 4)], x.elements, 4), x.width)
     whole = x
     if block.layout.rotary_joined:
         turned = int(x.elements * block.layout.rotary_share)
@@ -109,6 +117,22 @@ def rotate(tape: Tape, block: Block, x: Value) -> Value:
     return tape.step([rotated, rest], whole.elements, width, passes=True)
 
 
+def _plain_norm(tape: Tape, x: Value, width: int) -> Value:
+    """An RMSNorm without a weight."""
+    wide = cast(tape, x, 4)
+    return cast(tape, normalised(tape, wide, wide, width), x.width)
+
+
+def _rotate_halves(tape: Tape, x: Value, width: int) -> Value:
+    """gpt-oss: `(a * cos - b * sin, b * cos + a * sin)` of the halves a and b of each head."""
+    n = x.elements // 2
+    first, second = views(tape, x, n, n)
+    parts = [tape.step([one], n, width) for one in (first, second, second, first)]
+    parts[1] = tape.step([parts[1]], n, width, view=parts[1].storage)  # the gradient of what is subtracted
+    low, high = add(tape, *parts[:2]), add(tape, *parts[2:])
+    return tape.step([low, high], x.elements, width, passes=True)
+
+
 def _repeat(tape: Tape, block: Block, x: Value) -> Value:
     """Grouped keys or values, once for each query head."""
     groups = block.heads // block.kv_heads
@@ -119,13 +143,14 @@ def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
     """What attention makes of queries, keys and values, laid out as the last product reads it."""
     d, layout = block.dtypes, block.layout
     if block.attention == "eager":
-        return _eager(tape, block, q, _repeat(tape, block, k), _repeat(tape, block, v))
+        given = q, _repeat(tape, block, k), _repeat(tape, block, v)
+        mixed = _eager(tape, block, *given)
+        for one in (k, v, *given):  # variables of two functions
+            tape.reads(one)
+        return mixed
     # torch's CPU kernel takes neither dropout nor a mask that learns.
     fallback = d.on_cpu and (layout.attention_dropout > 0 or layout.position_bias)
-    # Kernels of CPU and those of any length take grouped keys, others take them repeated.
-    varlen = is_varlen(block.attention)
-    grouped = not fallback if d.on_cpu and (varlen or not block.masked) else varlen and not block.one_by_one
-    if not grouped:
+    if fallback or not _takes_grouped(block):
         k, v = _repeat(tape, block, k), _repeat(tape, block, v)
     if d.autocast:
         q, k, v = (cast(tape, x, d.compute) for x in (q, k, v))
@@ -148,6 +173,20 @@ def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
     return _side_by_side(tape, block, mixed) if moved else mixed
 
 
+def _takes_grouped(block: Block) -> bool:
+    """Whether the kernel takes keys and values of groups of heads; others take them repeated.
+
+    sdpa does without a mask (integrations/sdpa_attention.py, `use_gqa_in_sdpa`); of CUDA's kernels those in
+    16 bits.
+    """
+    if is_varlen(block.attention):
+        return block.dtypes.on_cpu or not block.one_by_one
+    if block.masked:
+        return False
+    fits = block.attention == "sdpa" and block.dtypes.compute < 4 and block.head_dim <= 256
+    return block.dtypes.on_cpu or fits
+
+
 def _scores(block: Block) -> int:
     """Numbers of the attention maps."""
     return block.heads * block.tokens * block.length
@@ -163,7 +202,11 @@ def _side_by_side(tape: Tape, block: Block, x: Value) -> Value:
 def _eager(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
     d, layout, n = block.dtypes, block.layout, _scores(block)
     q, k, v = (cast(tape, x, d.compute) if d.autocast else x for x in (q, k, v))
-    q, k, v = (_side_by_side(tape, block, x) for x in (q, k, v))
+    # What was repeated, or joined from parts, has each head's rows together.
+    joined, repeated = layout.rotary_joined or layout.rotary_kind == "halves", block.heads > block.kv_heads
+    q = q if joined else _side_by_side(tape, block, q)
+    k = k if joined or repeated else _side_by_side(tape, block, k)
+    v = v if repeated else _side_by_side(tape, block, v)
     scores = bmm(tape, block, q, k, n)
     scores = tape.step([scores], n, scores.width)
     if layout.score_cap:
@@ -173,12 +216,36 @@ def _eager(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
     # The mask has the dtype of the residual stream.
     wide = max(scores.width, d.residual) if block.masked or layout.causal else scores.width
     scores = tape.step([scores], n, wide, passes=True)
+    if layout.sinks:
+        return _with_sinks(tape, block, scores, v, q.elements)
     if layout.float_softmax or block.float_operations:
         scores = cast(tape, scores, 4)
     weights = tape.step([scores], n, scores.width, save_out=True)
     weights = cast(tape, weights, d.compute)
     weights = dropout(tape, weights, layout.attention_dropout > 0, d.on_cpu)
     return bmm(tape, block, weights, v, q.elements)
+
+
+def _with_sinks(tape: Tape, block: Block, scores: Value, values: Value, elements: int) -> Value:
+    """gpt-oss: a softmax of the scores beside a learned one for each head, which is cut off again.
+
+    Its function has the scores, and those beside it, as variables until they are set anew or it returns.
+    """
+    rows, params = block.heads * block.tokens, block.heads if block.full else 0
+    n, width = scores.elements + rows, max(scores.width, block.dtypes.weight)
+    weight = block.dtypes.weight
+    joined = tape.step([scores], n, width, passes=True, params=params, fresh=weight * params)
+    largest = tape.step([joined], rows, width, saves=[Storage(8 * rows)])
+    spread = tape.step([largest], n, width, view=largest.storage, temporary=n * width)
+    moved = tape.step([joined, spread], n, width, passes=True)
+    shares = tape.step([moved], n, width, save_out=True)
+    weights = tape.step([shares], scores.elements, width, view=shares.storage)
+    weights = cast(tape, weights, block.dtypes.compute)
+    tape.reads(scores)
+    mixed = bmm(tape, block, weights, values, elements)
+    mixed = tape.step([mixed], elements, mixed.width, passes=True)
+    tape.reads(moved)
+    return mixed
 
 
 def _fallback(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
@@ -199,6 +266,8 @@ def _fallback(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
 
 def feed_forward(tape: Tape, block: Block, x: Value) -> Value:
     layout = block.layout
+    if layout.router == "all":
+        return _all_experts(tape, block, x)
     if layout.experts:
         shared = _shared_block(tape, block, x)
         routed = _experts(tape, block, x)
@@ -258,19 +327,75 @@ def _experts(tape: Tape, block: Block, x: Value) -> Value:
     rows = tape.step([x], chosen * hidden, x.width, saves=[Storage(16 * chosen)])
     # peft gives the two matrices that are stored as one twice the rank.
     reached = int(layout.expert_adapters)
+    ids = Storage(8 * chosen)
     adapter = 2 * reached * block.rank * count * (2 * width + hidden)
     both = _grouped(
         tape, block, cast(tape, rows, _expert_width(block)), 2 * width * chosen, layout.experts * 2 // 3,
         adapter,
     )  # fmt: skip
     adapter = reached * block.rank * count * (width + hidden)
-    out = _grouped(tape, block, _gated(tape, block, both), hidden * chosen, layout.experts // 3, adapter)
+    if layout.expert_bias:
+        inner = _clamped(tape, _biased(tape, block, both, ids))
+    else:
+        inner = _gated(tape, block, both)
+    out = _grouped(tape, block, inner, hidden * chosen, layout.experts // 3, adapter)
+    out = _biased(tape, block, out, ids) if layout.expert_bias else out
     saves = [weight.storage] if weight.node is None else [weight.storage, out.storage]
     scaled_width = max(out.width, weight.width)
     temporary = scaled_width * out.elements if weight.node is not None else 0
     scaled = tape.step([out, weight], out.elements, scaled_width, saves=saves, temporary=temporary)
     back = tape.step([scaled], out.elements, scaled_width, saves=[Storage(8 * chosen)])
     return cast(tape, tape.step([back], x.elements, scaled_width), x.width)
+
+
+def _all_experts(tape: Tape, block: Block, x: Value) -> Value:
+    """Llama 4: every expert multiplies every token, which its share has scaled; a shared block is added."""
+    layout, tokens = block.layout, block.tokens
+    count, entries = layout.num_experts, layout.experts
+    inner = layout.active_inner // count
+    n, index = count * tokens, Storage(8 * tokens)
+    router = next(one for one in layout.linears if one.reads == "router")
+    scores = product(tape, block, x, router)
+    top = tape.step([scores], tokens, scores.width, saves=[index])
+    spread = cast(tape, tape.step([top], n, top.width, saves=[index]), 4)
+    shares = cast(tape, tape.step([spread], n, 4, save_out=True), scores.width)
+    shares = tape.step([shares], n, shares.width)
+    rows = broadcast(tape, tape.step([x], n * block.hidden, x.width), shares)
+    both = _batched(tape, block, rows, 2 * n * inner, entries * 2 // 3)
+    gate, up = views(tape, both, n * inner, n * inner)
+    made = times(tape, up, activate(tape, block, gate))
+    made = _batched(tape, block, made, n * block.hidden, entries // 3)
+    shared = _shared_block(tape, block, x)
+    total = tape.step([made], x.elements, 4 if block.float_operations else made.width)
+    assert shared is not None
+    out = tape.step([shared, total], x.elements, shared.width, view=shared.storage, passes=True)
+    for one in (rows, made):  # variables of the function
+        tape.reads(one)
+    return out
+
+
+def _batched(tape: Tape, block: Block, x: Value, elements: int, entries: int) -> Value:
+    """The products of all experts, each with as many rows."""
+    if block.quantization in FOUR_BITS:
+        return _grouped(tape, block, cast(tape, x, _expert_width(block)), elements, entries, 0)
+    return matrices(tape, block, x, elements, entries, params=entries if block.full else 0)
+
+
+def _biased(tape: Tape, block: Block, x: Value, ids: Storage) -> Value:
+    """Rows with the bias of the expert of each added in place; `ids`: of the experts."""
+    chosen = ids.size // 8
+    params = block.layout.num_experts * (x.elements // chosen) if block.full else 0
+    bias = tape.step([], x.elements, x.width, saves=[ids], params=params, fresh=x.width * params)
+    return tape.step([x, bias], x.elements, x.width, view=x.storage, passes=True)
+
+
+def _clamped(tape: Tape, both: Value) -> Value:
+    """gpt-oss: every second value is a gate; `(up + 1) * gate * sigmoid(a * gate)` of clamped values."""
+    n, width = both.elements // 2, both.width
+    gate, up = (tape.step([both], n, width, view=both.storage) for _ in range(2))
+    gate, up = (tape.step([x], n, width, saves=[both.storage], temporary=2 * n) for x in (gate, up))
+    opened = tape.step([tape.step([gate], n, width)], n, width, save_out=True)
+    return times(tape, tape.step([up], n, width, passes=True), times(tape, gate, opened))
 
 
 def _expert_width(block: Block) -> int:
@@ -306,6 +431,11 @@ def _route(tape: Tape, block: Block, x: Value, count: int, chosen: int) -> Value
     adapter = block.rank * (count + block.hidden) if reached else 0
     if block.layout.router == "sigmoid":
         return _sigmoid_route(tape, block, x, chosen, entries if block.full else adapter)
+    if block.layout.router == "chosen":
+        # gpt-oss: a softmax of the scores of the chosen experts alone.
+        scores = matrix(tape, block, x, count, entries, params=entries + count if block.full else 0)
+        top = tape.step([scores], chosen, scores.width, saves=[Storage(8 * chosen)])
+        return tape.step([top], chosen, top.width, save_out=True)
     scores = matrix(tape, block, x, count, entries, params=entries if block.full else adapter)
     narrow = scores.width
     scores = cast(tape, scores, 4)

@@ -123,6 +123,12 @@ def product(tape: Tape, block: Block, x: Value, linear: Linear) -> Value:
 
 def matrix(tape: Tape, block: Block, x: Value, out: int, weights: int, *, params: int) -> Value:
     """A product with a stored matrix of `weights` entries; `params` of it are trained."""
+    rows = x.elements // _inputs(weights, out)
+    return matrices(tape, block, x, rows * out, weights, params=params)
+
+
+def matrices(tape: Tape, block: Block, x: Value, elements: int, weights: int, *, params: int) -> Value:
+    """As `matrix`, of one matrix or of several that read a part of `x` each; `elements`: of the output."""
     d = block.dtypes
     width, saves = d.weight, [STORED]
     if d.autocast:
@@ -131,8 +137,7 @@ def matrix(tape: Tape, block: Block, x: Value, out: int, weights: int, *, params
             saves.append(Storage(d.compute * weights, weight=True))
     if params or d.frozen_inputs:
         saves.append(x.storage)
-    rows = x.elements // _inputs(weights, out)
-    return tape.step([x], rows * out, width, saves=saves, params=params, fresh=width * params)
+    return tape.step([x], elements, width, saves=saves, params=params, fresh=width * params)
 
 
 def _inputs(weights: int, out: int) -> int:
@@ -152,10 +157,12 @@ def adapted(tape: Tape, block: Block, x: Value, linear: Linear, width: int) -> V
     # peft's layers over quantised weights leave casts to autocast, but ask only whether CUDA's is on.
     conversion = block.quantization == "none" or not d.autocast or d.on_cpu
     source = cast(tape, x, width) if conversion and block.cast_inputs else x
-    source = dropout(tape, source, block.adapter_dropout, d.on_cpu)
-    inner = _small(tape, block, source, linear.in_features, block.rank, width)
+    dropped = dropout(tape, source, block.adapter_dropout, d.on_cpu)
+    inner = _small(tape, block, dropped, linear.in_features, block.rank, width)
     update = _small(tape, block, inner, block.rank, out, width)
     scaled = tape.step([update], update.elements, update.width)
+    for one in (x, source):  # an argument and a variable of the adapter's function
+        tape.reads(one)
     if block.quantization != "none":
         return add(tape, base, cast(tape, scaled, base.width) if conversion else scaled)
     return cast(tape, add(tape, base, scaled), base.width)

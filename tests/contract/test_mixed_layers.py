@@ -42,9 +42,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2, "moe_intermediate_size": 64, "first_k_dense_replace": 2,
     },
     "qwen3_5_text": {"model_type": "qwen3_5_text", **SIZES, **DELTA},
+    "gpt_oss": {
+        "model_type": "gpt_oss", **SIZES, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+        "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 64,
+    },
+    "llama4_text": {
+        "model_type": "llama4_text", **SIZES, "num_key_value_heads": 2, "head_dim": 32,
+        "num_hidden_layers": 8, "intermediate_size": 96, "intermediate_size_mlp": 352, "num_local_experts": 4,
+        "interleave_moe_layer_step": 2, "attention_chunk_size": 128,
+    },
 }  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
 
+EAGER = {"gpt_oss"}
+"""Types that are planned with eager attention."""
+LENGTHS = {"gpt_oss": (128, 384), "llama4_text": (96, 384)}
+"""Without and with the mask of windows where sdpa needs one."""
 PLAIN = {"precision": "bf16", "dtype": "float32"}
 MODES: dict[str, tuple[dict[str, Any], Any]] = {
     "full": (PLAIN, None),
@@ -57,12 +70,18 @@ MODES: dict[str, tuple[dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 @pytest.mark.parametrize(
-    ("name", "mode"),
+    ("name", "length", "mode"),
     cases(
-        [(n, m) for n in CONFIGS for m in MODES], ("glm4_moe", "full"), ("qwen2_moe", "lora-checkpointing")
+        [(n, length, m) for n in CONFIGS for length in LENGTHS.get(n, (128,)) for m in MODES],
+        ("glm4_moe", 128, "full"),
+        ("qwen2_moe", 128, "lora-checkpointing"),
+        ("gpt_oss", 384, "full-checkpointing"),
+        ("llama4_text", 384, "lora-checkpointing"),
     ),
 )
-def test_the_closed_form_is_within_3_percent_of_the_trace(name: str, mode: str, on_cpu: bool) -> None:
+def test_the_closed_form_is_within_3_percent_of_the_trace(
+    name: str, length: int, mode: str, on_cpu: bool
+) -> None:
     settings, targets = MODES[mode]
     spec = read_model_spec(name, CONFIGS[name], "a test")
     assert not spec.is_sketched
@@ -76,11 +95,12 @@ def test_the_closed_form_is_within_3_percent_of_the_trace(name: str, mode: str, 
         fields["model.enable_input_require_grads"] = checkpointing
     job = MemoryJob(
         **{
-            "micro_batch": 4, "sequence_length": 128, "data_parallel": 1, "devices_per_node": 1,
+            "micro_batch": 4, "sequence_length": length, "data_parallel": 1, "devices_per_node": 1,
             "quantization": "none", "double_quant": False, "engine": DDP, "zero_stage": 0,
             "offload_optimizer": "none", "offload_param": "none", "optim": "adamw_torch_fused",
-            "checkpointing": False, "attention": "sdpa", "reduce_bucket_size": 1,
-            "allgather_bucket_size": 1, "overlap_comm": False, "eval_batch": 0, "accumulation": 1,
+            "checkpointing": False, "attention": "eager" if name in EAGER else "sdpa",
+            "reduce_bucket_size": 1, "allgather_bucket_size": 1, "overlap_comm": False, "eval_batch": 0,
+            "accumulation": 1,
             **settings, **more,
         }
     )  # fmt: skip

@@ -95,7 +95,8 @@ SIZES = (
     "mamba_expand", "mamba_conv_bias", "mamba_proj_bias", "first_k_dense_replace",
     "n_shared_experts", "n_routed_experts", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim", "v_head_dim", "use_qk_norm", "intermediate_size_mlp",
-    "interleave_moe_layer_step", "no_rope_layer_interval",
+    "interleave_moe_layer_step", "no_rope_layer_interval", "attention_chunk_size",
+    "attn_temperature_tuning",
 )  # fmt: skip
 """Fields of configurations that decide sizes."""
 

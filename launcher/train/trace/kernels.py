@@ -79,7 +79,10 @@ def _overload(name: str) -> Any:
 
 
 def _in_float32(operation: Any) -> Callable[..., Any]:
-    """The operation on float32 copies of its 16-bit inputs, as autocast wraps it on CUDA."""
+    """The operation on float32 copies of its 16-bit inputs, as autocast wraps it on CUDA.
+
+    A dtype that the caller asks for stays (autocast_mode.h, `set_opt_dtype`).
+    """
 
     def widen(value: Any) -> Any:
         narrow = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
@@ -87,6 +90,8 @@ def _in_float32(operation: Any) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with without_cpu_autocast():
+            if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
+                return operation(*args, **kwargs)
             return operation(*(widen(value) for value in args), **kwargs)
 
     return call
