@@ -121,6 +121,12 @@ class Layout:
     active_inner: int = 0
     """Feed-forward width per token, over all selected experts."""
     fused_qkv: bool = False
+    head_dim: int = 0
+    """Width of a head in the layers of this kind; 0: the model's."""
+    kv_heads: int = 0
+    """Key-value heads of the layers of this kind; 0: the model's."""
+    layer_table: tuple[int, int] = (0, 0)
+    """Gemma 4: rows and width of the embedding of the layers' own inputs, of all layers side by side."""
     embed_paths: tuple[str, ...] = field(default=("model.embed_tokens",))
     segments: int = 0
     """Segment embeddings (rows)."""
@@ -184,6 +190,11 @@ class Layout:
     """The decoder of an encoder-decoder model."""
     others: tuple[Layout, ...] = ()
     """The other kinds of layers of the same stack; what is no layer's own is this layout's alone."""
+
+    @property
+    def table_params(self) -> int:
+        """Parameters of the embedding of the layers' own inputs."""
+        return self.layer_table[0] * self.layer_table[1]
 
     @property
     def layers(self) -> int:

@@ -243,8 +243,8 @@ def _modules(spec: ModelSpec) -> Iterator[_Module]:
     known.add(head.name)
     size = head.out_features * (head.in_features + (1 if head.bias else 0))
     yield _Module(head.name, 1, "Linear", head.in_features, head.out_features, size, head.tied)
-    rows = (spec.vocab_size, layout.positions, layout.segments)
-    widths = (layout.embed_width, spec.hidden_size, spec.hidden_size)
+    rows = (spec.vocab_size, layout.positions or layout.layer_table[0], layout.segments)
+    widths = (layout.embed_width, layout.layer_table[1] or spec.hidden_size, spec.hidden_size)
     for i, (path, row, width) in enumerate(zip(layout.embed_paths, rows, widths, strict=False)):
         known.add(path)
         yield _Module(path, 1, "Embedding", row, width, row * width, i == 0 and head.tied)

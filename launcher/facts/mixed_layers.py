@@ -23,6 +23,7 @@ from launcher.facts.architectures import (
     with_experts,
     without_adapters,
 )
+from launcher.facts.gemma4_layers import gemma4
 
 LAYER = "model.layers.{}."
 _TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -312,4 +313,5 @@ MIXED_FAMILIES: dict[str, Callable[[Sizes], Layout]] = {
     "glm4_moe": _glm4_moe,
     "llama4_text": _llama4,
     "gpt_oss": _gpt_oss,
+    "gemma4_text": gemma4,
 }

@@ -200,7 +200,7 @@ class ModelSpec:
     def embedding_params(self) -> int:
         """Token and position embeddings."""
         rows = self.vocab_size * self.layout.embed_width
-        return rows + self.layout.positions * self.hidden_size
+        return rows + self.layout.positions * self.hidden_size + self.layout.table_params
 
     @property
     def is_sketched(self) -> bool:
@@ -414,7 +414,7 @@ def _sizes(c: Mapping[str, Any]) -> Sizes:
 
 
 def _count(s: Sizes, layout: Layout, head: Head) -> int:
-    embeddings = s.vocab * layout.embed_width + layout.positions * s.hidden
+    embeddings = s.vocab * layout.embed_width + layout.positions * s.hidden + layout.table_params
     stacks = sum(
         sum(linear.params for linear in stack.linears) + stack.layers * stack.layer_extra + stack.model_extra
         for stack in layout.stacks

@@ -72,6 +72,9 @@ def _project(tape: Tape, block: Block, x: Value, read: Value | None, out: str) -
         reads = (x, read or x, read or x)
         q, k, v = (product(tape, block, y, one) for y, one in zip(reads, first, strict=True))
         return q, k, v
+    if not block.layout.fused_qkv:  # Gemma 4's layers without keys or values of their own, which are traced
+        found = [product(tape, block, x, one) for one in first]
+        return found[0], found[-1], found[-1]
     return _split(tape, block, product(tape, block, x, first[0]))
 
 

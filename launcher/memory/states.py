@@ -208,6 +208,8 @@ def model_shapes(spec: ModelSpec) -> list[Shape]:
             shapes.append(Shape(linear.out_features, count=linear.count))
     if layout.embed_width:
         shapes.append(Shape(spec.vocab_size, layout.embed_width, embedding=True))
+    if layout.table_params:
+        shapes.append(Shape(*layout.layer_table, embedding=True))
     if layout.positions:
         shapes.append(Shape(layout.positions, hidden, embedding=layout.embed_width > 0))
     for stack in layout.stacks:

@@ -17,7 +17,16 @@ HeadKind = Literal["language-model", "classifier", "token-classifier"]
 
 
 WITHOUT_CLASSIFIER = frozenset(
-    {"apertus", "glm4_moe", "granite", "granitemoe", "granitemoehybrid", "llama4_text", "qwen3_5_moe_text"}
+    {
+        "gemma4_text",
+        "apertus",
+        "glm4_moe",
+        "granite",
+        "granitemoe",
+        "granitemoehybrid",
+        "llama4_text",
+        "qwen3_5_moe_text",
+    }
 )
 """Decoders for which transformers has a causal language model alone."""
 

@@ -53,6 +53,10 @@ LLAMA = {
     "num_key_value_heads": 2,
     "vocab_size": 512,
 }
+GEMMA4 = {
+    **LLAMA, "num_hidden_layers": 8, "head_dim": 24, "global_head_dim": 32, "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 500,
+}  # fmt: skip
 GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "vocab_size": 512}
 T5 = {"d_model": 64, "d_kv": 24, "d_ff": 160, "num_layers": 3, "num_heads": 4, "vocab_size": 512}
 MOE = {"num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 32}
@@ -118,6 +122,31 @@ MIXED_CONFIGS: dict[str, dict[str, Any]] = {
     "llama4_text": {"model_type": "llama4_text", **LLAMA_4},
     "llama4_text-listed": {
         "model_type": "llama4_text", **LLAMA_4, **BIASED, "moe_layers": [0, 1, 4], "use_qk_norm": False,
+    },
+    "gemma4-plain": {"model_type": "gemma4_text", **GEMMA4, "hidden_size_per_layer_input": 0},
+    "gemma4-inputs": {"model_type": "gemma4_text", **GEMMA4, "attention_bias": True},
+    "gemma4-shared": {
+        "model_type": "gemma4_text",
+        **GEMMA4,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+    },
+    "gemma4-narrow-full": {
+        "model_type": "gemma4_text",
+        **GEMMA4,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "layer_types": ["full_attention", "sliding_attention"] * 4,
+        "tie_word_embeddings": False,
+    },
+    "gemma4-experts": {
+        "model_type": "gemma4_text",
+        **GEMMA4,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
     },
     "gpt_oss": {"model_type": "gpt_oss", **LLAMA, "head_dim": 24, "num_local_experts": 4},
     "gpt_oss-plain": {

@@ -34,7 +34,7 @@ def names() -> dict[str, dict[str, str]]:
 
 def _of_family(family: str) -> dict[str, str]:
     config = transformers.AutoConfig.for_model(family)
-    if getattr(config, "head_dim", 0) is None:  # MinistralAttention needs it
+    if family == "ministral":  # whose class needs what its configuration leaves open
         config.head_dim = config.hidden_size // config.num_attention_heads
     with torch.device("meta"):
         model = auto_class(FAMILY_TASKS[family][0]).from_config(config)
@@ -96,7 +96,9 @@ SIZES = (
     "n_shared_experts", "n_routed_experts", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim", "v_head_dim", "use_qk_norm", "intermediate_size_mlp",
     "interleave_moe_layer_step", "no_rope_layer_interval", "attention_chunk_size",
-    "attn_temperature_tuning",
+    "attn_temperature_tuning", "vocab_size_per_layer_input", "hidden_size_per_layer_input",
+    "num_kv_shared_layers", "attention_k_eq_v", "use_double_wide_mlp", "enable_moe_block",
+    "top_k_experts",
 )  # fmt: skip
 """Fields of configurations that decide sizes."""
 
