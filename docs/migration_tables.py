@@ -82,6 +82,8 @@ _AXOLOTL: tuple[Row, ...] = (
     ("chat_template_jinja", "model.chat_template", "with chat_template: jinja"),
     ("use_swanlab", "trainer.report_to", "swanlab, where plugins names its plugin"),
     ("plugins", "trainer.use_liger_kernel", "liger; others are listed"),
+    ("processor_type", "task", "image-text-to-text; rows are image-chat, of type chat_template alone"),
+    ("freeze_mm_modules", "model.freeze", "with processor_type: vision and projector; absent: none"),
 )
 _LLAMAFACTORY: tuple[Row, ...] = (
     ("stage", "task", "sft and pt are causal-lm, dpo is dpo; all others are refused"),
@@ -115,6 +117,18 @@ _LLAMAFACTORY: tuple[Row, ...] = (
     ("compute_accuracy", "data.metrics", "accuracy"),
     ("early_stopping_steps", "early_stopping.patience", ""),
     ("do_train", "", "must be true"),
+    ("freeze_vision_tower", "model.freeze", "with rows that have images: vision, also where it is absent"),
+    ("freeze_multi_modal_projector", "model.freeze", "as freeze_vision_tower: projector"),
+    (
+        "image_max_pixels",
+        "model.image_sizes",
+        "of Qwen-VL: max_pixels, 589824 where it is absent; else listed",
+    ),
+    ("image_min_pixels", "model.image_sizes", "of Qwen-VL: min_pixels; else listed"),
+    ("image_do_pan_and_scan", "model.image_sizes", "do_pan_and_scan"),
+    ("crop_to_patches", "model.image_sizes", ""),
+    ("freeze_language_model", "", "true is refused"),
+    ("media_dir", "", "paths of images start from the folder of the data file"),
 )
 _TRL: tuple[Row, ...] = (
     ("dtype", "model.dtype", "float32 where it is absent; of a quantised model its compute_dtype"),

@@ -8,6 +8,11 @@ LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": 
 ROWS = [{"path": "org/rows", "type": "completion"}]
 FILE: dict[str, Any] = {"base_model": "org/model", "learning_rate": 1e-4, "datasets": ROWS, **LORA}
 FULL = {key: value for key, value in FILE.items() if key not in LORA}
+IMAGES: dict[str, Any] = {
+    "processor_type": "AutoProcessor",
+    "skip_prepare_dataset": True,
+    "datasets": [{"path": "org/vqa", "type": "chat_template"}],
+}
 
 # key -> (what the file says beside FILE, recipe key, value)
 CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
@@ -282,6 +287,12 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
         {"plugins": ["axolotl.integrations.swanlab.SwanLabPlugin"], "use_swanlab": True},
         "trainer.report_to",
         ["swanlab"],
+    ),
+    "processor_type": (IMAGES, "task", "image-text-to-text"),
+    "freeze_mm_modules": (
+        {**IMAGES, "freeze_mm_modules": True},
+        "model.freeze",
+        ["vision", "projector"],
     ),
     "plugins": (
         {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_rope": True},

@@ -34,7 +34,7 @@ from launcher.importing.row_sources import (
     take_share,
     unknown_fields,
 )
-from launcher.tasks import task_of_tool
+from launcher.tasks import task_of_tool, task_with_images
 
 KEYS: Keys = {
     "base_model": To("model.name_or_path", text),
@@ -287,6 +287,9 @@ def _rows(entry: Peer, found: _Found) -> _Shaped | None:
     plain = str(kind).removesuffix(".load")
     if entry.reading.task.ranks_answers:
         return _pairs(entry, kind)
+    if entry.reading.task.sees_images and kind not in _CHATS:
+        entry.drop("type", Effect.NEEDED, "with a processor, axolotl reads chat_template alone")
+        return None
     if isinstance(kind, dict):
         prompt = _own_prompt(entry, kind)
         return None if prompt is None else ({}, "prompt-completion", prompt)
@@ -328,11 +331,13 @@ def _chat(entry: Peer, is_old: bool, found: _Found) -> _Shaped:
     _masks(entry)
     own = _own_roles(entry)
     tools = str(entry.get("field_tools") or "tools")
+    form, images = ("image-chat", ("images", "image")) if entry.reading.task.sees_images else ("chat", ())
     if (role, content) not in _PAIRS or not own.items() <= _WORDS.items():
         roles = tuple((own or _WORDS).items())
-        return {}, "chat", Turns(column, role, content, roles, tools=tools if tools != "tools" else "")
+        tools = tools if tools != "tools" else ""
+        return {}, form, Turns(column, role, content, roles, tools=tools, images=images)
     names = {"messages": column, "tools": tools}
-    return {field: column for field, column in names.items() if field != column}, "chat", None
+    return {field: column for field, column in names.items() if field != column}, form, None
 
 
 def _own_roles(entry: Peer) -> dict[str, str]:
@@ -449,7 +454,7 @@ def _take_template(peer: Peer, found: _Found) -> None:
         given = found.template
     if given.value in (None, "tokenizer_default"):
         return
-    if not {"chat", "preference"} & set(found.formats):
+    if not {"chat", "image-chat", "preference"} & set(found.formats):
         peer.reading.drop(given, Effect.NONE, "no rows are made with it")
     elif given.name.endswith("jinja"):
         peer.take_template(given)
@@ -488,6 +493,10 @@ def _take_lengths(peer: Peer, found: _Found, streamed: bool) -> None:
             peer.reading.default("data.overlong", value, f"{key}: drop", line=peer.line(key))
         else:
             peer.reading.take("data.overlong", value, where, said=f"{key}: {given}")
+    if peer.reading.task.sees_images:
+        reason = "axolotl neither cuts nor leaves out samples with images; here longer ones are, and counted"
+        where = Given("sequence_len", peer.values.get("sequence_len", 512), peer.line("sequence_len"))
+        peer.reading.drop(where, Effect.TRAINING, reason)
     if given == "raise" and not peer.reading.task.ranks_answers:
         peer.drop(key, Effect.TRAINING, "long rows are dropped, and counted")
     if peer.switch("sample_packing") and not streamed:
@@ -801,6 +810,7 @@ def read(text: str, file: str, call: Call | None = None) -> Reading:
     if "base_model" not in peer.values:
         peer.reading.needs("model.name_or_path", None, "base_model is not there")
     _take_task(peer)
+    _take_images(peer)
     if (as_number(peer.values.get("max_steps", 1)) or 0) <= 0:
         peer.get("max_steps")  # as if absent
         peer.values.pop("max_steps")
@@ -839,6 +849,29 @@ def _take_task(peer: Peer) -> None:
         peer.refuse("rl", f"is {shown(kind)}, and of preference trainings there is only dpo here")
     else:
         peer.refuse("rl", f"is {shown(kind)}, expected dpo or ipo")
+
+
+def _take_images(peer: Peer) -> None:
+    """`processor_type`: rows with images. A text is trained on without it, also of a multimodal model."""
+    frozen = peer.switch("freeze_mm_modules")
+    if is_off(peer.get("processor_type")):
+        if frozen:
+            peer.drop(
+                "freeze_mm_modules", Effect.NONE, "of rows without images the text model alone is loaded"
+            )
+        return
+    if "task" in peer.reading.taken:
+        peer.refuse("processor_type", "is set, and of preference trainings there is none with images here")
+        return
+    peer.take("task", task_with_images().name, "processor_type")
+    if frozen:
+        peer.take("model.freeze", ["vision", "projector"], "freeze_mm_modules")
+    else:
+        peer.default("model.freeze", [], "freeze_mm_modules: false", "axolotl freezes no part by itself")
+    if not peer.switch("skip_prepare_dataset"):
+        peer.drop(
+            "skip_prepare_dataset", Effect.NONE, "axolotl needs true for images; rows are prepared here"
+        )
 
 
 def _take_sharding(peer: Peer) -> None:

@@ -18,6 +18,7 @@ from launcher.importing.reading import Call, Effect, Given, Reading, read_yaml, 
 from launcher.recipe.field_tables import trainer_fields
 from launcher.recipe.suggestions import close_key
 from launcher.tasks import TASKS
+from launcher.tasks.task import OPTIONAL_DATA_KEYS
 
 Keys = Mapping[str, To | Field]
 """Key there -> what takes it."""
@@ -217,7 +218,13 @@ class Peer:
         """The reading; overridden keys get the place of the launch line."""
         reading = self.reading
         if reading.task.ranks_answers:
-            self._leave_out_of_pairs()
+            reason = "preference rows are read before the training, and padded"
+            names = ("packing", "padding_free", "streaming", "loss_on", "pad_to_multiple_of", "metrics")
+            self._leave_out(dict.fromkeys(names, reason))
+        elif reading.task.sees_images:
+            keys = OPTIONAL_DATA_KEYS.items()
+            unread = {name: why for name, why in keys if name not in reading.task.data_keys}
+            self._leave_out(unread, "packing")
         if call is None or not call.overrides:
             return reading
         for key, taken in reading.taken.items():
@@ -233,13 +240,13 @@ class Peer:
                 reading.names[name] = call.place
         return reading
 
-    def _leave_out_of_pairs(self) -> None:
-        """Drop keys of `data` that preference rows do not have."""
-        for name in ("packing", "padding_free", "streaming", "loss_on", "pad_to_multiple_of", "metrics"):
+    def _leave_out(self, unread: Mapping[str, str], changing: str = "") -> None:
+        """Drop keys of `data` that the task does not read (key -> why); only `changing` alters the run."""
+        for name, reason in unread.items():
             taken = self.reading.taken.pop(f"data.{name}", None)
             if taken is not None and not taken.is_default:
-                reason = "preference rows are read before the training, and padded"
-                self.reading.dropped.append(taken.dropped(Effect.NONE, reason))
+                effect = Effect.TRAINING if name == changing else Effect.NONE
+                self.reading.dropped.append(taken.dropped(effect, reason))
 
 
 @cache

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.facts.safe_files import parse_json
 from launcher.importing.arguments import (
@@ -30,7 +30,7 @@ from launcher.importing.conversions import (
     tokens,
     whole,
 )
-from launcher.importing.key_tables import Keys, Peer, Tool, load_tool, open_peer
+from launcher.importing.key_tables import Keys, Left, Peer, Tool, load_tool, open_peer
 from launcher.importing.reading import Call, Effect, Given, Reading, shown
 from launcher.importing.row_sources import (
     NO_LIMIT,
@@ -43,7 +43,7 @@ from launcher.importing.row_sources import (
     take_share,
 )
 from launcher.recipe.field_tables import trainer_fields
-from launcher.tasks import DEFAULT_TASK, task_of_tool, words_of_tool
+from launcher.tasks import DEFAULT_TASK, task_of_tool, task_with_images, words_of_tool
 
 KEYS: Keys = {
     "model_name_or_path": To("model.name_or_path", text),
@@ -98,7 +98,9 @@ _FAR = {
     "script_url": "made by a script",
     "cloud_file_name": "in a cloud",
 }
-_UNREAD = ("images", "videos", "audios", "kto_tag")
+_BESIDE = ("query", "history", "system", "tools")
+"""Columns of text beside prompt and response."""
+_UNREAD = ("videos", "audios", "kto_tag")
 _LARGEST = 16 * 1024 * 1024
 
 
@@ -127,21 +129,43 @@ def is_dataset_info(data: Any) -> bool:
     )
 
 
-def take_rows(peer: Peer, stage: str, info: Info | None) -> None:
-    """Take the sources of training and evaluation."""
-    rows = Sources()
+class _Listing(NamedTuple):
+    """What describes the data sets of a recipe."""
+
+    directory: str
+    """`dataset_dir`; ONLINE: each data set is a name on the hub."""
+    entries: Mapping[str, Any] | None
+    """Those of dataset_info.json, None where there is none."""
+    base: Path
+    """Folder from which the files are named."""
+
+    def entry(self, name: str) -> Mapping[str, Any]:
+        """The description of a data set; empty where it has none."""
+        found = {"hf_hub_url": name} if self.directory == "ONLINE" else (self.entries or {}).get(name, {})
+        return found if isinstance(found, Mapping) else {}
+
+    def has_images(self, name: str) -> bool:
+        """Whether a data set has a column of images."""
+        columns = self.entry(name).get("columns")
+        return isinstance(columns, Mapping) and bool(columns.get("images"))
+
+
+def _listing(peer: Peer, info: Info | None) -> _Listing:
     directory = peer.get("dataset_dir")
     directory = "data" if directory is None else str(directory)
     entries, folder = info or _find_info(peer, directory)
-    base = Path(folder).parent if info else Path(folder)
+    return _Listing(directory, entries, Path(folder).parent if info else Path(folder))
+
+
+def take_rows(peer: Peer, stage: str, listing: _Listing) -> None:
+    """Take the sources of training and evaluation."""
+    rows = Sources()
     for key, to in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
         sources = []
         for name in peer.listed(key):
             given = Given(f"{key}: {name}", name, peer.line(key))
-            entry: Mapping[str, Any] = {"hf_hub_url": name}
-            if directory != "ONLINE":
-                entry = (entries or {}).get(name, {})
-            source = _source(_DataSet(peer, given, entry, stage), entries is not None, base, rows)
+            data = _DataSet(peer, given, listing.entry(name), stage)
+            source = _source(data, listing.entries is not None, listing.base, rows)
             if source is not None:
                 sources.append(source)
         if sources:
@@ -231,6 +255,7 @@ def _shape(data: _DataSet) -> _Shaped | None:
     columns = entry.get("columns")
     columns = {str(k): str(v) for k, v in columns.items() if v} if isinstance(columns, Mapping) else _COLUMNS
     unread = [name for name in _UNREAD if name in columns]
+    unread += ["images"] * ("images" in columns and not reading.task.sees_images)
     ranking, formatting = bool(entry.get("ranking")), str(entry.get("formatting", "alpaca"))
     if unread:
         reading.refuse(data.given, f"has {', '.join(unread)}, which no task here trains on")
@@ -262,9 +287,19 @@ def _alpaca(data: _DataSet, columns: Mapping[str, str]) -> _Shaped | None:
     elif "response" not in columns:
         data.drop("", "its columns name no response")
     else:
-        names = (columns.get(name, "") for name in ("query", "history", "system", "tools"))
-        return "chat", {}, Exchange(prompt, columns["response"], *names)
+        query, history, system, tools = (columns.get(name, "") for name in _BESIDE)
+        response, images = columns["response"], _images(columns)
+        return _chat(data), {}, Exchange(prompt, response, query, history, system, tools, images)
     return None
+
+
+def _chat(data: _DataSet) -> str:
+    """The format of a conversation; beside rows with images, those without have the same."""
+    return "image-chat" if data.peer.reading.task.sees_images else "chat"
+
+
+def _images(columns: Mapping[str, str]) -> tuple[str, ...]:
+    return (columns["images"],) if "images" in columns else ()
 
 
 def _messages(data: _DataSet, columns: Mapping[str, str], ranking: bool) -> _Shaped | None:
@@ -281,13 +316,16 @@ def _messages(data: _DataSet, columns: Mapping[str, str], ranking: bool) -> _Sha
         return None
     if not ranking and (not plain or "system" in columns):
         roles = tuple((tags[tag], role) for tag, (role, _) in _ROLES.items())
-        return "chat", {}, Turns(columns["messages"], *pair, roles, columns.get("system", ""),
-                                 columns.get("tools", ""))  # fmt: skip
-    form, names = "chat", {"messages": columns["messages"]}
+        *_, system, tools = (columns.get(name, "") for name in _BESIDE)
+        hook = Turns(columns["messages"], *pair, roles, system, tools, _images(columns))
+        return _chat(data), {}, hook
+    form, names = _chat(data), {"messages": columns["messages"]}
     if ranking:
         form, names = "preference", {"prompt": columns["messages"]}
     names |= {
-        name: columns[name] for name in (("chosen", "rejected") if ranking else ("tools",)) if name in columns
+        name: columns[name]
+        for name in (("chosen", "rejected") if ranking else ("tools", "images"))
+        if name in columns
     }
     return form, {field: column for field, column in names.items() if field != column}, None
 
@@ -317,7 +355,9 @@ def read(text: str, file: str, call: Call | None = None, info: Info | None = Non
     _take_model(peer)
     _take_adapter(peer)
     _take_bits(peer)
-    take_rows(peer, stage, info)
+    listing = _listing(peer, info)
+    _take_images(peer, stage, listing)
+    take_rows(peer, stage, listing)
     _take_packing(peer, stage)
     _take_masks(peer, stage)
     _take_training(peer)
@@ -370,6 +410,65 @@ def _take_model(peer: Peer) -> None:
     reentrant = as_bool(peer.get("use_reentrant_gc"))
     if reentrant is not None and "trainer.activation_checkpointing" not in peer.reading.taken:
         peer.take("trainer.activation_checkpointing_kwargs", {"use_reentrant": reentrant}, "use_reentrant_gc")
+
+
+_SIZES = ("image_max_pixels", "image_min_pixels", "image_do_pan_and_scan", "crop_to_patches")
+_OF_IMAGES = (*_SIZES, "freeze_vision_tower", "freeze_multi_modal_projector", "media_dir")
+_PARTS = {"vision": "freeze_vision_tower", "projector": "freeze_multi_modal_projector"}
+
+
+def _take_images(peer: Peer, stage: str, listing: _Listing) -> None:
+    """Rows with images: the task, the frozen parts (both unless it says false) and the size of images.
+
+    Without a dataset_info.json, a key about images says that there are some.
+    """
+    if peer.switch("freeze_language_model"):
+        peer.refuse("freeze_language_model", "is true: the language model is always trained here")
+    named = [*peer.listed("dataset"), *peer.listed("eval_dataset")]
+    undescribed = listing.entries is None and any(key in peer.values for key in _OF_IMAGES)
+    if not undescribed and not any(listing.has_images(name) for name in named):
+        peer.leave([Left(Effect.NONE, "none of the data sets has images", _OF_IMAGES)])
+        return
+    if stage != "sft":
+        peer.refuse("stage", f"is {shown(stage)}, and its rows have images, which only sft has here")
+        return
+    peer.take("task", task_with_images().name, "dataset")
+    given = [key for key in _PARTS.values() if key in peer.values]
+    frozen = [part for part, key in _PARTS.items() if as_bool(peer.get(key)) is not False]
+    if given:
+        peer.take("model.freeze", frozen, *given)
+    peer.default("model.freeze", frozen, "freeze_vision_tower: true")
+    _take_sizes(peer)
+    if not is_off(peer.get("media_dir")):
+        reason = "paths of images start from the folder of the data file"
+        peer.drop("media_dir", Effect.NEEDED, reason, "write the images' paths so, then delete this line")
+
+
+def _take_sizes(peer: Peer) -> None:
+    """Limits of pixels are fields of Qwen-VL's image processor; LLaMA-Factory resizes for every model."""
+    sizes: dict[str, Any] = {}
+    about = f"{peer.values.get('template', '')} {peer.values.get('model_name_or_path', '')}".lower()
+    of_qwen = "qwen" in about and "vl" in about
+    for key, to in (("image_max_pixels", "max_pixels"), ("image_min_pixels", "min_pixels")):
+        pixels = as_number(peer.get(key))
+        if key not in peer.values:
+            continue
+        if of_qwen and pixels is not None and pixels >= 1:
+            sizes[to] = int(pixels)
+        else:
+            reason = "the model's own image processor decides the size; LLaMA-Factory resizes before it"
+            peer.drop(key, Effect.TRAINING, reason, "model.image_sizes sets its fields")
+    for key, to in (("image_do_pan_and_scan", "do_pan_and_scan"), ("crop_to_patches", "crop_to_patches")):
+        if peer.switch(key):
+            sizes[to] = True
+    dropped = {entry.key for entry in peer.reading.dropped}
+    said = [key for key in _SIZES if key in peer.values and key not in dropped]
+    if of_qwen and "image_max_pixels" not in peer.values:
+        sizes["max_pixels"] = peer.tool.keys["image_max_pixels"]
+    if sizes and said:
+        peer.take("model.image_sizes", sizes, *said)
+    elif sizes:
+        peer.default("model.image_sizes", sizes, "image_max_pixels: 589824")
 
 
 def _take_adapter(peer: Peer) -> None:

@@ -181,6 +181,8 @@ class Exchange:
     """A column of pairs: asked, answered."""
     system: str = ""
     tools: str = ""
+    images: tuple[str, ...] = ()
+    """Columns of images; a row has one of them, or none."""
 
     def columns(self) -> tuple[str, ...]:
         return (self.prompt, self.response)
@@ -205,7 +207,7 @@ class Exchange:
             f"asked = [row[name] for name in {asked!r} if row.get(name)]",
             "messages.append({'role': 'user', 'content': '\\n'.join(asked)})",
             f"messages.append({{'role': 'assistant', 'content': row[{self.response!r}]}})",
-            _returned(self.tools),
+            _returned(self.tools, self.images),
         ]
 
 
@@ -245,6 +247,8 @@ class Turns:
     system: str = ""
     """A column whose text comes before the turns, where these have no system turn."""
     tools: str = ""
+    images: tuple[str, ...] = ()
+    """Columns of images; a row has one of them, or none."""
 
     def columns(self) -> tuple[str, ...]:
         return (self.column,)
@@ -263,17 +267,17 @@ class Turns:
             "for message in messages:",
             "    message['role'] = roles.get(message['role'], message['role'])",
             *(first if self.system else []),
-            _returned(self.tools),
+            _returned(self.tools, self.images),
         ]
 
 
 Shape = Prompt | Exchange | Ranked | Turns
 
 
-def _returned(tools: str) -> str:
-    return f"return {{'messages': messages, 'tools': row.get({tools!r})}}" if tools else (
-        "return {'messages': messages}"
-    )  # fmt: skip
+def _returned(tools: str, images: Sequence[str]) -> str:
+    more = f", 'tools': row.get({tools!r})" if tools else ""
+    more += f", 'images': {' or '.join(f'row.get({name!r})' for name in images)}" if images else ""
+    return f"return {{'messages': messages{more}}}"
 
 
 def unknown_fields(pattern: str, known: Sequence[str]) -> list[str] | None:

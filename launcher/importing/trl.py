@@ -36,7 +36,7 @@ from launcher.importing.reading import Call, Effect, Given, Reading, shown
 from launcher.importing.row_sources import BUILDERS, source_at, take_share
 from launcher.recipe.field_tables import trainer_fields
 from launcher.recipe.suggestions import TRAINER_REMOVED
-from launcher.tasks import DEFAULT_TASK, TASKS, task_of_tool, words_of_tool
+from launcher.tasks import DEFAULT_TASK, TASKS, task_of_tool, task_with_images, words_of_tool
 from launcher.tasks.task import Task
 
 
@@ -229,10 +229,14 @@ def _take_loss(peer: Peer, sources: list[dict[str, Any]]) -> None:
         return
     kinds = {_kind(peer, source) for source in sources}
     note = "in TRL all tokens of a conversation contribute to the loss without assistant_only_loss"
+    if peer.reading.task.sees_images:
+        note += ", tokens of images included; here these never do"
     if kinds == {"chat"}:
         peer.default("data.loss_on", "all", "assistant_only_loss: false", note)
     elif kinds & {"chat", ""}:
         hint = "write all for rows of messages, and nothing for others"
+        if not peer.reading.task.sees_images:
+            hint += f"; rows with images need task: {task_with_images().name}"
         peer.needs("data.loss_on", "dataset_name", f"{note}; the kind of these rows is not known", hint)
 
 
@@ -259,6 +263,19 @@ def _kept_columns(peer: Peer) -> dict[str, set[str]]:
         for entry in entries
         if isinstance(entry, dict) and isinstance(entry.get("columns"), list)
     }
+
+
+def _has_images(peer: Peer) -> bool:
+    """Whether a data set has a column of images, as far as the file or its first row is here."""
+    listed = peer.values.get("datasets")
+    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    paths = [
+        peer.values.get("dataset_name"),
+        *(entry.get("data_files", entry.get("path")) for entry in entries),
+    ]
+    folder = Path(peer.reading.file).parent
+    rows = [_first_row(path, folder) or set() for path in paths if isinstance(path, str)]
+    return any({"image", "images"} & columns for columns in (*rows, *_kept_columns(peer).values()))
 
 
 def _first_row(path: str, folder: Path) -> set[str] | None:
@@ -327,7 +344,7 @@ def read(text: str, file: str, call: Call | None = None) -> Reading:
     peer.take_keys(KEYS)
     _take_model(peer)
     _take_adapter(peer, adapted)
-    _take_length(peer)
+    _take_length(peer, call.word if call else "")
     if peer.get("truncation_mode") not in (None, "keep_start"):
         peer.drop("truncation_mode", Effect.TRAINING, "the start of a long row is kept")
     _take_packing(peer, task)
@@ -365,7 +382,10 @@ def _take_task(peer: Peer, word: str) -> Task:
     marks = [(key, task) for task in TASKS for key in task.known_by.get("trl", ()) if key in peer.values]
     key, marked = marks[0] if marks else ("", None)
     task = task_of_tool("trl", word) if word else marked
-    if task is not None and task.name != DEFAULT_TASK:
+    if (task is None or task.name == DEFAULT_TASK) and _has_images(peer):
+        task = task_with_images()
+        reading.take("task", task.name, Given("dataset_name", None, peer.line("dataset_name")), said="images")
+    elif task is not None and task.name != DEFAULT_TASK:
         said = f"trl {word}" if word else key
         reading.take("task", task.name, Given(said, None, peer.line(key) if key else None), said=said)
         reading.seen.discard(key)
@@ -380,10 +400,12 @@ def _take_task(peer: Peer, word: str) -> Task:
     options = peer.get("dataset_kwargs")
     inner = peer.inside("dataset_kwargs", options if isinstance(options, dict) else {})
     for option, value in inner.values.items():
-        if option == "skip_prepare_dataset" and as_bool(value):
+        if option == "skip_prepare_dataset" and as_bool(value) and not reading.task.sees_images:
             peer.refuse("dataset_kwargs", "skips the preparation of rows, which would be tokens already")
-        elif not is_off(value):
+        elif not is_off(value) and option != "skip_prepare_dataset":
             inner.drop(option, Effect.TRAINING, "rows are prepared here in one way")
+    if reading.task.sees_images:
+        peer.default("model.freeze", [], "nothing", "TRL freezes no part by itself")
     return task or reading.task
 
 
@@ -490,8 +512,8 @@ def _take_adapter(peer: Peer, adapted: bool) -> None:
         peer.default("adapter.autocast_adapter_dtype", False, "use_peft: true", note)
 
 
-def _take_length(peer: Peer) -> None:
-    """Null, which elsewhere is as if absent, is a length without a limit here."""
+def _take_length(peer: Peer, word: str) -> None:
+    """Null, which elsewhere is as if absent, is a length without a limit here; sft_vlm.py has none."""
     nothing = [key for key in ("max_length", "max_seq_length") if key in peer.reading.seen]
     for key in ("max_length", "max_seq_length"):
         value = peer.get(key)
@@ -502,7 +524,10 @@ def _take_length(peer: Peer) -> None:
             nothing.append(key)
         elif value is not None:
             peer.drop(key, Effect.NEEDED, "expected a number of tokens", "write data.max_length")
-    if nothing and "data.max_length" not in peer.reading.taken:
+    if word in task_with_images().known_as["trl"] and "data.max_length" not in peer.reading.taken:
+        hint = "write the longest row's length, with the tokens of its images"
+        peer.needs("data.max_length", "max_length", f"{word}.py has no limit of length", hint)
+    elif nothing and "data.max_length" not in peer.reading.taken:
         reason = f"{nothing[0]} is null: there is no limit there"
         peer.needs("data.max_length", nothing[0], reason, "write the longest row's length")
     else:

@@ -48,6 +48,11 @@ def words_of_tool(tool: str) -> tuple[str, ...]:
     return tuple(word for task in TASKS for word in task.known_as.get(tool, ()))
 
 
+def task_with_images() -> Task:
+    """The task whose samples have images beside their tokens."""
+    return next(task for task in TASKS if task.sees_images)
+
+
 def tasks_of(architecture: Architecture) -> tuple[str, ...]:
     """Names of the tasks that a kind of model family can learn, the most usual first."""
     return tuple(task.name for task in TASKS if architecture in task.architectures)

@@ -177,7 +177,7 @@ def test_an_adapter_that_goes_on_has_its_own_fields() -> None:
     ({"adapter": None, "load_in_8bit": True}, "load_in_8bit"),
     ({"model_type": "LlamaForSequenceClassification"}, "model_type"),
     ({"plugins": ["axolotl.integrations.kd.KDPlugin"]}, "plugins"), ({"qat": {"a": 1}}, "qat"),
-        ({"processor_type": "AutoProcessor"}, "processor_type"),
+        ({"processor_type": "AutoProcessor", "rl": "dpo"}, "processor_type"),
     ({"nf4_backend": "other"}, "nf4_backend"),
 ])  # fmt: skip
 def test_another_kind_of_training_is_refused(more: dict[str, Any], key: str) -> None:

@@ -27,6 +27,17 @@ INFO: dict[str, Any] = {
     "chats": {"hf_hub_url": "org/chats", "formatting": "sharegpt"},
     "texts": {"hf_hub_url": "org/texts", "columns": {"prompt": "text"}},
     "tasks": {"hf_hub_url": "org/tasks", "ms_hub_url": "x/tasks"},
+    "vqa": {
+        "hf_hub_url": "org/vqa",
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages", "images": "pictures"},
+        "tags": {
+            "role_tag": "role",
+            "content_tag": "content",
+            "user_tag": "user",
+            "assistant_tag": "assistant",
+        },
+    },
     "ranked": {
         "hf_hub_url": "org/ranked",
         "subset": "en",
@@ -36,6 +47,7 @@ INFO: dict[str, Any] = {
     },
 }
 DPO = {"stage": "dpo", "dataset": "ranked"}
+IMAGES = {"dataset": "vqa", "template": "qwen2_vl"}
 
 # key -> (what the file says beside FILE, recipe key, value)
 CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
@@ -121,6 +133,34 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "early_stopping_steps": ({"early_stopping_steps": 3}, "early_stopping.patience", 3),
     "disable_shuffling": ({"disable_shuffling": True}, "trainer.train_sampling_strategy", "sequential"),
     "do_train": ({}, "task", "causal-lm"),
+    "freeze_vision_tower": ({**IMAGES, "freeze_vision_tower": False}, "model.freeze", ["projector"]),
+    "freeze_multi_modal_projector": (
+        {**IMAGES, "freeze_multi_modal_projector": False},
+        "model.freeze",
+        ["vision"],
+    ),
+    "image_max_pixels": (
+        {**IMAGES, "image_max_pixels": 262144},
+        "model.image_sizes",
+        {"max_pixels": 262144},
+    ),
+    "image_min_pixels": (
+        {**IMAGES, "image_min_pixels": 4096},
+        "model.image_sizes",
+        {"min_pixels": 4096, "max_pixels": 589824},
+    ),
+    "image_do_pan_and_scan": (
+        {**IMAGES, "template": "gemma3", "image_do_pan_and_scan": True},
+        "model.image_sizes",
+        {"do_pan_and_scan": True},
+    ),
+    "crop_to_patches": (
+        {**IMAGES, "template": "intern_vl", "crop_to_patches": True},
+        "model.image_sizes",
+        {"crop_to_patches": True},
+    ),
+    "freeze_language_model": ({**IMAGES, "freeze_language_model": False}, "task", "image-text-to-text"),
+    "media_dir": ({**IMAGES, "media_dir": "images"}, "task", "image-text-to-text"),
 }
 
 
@@ -318,7 +358,7 @@ def test_messages_and_their_tags() -> None:
     assert read({**FILE, **DPO}).value("data.train") == [
         {"path": "org/ranked", "name": "en", "format": "preference", "columns": {"prompt": "conversations"}}
     ]
-    assert entry({"columns": {"messages": "m", "images": "i"}, "formatting": "sharegpt"}).refusals
+    assert entry({"columns": {"messages": "m", "videos": "i"}, "formatting": "sharegpt"}).refusals
 
 
 @pytest.mark.parametrize(
