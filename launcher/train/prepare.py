@@ -34,6 +34,8 @@ from launcher.train.stopping import SIGNALS, end_with_supervisor
 STAGE = "prepare"
 """In the name of logs/error-STAGE.json, and the phase of a rank's status."""
 SAMPLES = 3
+IMAGES = 8
+"""Of a sample, with thumbnails."""
 _POLL_S = 0.05
 
 
@@ -166,9 +168,19 @@ def _samples(job: Job, processing: Any, record: dict[str, Any], count: int) -> l
     rows = open_samples(Path(record["folder"]) / split["file"])
     chosen = [rows[index] for index in range(min(count, rows.num_rows))]
     return [
-        {"file": split["files"][row["file"]], "line": row["number"]} | _shown(task, processing, row, labels)
-        for row in chosen
+        {"file": split["files"][row["file"]], "line": row["number"]}
+        | _shown(task, processing, row, labels)
+        | (_images(task, row) if place < SAMPLES else {})
+        for place, row in enumerate(chosen)
     ]
+
+
+def _images(task: str, sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Thumbnails of a sample, for the report."""
+    from launcher.train.tasks import train_task
+
+    images = train_task(task).shown_images(sample)
+    return {"images": images[:IMAGES], "more_images": len(images[IMAGES:])} if images else {}
 
 
 def _shown(

@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,14 @@ from transformers import ProcessorMixin
 from vision_models import EVERY, chat, colour_rows, config, image_bytes, save_base, write_rows
 
 from launcher.errors import RecipeError
+from launcher.train.data.build import build_data
+from launcher.train.data.gate import check_first_batch
 from launcher.train.data.image_chat import ImageBatches, image_tokens
 from launcher.train.data.image_rows import made_up_chat, made_up_prompt
 from launcher.train.data.store import open_samples
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing
+from launcher.train.model.processors import with_sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TASK = "image-text-to-text"
@@ -351,3 +355,54 @@ def test_a_processor_without_video_keeps_its_own_fields(tmp_path, kind):
     )
     save_processing(made, tmp_path)
     assert getattr(read_processor(str(tmp_path), {}, {}), field) == 7
+
+
+# --- what people see ------------------------------------------------------------------------------------
+
+
+def test_the_record_has_thumbnails_and_the_places_of_tokens(tmp_path, base):
+    rows = [*colour_rows(tmp_path), {"messages": chat("Hi")}]
+    (tmp_path / "0-0.png").write_bytes(image_bytes(400))
+    _, record, samples = samples_of(tmp_path / "run", settings(write_rows(tmp_path, rows), base("qwen3_vl")))
+    for shown, sample in zip(record["samples"], samples, strict=False):
+        spans = sample["image_spans"]
+        found = [one["tokens"] for one in shown["images"]]
+        assert found == [[spans[n] + 1, spans[n + 1]] for n in range(0, len(spans), 2)]
+    first = record["samples"][0]["images"][0]
+    assert first["size"] == [400, 408]
+    with Image.open(io.BytesIO(base64.b64decode(first["thumbnail"].partition(",")[2]))) as small:
+        assert (small.format, small.size) == ("JPEG", (157, 160))
+    assert len(first["thumbnail"]) < 10_000
+
+
+def test_the_first_batch_is_told_and_a_processor_that_changed_is_refused(tmp_path, base, capsys):
+    rows = write_rows(tmp_path, colour_rows(tmp_path))
+    given = settings(rows, base("qwen3_vl"))
+    processor, _, samples = samples_of(tmp_path / "run", given)
+    job = read_job(tmp_path / "run")
+    data = build_data(job, processor)
+    check_first_batch(job, processor, data, 7)
+    chosen = [samples[number] for number in range(7)]
+    total, images = sum(len(one["input_ids"]) for one in chosen), sum(map(image_tokens, chosen))
+    assert f"7 samples, 7 images; {images:,} of {total:,} tokens" in capsys.readouterr().out
+    processor.image_processor = with_sizes(processor.image_processor, {"min_pixels": 28 * 28 * 25})
+    with pytest.raises(RecipeError) as caught:
+        check_first_batch(job, processor, data, 7)
+    assert caught.value.problems[0].code == "image-tokens"
+
+
+def test_a_sample_that_stops_a_run_names_its_image(tmp_path, base):
+    rows = write_rows(tmp_path, colour_rows(tmp_path))
+    processor, *_ = samples_of(tmp_path / "run", settings(rows, base("qwen3_vl")))
+    job = read_job(tmp_path / "run")
+    data = build_data(job, processor)
+    own = data.collate
+    lost = replace(
+        data, collate=lambda samples: (batch := own(samples)) | {"labels": batch["labels"] * 0 - 100}
+    )
+    with pytest.raises(RecipeError) as caught:
+        check_first_batch(job, processor, lost, 4)
+    (problem,) = caught.value.problems
+    assert problem.code == "no-targets"
+    assert f"[image 1: {tmp_path / '0-0.png'}, 40 x 48 pixels, tokens " in problem.message
+    assert processor.image_token not in problem.message

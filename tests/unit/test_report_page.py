@@ -373,3 +373,20 @@ def test_formatted_numbers():
     assert [figure(v) for v in (0.00012345, 12.3456, 123456)] == ["0.0001234", "12.35", "123,456"]
     assert apart(100, 103) == "+3.0\N{NO-BREAK SPACE}%"
     assert size(1000) == "1000 B"
+
+
+def test_images_of_samples_are_shown_small_and_nothing_else_is_loaded(finished):
+    uri = "data:image/jpeg;base64,/9j/4AAQ="
+    image = {"name": "/far/away/0.png", "size": [40, 48], "tokens": [5, 8], "thumbnail": uri}
+    hostile = [
+        {**image, "thumbnail": source} for source in ("http://x/a.jpg", "javascript:1", uri + '" onload="1')
+    ]
+    sample = {**SAMPLE, "images": [image, *hostile, {**image, "name": HOSTILE}], "more_images": 2}
+    page = run_page(replace(finished, data=data([sample])), "")
+    images = list(parsed(page).iter("img"))
+    assert [node.get("src") for node in images] == [uri, uri]
+    assert all({*node.keys()} == {"src", "alt"} for node in images)
+    assert "0.png, 40 x 48 pixels, tokens 5 to 8" in section(page, "data")
+    assert "and 2 more" in section(page, "data")
+    assert "img-src data:" in page
+    assert not list(parsed(run_page(finished, "")).iter("img"))

@@ -12,7 +12,7 @@ from launcher.report.outcome import harmless
 from launcher.report.tables import BYTES, amount, gib, time_range
 from launcher.report.tables import duration as long_duration
 
-_VOID = frozenset({"meta", "br"})
+_VOID = frozenset({"meta", "br", "img"})
 _INLINE = frozenset({"pre", "p", "th", "td", "span", "mark", "code", "b", "li", "dt", "dd", "h1", "h2", "h3"})
 """Elements between whose parts a line end would be visible, or enlarge the file."""
 # XML allows no other control characters, and no half of a surrogate pair.

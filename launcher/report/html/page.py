@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from launcher.report.html.elements import Markup, joined, tag
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 _LIGHT = """--paper:#ffffff;--card:#f6f7f9;--ink:#16191d;--soft:#565d66;--line:#d9dde3;--grid:#e6e9ee;
 --accent:#1f5fae;--target:#d7eede;--target-line:#157347;--bad:#a8201a;--bad-card:#fdf0ef;--good:#14663a;
@@ -92,6 +92,8 @@ summary{cursor:pointer;color:var(--accent);font-size:.94rem;padding:.2rem 0}
 summary .soft{margin-left:.6rem}
 ul.plain{margin:.4rem 0;padding-left:1.2rem;max-width:75ch}ul.plain li{margin:.25rem 0;overflow-wrap:anywhere}
 .sample{unicode-bidi:isolate}
+ul.thumbs{display:flex;flex-wrap:wrap;gap:.8rem;margin:.6rem 0;padding:0;list-style:none;font-size:.875rem}
+ul.thumbs li{max-width:11rem;overflow-wrap:anywhere}ul.thumbs img{display:block;max-width:100%}
 mark{background:var(--target);color:inherit;border-bottom:2px solid var(--target-line)}
 mark::before,mark::after{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 mark::before{content:" [target: "}mark::after{content:" end of target] "}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -257,7 +258,30 @@ def _sample(place: int, sample: Mapping[str, Any]) -> Markup:
     name = f"Sample {place}"
     caption = tag("figcaption", tag("span", name, class_="head"), tag("span", about, class_="soft small"))
     text_block = tag("pre", *pieces, class_="sample", tabindex="0", role="region", aria_label=name)
-    return tag("figure", caption, text_block)
+    return tag("figure", caption, *_thumbnails(sample), text_block)
+
+
+_DATA_URI = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/=]{1,100000}")
+
+
+def _thumbnails(sample: Mapping[str, Any]) -> list[Markup]:
+    """The images of a sample, small, each with its size and where its tokens are."""
+    items: list[Markup] = []
+    for place, image in enumerate(objects(sample.get("images")), 1):
+        source, sides, tokens = (
+            str(image.get("thumbnail")),
+            listed(image.get("size")),
+            listed(image.get("tokens")),
+        )
+        if not _DATA_URI.fullmatch(source):
+            continue
+        name = Path(str(image.get("name"))).name
+        about = f"image {place}: {name}, {' x '.join(map(count, sides))} pixels"
+        about += f", tokens {' to '.join(map(count, tokens))}" if tokens else ""
+        items.append(tag("li", tag("img", src=source, alt=f"Image {place}: {name}"), tag("span", about)))
+    if items and (more := number(sample.get("more_images"))):
+        items.append(tag("li", f"and {count(more)} more"))
+    return [tag("ul", *items, class_="thumbs")] if items else []
 
 
 # --- the training

@@ -9,6 +9,7 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.build import Data
 from launcher.train.data.encoded import IGNORED, decode_pieces, lost_rows, mark_pieces
+from launcher.train.data.image_chat import image_pieces
 from launcher.train.data.tokenize import loss_on_of
 from launcher.train.job import Job
 from launcher.train.tasks import train_task
@@ -162,5 +163,9 @@ def end_tokens(tokenizer: Any) -> set[int]:
 def _stop(
     code: str, message: str, tokenizer: Any, sample: Mapping[str, Any], path: str, hint: str
 ) -> RecipeError:
-    shown = mark_pieces(decode_pieces(tokenizer, sample["input_ids"], sample["labels"]))
+    if "image_spans" in sample:
+        pieces = image_pieces(tokenizer, sample)
+    else:
+        pieces = decode_pieces(tokenizer, sample["input_ids"], sample["labels"])
+    shown = mark_pieces(pieces)
     return RecipeError(Problem(code, f"{message}\n  the sample: {shown}\n ", path=path, hint=hint))

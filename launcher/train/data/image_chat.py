@@ -15,7 +15,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.train.data.chat import EncodeChat, Talk
 from launcher.train.data.encoded import IGNORED, EncodedBatch, Piece, decode_pieces, has_target
 from launcher.train.data.image_rows import MARK, WITHOUT_MARK
-from launcher.train.data.images import ImageFile, Opened, open_image, open_of_row
+from launcher.train.data.images import ImageFile, Opened, open_image, open_of_row, thumbnail
 from launcher.train.data.rendered import Outline
 from launcher.train.data.sources import Row, bad_row
 from launcher.train.data.template import Message, Span, Template
@@ -270,6 +270,41 @@ def image_pieces(tokenizer: Any, sample: Mapping[str, Any]) -> list[Piece]:
         pieces.append((f"[image {number + 1}: {file.name}, {width} x {height} pixels, {where}]", False))
         done = end
     return pieces + decode_pieces(tokenizer, ids[done:], labels[done:])
+
+
+def shown_images(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """`TrainTask.shown_images` of a sample."""
+    spans, sides = sample["image_spans"], sample["image_sizes"]
+    return [
+        {
+            "name": file.name,
+            "size": sides[2 * number : 2 * number + 2],
+            "tokens": [spans[2 * number] + 1, spans[2 * number + 1]],
+            "thumbnail": thumbnail(file),
+        }
+        for number, file in enumerate(files_of(sample))
+    ]
+
+
+def check_expansion(processor: Any, samples: Sequence[Mapping[str, Any]]) -> int:
+    """The tokens of images in these samples. RecipeError where the processor, as it is now, makes another
+    number of them than the samples have: the model would place other images, or fail in a step."""
+    found = 0
+    for sample in samples:
+        images = _opened(sample)
+        if not images:
+            continue
+        text = processor.image_token * len(images)
+        now = processor(text=[text], images=[images], add_special_tokens=False)["input_ids"][0]
+        ids = {number for number in processor.image_token_ids if number is not None}
+        made, held = (sum(number in ids for number in one) for one in (now, sample["input_ids"]))
+        if made != held:
+            names = ", ".join(file.name for file in files_of(sample))
+            message = f"the sample of {names} has {held} tokens of images, and the processor makes {made}"
+            hint = "the processor or model.image_sizes changed: prepare the rows again"
+            raise RecipeError(Problem("image-tokens", message, path="model.image_sizes", hint=hint))
+        found += held
+    return found
 
 
 def image_tokens(sample: Mapping[str, Any]) -> int:

@@ -162,6 +162,19 @@ def open_of_row(row: Row, file: ImageFile) -> Opened:
         raise bad_row(row, problem.message, problem.hint, code=problem.code) from error
 
 
+THUMBNAIL = 160
+"""Pixels of a thumbnail's longer side, at most."""
+
+
+def thumbnail(file: ImageFile) -> str:
+    """A small JPEG of an image as a data URI, which can be shown when the file is gone."""
+    small = open_image(file).image
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    buffer = io.BytesIO()
+    small.save(buffer, format="JPEG", quality=75)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
 COLOURS = {"blue": (30, 30, 200), "green": (30, 200, 30), "red": (200, 30, 30)}
 """Of images that are made up for `--tiny`."""
 

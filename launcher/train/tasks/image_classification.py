@@ -12,7 +12,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.tasks.image_classification import IMAGE
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.formats import label_id, label_of
-from launcher.train.data.images import COLOURS, coloured
+from launcher.train.data.images import COLOURS, ImageFile, coloured, open_image, thumbnail
 from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.tasks.task import OwnFormat, Shown, TrainTask
 
@@ -68,6 +68,11 @@ class TrainImageClassification(TrainTask):
     def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
         assert labels is not None, "every image has a label"
         return [(f"{sample['image_path'] or 'an image'} -> {labels[sample['labels']]}", True)], 0, 1
+
+    def shown_images(self, sample: Mapping[str, Any]) -> list[dict[str, Any]]:
+        file = ImageFile(sample["image_path"], sample["image_bytes"])
+        size = list(open_image(file).size)
+        return [{"name": file.name, "size": size, "thumbnail": thumbnail(file)}]
 
     def traced_inputs(self, memory: Mapping[str, Any], config: Any, batch: int) -> dict[str, Any]:
         import torch

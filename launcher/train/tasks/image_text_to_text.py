@@ -50,6 +50,11 @@ class TrainImageTextToText(TrainTask):
         pieces = image_pieces(processing.tokenizer, sample)
         return pieces, len(targets), len(targets) - targets.count(IGNORED)
 
+    def shown_images(self, sample: Mapping[str, Any]) -> list[dict[str, Any]]:
+        from launcher.train.data.image_chat import shown_images
+
+        return shown_images(sample)
+
     def scores(self, found: Evaluated) -> dict[str, float]:
         from launcher.train.metrics import token_accuracy
 
@@ -57,9 +62,17 @@ class TrainImageTextToText(TrainTask):
 
     def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
         from launcher.train.data.gate import check_masks, check_targets
+        from launcher.train.data.image_chat import check_expansion, files_of
 
         samples = check_targets(tokenizer.tokenizer, data, micro_batch, first=1)
         check_masks(job, tokenizer.tokenizer, samples, data.formats)
+        samples = samples[:micro_batch]  # each image is opened once more
+        found = check_expansion(tokenizer, samples)
+        images = sum(len(files_of(sample)) for sample in samples)
+        total = sum(len(sample["input_ids"]) for sample in samples)
+        print(
+            f"first batch: {len(samples)} samples, {images} images; {found:,} of {total:,} tokens are images'"
+        )
 
 
 TRAIN_TASK = TrainImageTextToText()

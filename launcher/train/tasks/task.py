@@ -76,6 +76,11 @@ class TrainTask:
         """A prepared sample as people read it."""
         raise NotImplementedError
 
+    def shown_images(self, sample: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The images of a prepared sample as JSON: {name, size: [width, height], thumbnail: a data URI}, and
+        `tokens`: [first, last], from 1, where they have tokens."""
+        return []
+
     def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
         """RecipeError when the first batch is not what the recipe asks for."""
 
