@@ -53,4 +53,10 @@ def image_note(spec: ModelSpec, job: MemoryJob) -> tuple[str, ...]:
     if spec.vision is None:
         return ()
     share = f"all {job.sequence_length:,} tokens of a sample count as tokens of images, an upper bound"
-    return (f"{share}; memory of the vision tower is the closed form's",)
+    filled: tuple[str, ...] = ()
+    if job.data_parallel > 1 and (spec.vision.params > spec.vision.frozen or job.zero_stage == 3):
+        filled = ("a batch without images gets a black one, so that each rank runs the vision tower",)
+    return (
+        *filled,
+        f"{share}; memory of the vision tower is the closed form's",
+    )

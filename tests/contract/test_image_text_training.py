@@ -12,11 +12,12 @@ pytest.importorskip("torch")
 pytest.importorskip("PIL")
 
 import torch
-from plans import generate, trained, write_run
+from plans import generate, prepared, trained, write_run
 from vision_models import EVERY, colour_rows, save_base, write_rows
 
 from launcher.errors import RecipeError
 from launcher.train.data.build import build_data
+from launcher.train.data.image_chat import ImageBatches
 from launcher.train.job import read_job
 from launcher.train.model.adapters import attach_adapter
 from launcher.train.model.models import load_model
@@ -203,3 +204,33 @@ def test_a_model_without_a_known_tower_is_refused() -> None:
     with pytest.raises(RecipeError) as caught:
         find_parts(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16)))
     assert caught.value.problems[0].code == "vision-layout"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_batch_without_images_runs_the_tower_and_learns_the_same(tmp_path, base, name):
+    """What several ranks need: each parameter has a gradient; loss and gradients are those of the text."""
+    texts = [row for row in colour_rows(tmp_path) if not row["images"]]
+    rows = write_rows(tmp_path, texts)
+    job = read_job(prepared(tmp_path / "run", settings(base(name), rows, model__freeze=[])))
+    processing = load_processing(job)
+    data = build_data(job, processing)
+    samples = [data.train[number] for number in range(2)]
+    model = attach_adapter(job, load_model(job, processing), processing).train()
+    found = {}
+    for fill in (False, True):
+        model.zero_grad(set_to_none=True)
+        batch = ImageBatches(processing, fill=fill)(samples)
+        labels = batch.pop("labels")
+        logits = model(**batch).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100
+        )
+        loss.backward()
+        found[fill] = loss.item(), {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+    (plain, before), (filled, after) = found[False], found[True]
+    assert filled == pytest.approx(plain, abs=1e-6)
+    assert [name for name, grad in before.items() if grad is None], "text alone leaves the tower out"
+    assert not [name for name, grad in after.items() if grad is None]
+    for key, grad in after.items():
+        expected = torch.zeros_like(grad) if before[key] is None else before[key]
+        assert (grad - expected).abs().max() < 1e-5, (key, (grad - expected).abs().max())

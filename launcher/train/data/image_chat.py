@@ -212,10 +212,16 @@ def prompt_inputs(processor: Any, turns: Sequence[Message], images: Sequence[Any
 
 
 class ImageBatches:
-    """Samples to padded batches, with the pixels that the processor makes of their images."""
+    """Samples to padded batches, with the pixels that the processor makes of their images.
 
-    def __init__(self, processor: Any, pad_to_multiple_of: int | None = None) -> None:
+    fill: a batch without images gets a black one at the end of its shortest sample, where no mask and no loss
+    sees it. Ranks whose batch leaves the tower out would neither gather its parameters nor have gradients of
+    them, and those that wait for both would wait forever.
+    """
+
+    def __init__(self, processor: Any, pad_to_multiple_of: int | None = None, *, fill: bool = False) -> None:
         self.processor = processor
+        self._blank = _blank(processor) if fill else None
         self._pad = processor.tokenizer.pad_token_id
         self._multiple = pad_to_multiple_of or 1
 
@@ -224,6 +230,11 @@ class ImageBatches:
         inputs of the images. RecipeError where an image changed since the rows were prepared."""
         import torch
 
+        lengths = torch.tensor([len(one["input_ids"]) for one in samples])
+        images = [found for one in samples if (found := _opened(one))]
+        if not images and self._blank is not None:
+            image, tokens = self._blank
+            samples, images = _appended(samples, int(lengths.argmin()), tokens), [[image]]
         longest = max(len(sample["input_ids"]) for sample in samples)
         width = -(-longest // self._multiple) * self._multiple
         fill = {"input_ids": self._pad, "labels": IGNORED} | dict.fromkeys(PER_TOKEN, 0)
@@ -232,10 +243,27 @@ class ImageBatches:
             for name, value in fill.items()
             if name in samples[0]
         }
-        lengths = torch.tensor([len(one["input_ids"]) for one in samples])
         batch["attention_mask"] = (torch.arange(width) < lengths[:, None]).to(torch.int64)
-        images = [found for one in samples if (found := _opened(one))]
         return batch | (image_inputs(self.processor, images) if images else {})
+
+
+def _blank(processor: Any) -> tuple[Any, dict[str, list[int]]]:
+    """A black image, and the columns of its tokens, none of them a target."""
+    from PIL import Image
+
+    image = Image.new("RGB", (64, 64))
+    made = processor(text=[processor.image_token], images=[[image]], add_special_tokens=False)
+    tokens = {name: list(made[name][0]) for name in ("input_ids", *PER_TOKEN) if name in made}
+    return image, {**tokens, "labels": [IGNORED] * len(tokens["input_ids"])}
+
+
+def _appended(
+    samples: Sequence[Mapping[str, Any]], place: int, tokens: Mapping[str, list[int]]
+) -> list[Mapping[str, Any]]:
+    """The samples, one of them with more tokens at its end."""
+    one = samples[place]
+    longer = {**one, **{name: [*one[name], *more] for name, more in tokens.items() if name in one}}
+    return [*samples[:place], longer, *samples[place + 1 :]]
 
 
 def files_of(sample: Mapping[str, Any]) -> list[ImageFile]:

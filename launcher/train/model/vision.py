@@ -21,7 +21,7 @@ IN_TOWER = frozenset({"merger", "deepstack_merger_list", "vision_adapter"})
 """Projectors that are modules of the tower: those of Qwen-VL and Llama 4."""
 LANGUAGE = frozenset({"language_model", "text_model", "lm_head", "model"})
 IDLE = frozenset({"audio_tower", "embed_audio"})
-"""Parts that no image reaches: always frozen."""
+"""Parts that no image reaches: always frozen, as are modules of a tower that nothing reads."""
 PARTS = ("vision", "projector")
 
 
@@ -38,6 +38,7 @@ def find_parts(model: Any) -> dict[str, list[str]]:
             found["vision"].append(name)
             inner = [child for child, _ in module.named_children() if child in IN_TOWER]
             found["projector"] += [f"{name}.{child}" for child in inner]
+            found["idle"] += _unread(name, module, model.config)
         elif last in PROJECTORS:
             found["projector"].append(name)
         elif last in IDLE:
@@ -51,6 +52,20 @@ def find_parts(model: Any) -> dict[str, list[str]]:
         hint = "use a model with a vision tower, a projector and a language model"
         raise RecipeError(Problem("vision-layout", message, path="model.name_or_path", hint=hint))
     return found
+
+
+def _unread(name: str, tower: Any, config: Any) -> list[str]:
+    """Modules of a tower whose output no language model reads: SigLIP's pooling head, and in LLaVA the layers
+    after the one that is read (`vision_feature_layer`), with the last norm. They never have a gradient."""
+    inside = dict(tower.named_modules())
+    unread = ["head"] if "head" in inside and hasattr(inside["head"], "probe") else []
+    read = getattr(config, "vision_feature_layer", None)
+    layers = inside.get("encoder.layers")
+    if read is not None and layers is not None:
+        last = max(one % (len(layers) + 1) for one in (read if isinstance(read, list | tuple) else [read]))
+        unread += [f"encoder.layers.{number}" for number in range(last, len(layers))]
+        unread += ["post_layernorm"] if "post_layernorm" in inside else []
+    return [f"{name}.{one}" for one in unread]
 
 
 def _children(model: Any) -> Iterator[tuple[str, Any]]:

@@ -41,7 +41,7 @@ class TrainImageTextToText(TrainTask):
     def collator(self, job: Job, processing: Any) -> Any:
         from launcher.train.data.image_chat import ImageBatches
 
-        return ImageBatches(processing, job.data.pad_to_multiple_of)
+        return ImageBatches(processing, job.data.pad_to_multiple_of, fill=_needs_images(job))
 
     def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
         from launcher.train.data.image_chat import image_pieces
@@ -73,6 +73,15 @@ class TrainImageTextToText(TrainTask):
         print(
             f"first batch: {len(samples)} samples, {images} images; {found:,} of {total:,} tokens are images'"
         )
+
+
+def _needs_images(job: Job) -> bool:
+    """Whether each rank's batch must run the tower: ranks share its gradients, or (ZeRO-3) its parameters."""
+    from launcher.train.job import copies
+    from launcher.train.model.vision import PARTS
+
+    trains = set(PARTS) - set(job.model.freeze or ())
+    return copies(job) > 1 and (bool(trains) or job.zero_stage == 3)
 
 
 TRAIN_TASK = TrainImageTextToText()
