@@ -163,7 +163,7 @@ COMMANDS = (
         arg("--model", metavar="MODEL", help="hub id, folder, or .gguf file"),
         arg("--data", metavar="DATA", help="file, folder, glob pattern, or hub id of a dataset"),
         ON,
-        arg("--goal", choices=["instructions", "chat", "text", "preferences", "classify"],
+        arg("--goal", choices=["instructions", "chat", "text", "preferences", "classify", "images"],
             help="what the model learns from the rows"),
         arg("--columns", metavar="FIELD=COLUMN", action="append", default=[],
             help="name the column of a field, e.g. --columns completion=answer; history= ignores a column; "

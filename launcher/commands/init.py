@@ -35,6 +35,7 @@ _LEARNS = {
     "text": "texts",
     "preferences": "preferred answers (DPO)",
     "classify": "labels",
+    "images": "answers about images",
 }
 _LICENSED = ("meta-llama/", "google/gemma", "bigcode/starcoder")
 

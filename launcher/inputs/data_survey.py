@@ -16,8 +16,9 @@ from launcher.facts.safe_files import expanded
 from launcher.planner.starting import GOALS, Rows, task_of
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.suggestions import listed
-from launcher.tasks import FORMATS
+from launcher.tasks import FORMATS, TASKS
 from launcher.train.data.formats import Detected, canonical, collect_labels
+from launcher.train.data.image_rows import has_image
 from launcher.train.data.recognise import PEEK, match, suggest_columns
 from launcher.train.data.sources import Row, iter_rows
 from launcher.train.data.unread import refuse_lost
@@ -75,8 +76,22 @@ def _rows(path: str) -> Iterator[Row]:
 
 def goals_of(sight: Sight, columns: Mapping[str, str | None]) -> list[str]:
     """The goals that the rows suit, the most specific first."""
-    fitting = [goal for goal in GOALS if _formats(sight, goal, columns)]
-    return sorted(fitting, key=lambda goal: goal == "text")
+    fitting = [goal for goal in GOALS if (found := _formats(sight, goal, columns)) and _suits(sight, found)]
+    return sorted(fitting, key=lambda goal: (goal == "text", not _with_images(goal)))
+
+
+def _with_images(goal: str) -> bool:
+    """Whether the goal is learned from images with texts."""
+    return any(goal in task.goals and task.sees_images for task in TASKS)
+
+
+def _suits(sight: Sight, formats: Mapping[str, Detected]) -> bool:
+    """Whether the rows have what is particular to a format: of images with texts, an image."""
+    return any(
+        "images" not in detected.columns or has_image(row, detected.columns)
+        for detected in formats.values()
+        for row in sight.first
+    )
 
 
 def _formats(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> dict[str, Detected]:

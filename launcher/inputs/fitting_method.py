@@ -30,6 +30,8 @@ _CHAT = re.compile(r"(?i)(^|[-_.])(it|instruct|chat|assistant|sft|dpo|hermes|zep
 """Names of chat models, which have a chat template."""
 _DEFAULTS: tuple[str, ...] = ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", "HuggingFaceTB/SmolLM2-135M-Instruct")
 """Text models without licence agreement, largest first."""
+_OF_IMAGES = ("Qwen/Qwen3-VL-8B-Instruct", "HuggingFaceTB/SmolVLM-Instruct")
+"""The same for images and text."""
 
 
 _INSTEAD: Mapping[str, Mapping[str, Any]] = {
@@ -103,7 +105,8 @@ def _first_fitting(start: Start) -> Fitting:
 def _tries(start: Start) -> Iterator[tuple[str, int]]:
     """Methods at the length of the rows, then at shorter lengths that should still hold them."""
     lengths = [first_length(start)]
-    if task_named(start.task).reads_tokens:
+    task = task_named(start.task)
+    if task.reads_tokens and not task.sees_images:  # what images need is not known
         pieces = start.goal == "text" or start.rows.longest_tokens is None
         least = _SHORTEST if pieces else max(_SHORTEST, start.rows.longest_tokens or 0)
         while lengths[-1] // 2 >= least:
@@ -141,6 +144,8 @@ def _absolute(path: str) -> str:
 def default_model(goal: str, rows: Rows, hardware: Hardware) -> str:
     """A known model that fits and suits the goal; empty if there is none."""
     candidates = _DEFAULTS[-1:] if hardware.is_cpu else _DEFAULTS
+    if goal == "images":
+        candidates = _OF_IMAGES[-1:] if hardware.is_cpu else _OF_IMAGES
     if goal == "classify":
         of_images = rows.format == "image"
         candidates = ("google/vit-large-patch16-224" if of_images else "google-bert/bert-large-uncased",)

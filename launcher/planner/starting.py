@@ -11,7 +11,7 @@ from launcher.tasks import DEFAULT_TASK, TASKS, task_named
 
 GOALS: Mapping[str, tuple[str, ...]] = {
     goal: tuple(dict.fromkeys(form for task in TASKS for form in task.goals.get(goal, ())))
-    for goal in ("instructions", "chat", "text", "preferences", "classify")
+    for goal in ("instructions", "chat", "text", "preferences", "classify", "images")
 }
 """What a model shall learn -> the formats of rows that teach it."""
 METHODS = ("full", "lora", "qlora")
@@ -101,7 +101,7 @@ def methods(start: Start) -> tuple[str, ...]:
 def first_length(start: Start) -> int:
     """data.max_length that holds the longest row, with some room for the guess, or the usual 2048."""
     longest = start.rows.longest_tokens
-    if start.goal == "text" or longest is None:
+    if start.goal == "text" or longest is None or task_named(start.task).sees_images:
         length = 2048
     else:
         length = SHORTEST
@@ -208,6 +208,8 @@ def _length_words(start: Start, length: int) -> str:
         return "tokens; longer texts become several samples"
     if longest is None:
         return "tokens; the rows were not looked at"
+    if task_named(start.task).sees_images:
+        return f"tokens, those of images included; the longest text has about {longest:,}, by a guess"
     guessed = f"the longest row has about {longest:,}, by a guess"
     if longest <= length:
         return f"tokens; {guessed}"

@@ -55,6 +55,8 @@ class ImageTextToText(Task):
     keeps_token_predictions = True
     known_as = {"trl": ("sft_vlm",)}
     tool_defaults = {"trl": {"trainer.learning_rate": 2e-5}}
+    goals = {"images": ("image-chat", "image-prompt")}
+    first_metrics = {"images": ("accuracy",)}
     pipeline = "image-text-to-text"
     example_input = "picture.png"
 

@@ -15,10 +15,12 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.cli import main
 from launcher.commands import init
 from launcher.facts.hardware import Hardware
+from launcher.inputs.data_survey import goals_of, look, rows_for
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "x" * 3600}]}
 SHAREGPT = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
@@ -137,6 +139,51 @@ def test_labels_in_csv_and_pictures_in_folders(capsys):
     Path("rows.csv").write_text("text,label\nfine,good\nawful,good\n", encoding="utf-8")
     code, _, err = called(capsys, *bert)
     assert (code, "every row has the label 'good'" in err) == (2, True)
+
+
+def test_rows_with_images_are_for_a_model_that_sees_them(capsys):
+    talk = [{"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "A cat."}]
+    part = [{"role": "user", "content": [{"type": "image", "path": "a.png"}]}, talk[1]]
+    Path("a.png").write_bytes(b"")
+    for row, form in (
+        ({"messages": talk, "images": ["a.png"]}, "image-chat"),
+        ({"messages": part}, "image-chat"),
+        ({"prompt": "<image>What is it?", "completion": "A cat.", "images": ["a.png"]}, "image-prompt"),
+    ):
+        write_rows("rows.jsonl", row, times=3)
+        assert goals_of(look("rows.jsonl"), {})[0] == "images"
+        sight = look("rows.jsonl")
+        assert rows_for(sight, "images", {}).format == form
+    for row in ({"messages": [{**talk[0], "content": "Hi"}, talk[1]]}, PAIR):
+        write_rows("rows.jsonl", row, times=3)
+        assert "images" not in goals_of(look("rows.jsonl"), {})
+
+
+@pytest.mark.slow
+def test_a_recipe_for_images(capsys, here):
+    pytest.importorskip("torch")
+    talk = [{"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "A cat."}]
+    Path("a.png").write_bytes(b"")
+    write_rows("rows.jsonl", {"messages": talk, "images": ["a.png"]}, times=300)
+    text = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "vocab_size": 600}  # fmt: skip
+    tower = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64, "image_size": 28,
+             "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 14}  # fmt: skip
+    Path("vlm").mkdir()
+    Path("vlm/config.json").write_text(
+        json.dumps({"model_type": "llava", "text_config": text, "vision_config": tower})
+    )
+    given = flags("rows.jsonl", "images", "vlm")
+    code, out, err = called(capsys, *given, "--json")
+    assert code == 0, err
+    said = json.loads(out)
+    assert said["task"] == "image-text-to-text"
+    data = yaml.safe_load(Path(said["path"]).read_text())["data"]
+    assert (data["train"][0]["format"], data["max_length"], data["metrics"]) == (
+        "image-chat",
+        2048,
+        ["accuracy"],
+    )
 
 
 def test_a_flag_that_is_missing_is_named_where_nobody_can_be_asked(capsys, here):

@@ -46,6 +46,13 @@ def shape_prompt(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     return _shaped(row, columns, items, {"messages": "messages"})
 
 
+def has_image(row: Row, columns: Mapping[str, str]) -> bool:
+    """Whether a row has an image in its own column, or as a part of a message."""
+    messages = (row.values.get(columns[name]) for name in ("messages", "prompt") if name in columns)
+    items = [item for value in messages if isinstance(value, list | tuple) for item in value]
+    return bool(row.values.get(columns["images"])) or any(_is_image(p) for one in items for p in _parts(one))
+
+
 def _shaped(
     row: Row, columns: Mapping[str, str], items: Sequence[Any], names: Mapping[str, str]
 ) -> dict[str, Any]:
