@@ -1,6 +1,7 @@
 """Which model types of transformers can be planned, trained, saved, reloaded, merged, and run fast.
 
     python benchmarks/coverage.py                 every causal language model; prints a table and the shares
+    python benchmarks/coverage.py --images        every model of images and text instead
     python benchmarks/coverage.py lfm2 mamba      these types alone
     python benchmarks/coverage.py --compile       also compiles the layers (longer; needs a C++ compiler)
     python benchmarks/coverage.py --write         writes records/coverage_cpu.json, which docs/make.py reads
@@ -117,8 +118,8 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {_TEMPORARY.sub('RUN_DIR', text)[:200]}"
 
 
-def try_type(kind: str, *, compiled: bool) -> dict[str, Any]:
-    """Everything about one type."""
+def try_type(kind: str, *, images: bool = False, compiled: bool = False) -> dict[str, Any]:
+    """Everything about one type; of a model of images and text, no more than that it trains."""
     tried = Tried(kind)
     config: dict[str, Any] = {}
 
@@ -131,11 +132,13 @@ def try_type(kind: str, *, compiled: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder)
         plans: list[Any] = []
-        if tried.attempt("planned", lambda: plan(run, config, plans)) and tried.attempt(
-            "trained", lambda: train(run, plans[0])
+        if tried.attempt("planned", lambda: plan(run, config, plans, IMAGES if images else TEXT)) and (
+            tried.attempt("trained", lambda: train(run, plans[0]))
         ):
             tried.attempt("idle", lambda: idle(run))
             tried.attempt("merged", lambda: merge(run))
+    if images:
+        return tried.to_json()
     for kernel in ("sdpa", "eager", "varlen"):
         tried.attempt(kernel, lambda kernel=kernel: documents_apart(config, kernel))
     tried.attempt("chunked", lambda: chunked_alike(config))
@@ -144,7 +147,12 @@ def try_type(kind: str, *, compiled: bool) -> dict[str, Any]:
     return tried.to_json()
 
 
-def plan(run: Path, config: dict[str, Any], plans: list[Any]) -> str:
+TEXT = ("causal-lm", '{"prompt": "a", "completion": "b"}')
+IMAGES = ("image-text-to-text", '{"messages": [], "images": []}')
+"""Task, and a row that tells its format; `--tiny` makes up rows of it, with images in one or two colours."""
+
+
+def plan(run: Path, config: dict[str, Any], plans: list[Any], what: tuple[str, str]) -> str:
     """Plan a LoRA run of the model; how its memory was found: closed-form or trace."""
     from launcher.facts import memory_trace
     from launcher.inputs import model_trace
@@ -163,10 +171,13 @@ def plan(run: Path, config: dict[str, Any], plans: list[Any]) -> str:
 
     memory_trace.ask_child = ask  # model_spec imports it when it is called
     model_trace.ask_child = ask
-    (run / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    task, row = what
+    length = 32 if what is TEXT else 128
+    (run / "rows.jsonl").write_text(f"{row}\n")
     (run / "recipe.yaml").write_text(
-        f"model: {{config: {{model_type: {config['model_type']}}}}}\nadapter: {{type: lora, r: 4}}\n"
-        f"data: {{train: [{{path: {run}/rows.jsonl}}], max_length: 32}}\ntrainer: {{learning_rate: 1.0e-2}}\n"
+        f"task: {task}\nmodel: {{config: {{model_type: {config['model_type']}}}}}\n"
+        f"adapter: {{type: lora, r: 4}}\ntrainer: {{learning_rate: 1.0e-2}}\n"
+        f"data: {{train: [{{path: {run}/rows.jsonl}}], max_length: {length}}}\n"
         "fixes: {disable: [experts-untouched]}\n"  # all-linear without them is what is tried
     )
     loaded = load_recipe(run / "recipe.yaml")
@@ -334,7 +345,7 @@ def _step(model: Any) -> tuple[float, dict[str, Any]]:
     return float(loss), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def in_child(kind: str, *, compiled: bool) -> dict[str, Any]:
+def in_child(kind: str, *, images: bool, compiled: bool) -> dict[str, Any]:
     """`try_type` in a forked process with limits; a process that dies is a result too."""
     read, write = os.pipe()
     start = time.monotonic()
@@ -345,7 +356,7 @@ def in_child(kind: str, *, compiled: bool) -> dict[str, Any]:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        os.write(write, json.dumps(try_type(kind, compiled=compiled)).encode())
+        os.write(write, json.dumps(try_type(kind, images=images, compiled=compiled)).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
@@ -388,9 +399,35 @@ def lines(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield f"{'':24}   {name}: {reason}"
 
 
+def import_torchvision() -> str | None:
+    """Version of torchvision, where it is installed; PyPI's wheel fits torch for CUDA alone.
+
+    Image processors need its Python code. Declaring the operators for detection, whose library does not load
+    beside another torch, lets it be imported.
+    """
+    import importlib.util
+
+    import torch
+
+    if importlib.util.find_spec("torchvision") is None:
+        return None
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        with contextlib.suppress(RuntimeError):  # a build for this torch defines them
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    KEPT.append(library)  # without it they would be gone
+    import torchvision
+
+    return str(torchvision.__version__)
+
+
+KEPT: list[Any] = []
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("types", nargs="*")
+    parser.add_argument("--images", action="store_true")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
@@ -398,25 +435,37 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto import modeling_auto
 
     import launcher.train.results.merge
     import launcher.train.worker  # noqa: F401  what a child would import
 
+    vision = import_torchvision()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    known = json.loads(RECORD.read_text())["causal_lm"] if asked.types and RECORD.exists() else {}
+    part = "image_text_to_text" if asked.images else "causal_lm"
+    every = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if asked.images else (
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    )  # fmt: skip
     rows = {}
-    for kind in asked.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        rows[kind] = in_child(kind, compiled=asked.compile)
+    for kind in asked.types or sorted(every):
+        rows[kind] = in_child(kind, images=asked.images, compiled=asked.compile)
         print(*lines({kind: rows[kind]}), sep="\n", flush=True)
     print(json.dumps(summary(rows)))
     if asked.write:
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-        every = dict(sorted({**known, **rows}.items()))
-        record = {"versions": versions, "summary": {**summary(every), "year": YOUNG}, "causal_lm": every}
-        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+        write(part, rows, versions | ({"torchvision": vision} if vision else {}))
     return 0
+
+
+def write(part: str, rows: Mapping[str, Mapping[str, Any]], versions: Mapping[str, str]) -> None:
+    """Put rows into one part of the record; other rows and the other part stay."""
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    every = dict(sorted({**record.get(part, {}), **rows}.items()))
+    counts = {**summary(every), **({"year": YOUNG} if part == "causal_lm" else {})}
+    record |= {"versions": {**record.get("versions", {}), **versions}, part: every}
+    record["summary"] = {**record.get("summary", {}), part: counts}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def models_page() -> str:
     """A row for each type, then the reasons of what is missing."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     rows: Mapping[str, Mapping[str, Any]] = record["causal_lm"]
-    intro = INTRO.format(**record["versions"], **record["summary"])
+    intro = INTRO.format(**record["versions"], **record["summary"]["causal_lm"])
     listed = [_row(kind, found) for kind, found in rows.items()]
     missing = [
         (f"`{kind}`", field, reason)

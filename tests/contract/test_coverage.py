@@ -25,7 +25,7 @@ def test_the_record_has_every_type_of_the_installed_transformers() -> None:
 
     assert set(RECORD["causal_lm"]) == set(NAMES)
     found = model_coverage.summary(RECORD["causal_lm"])
-    assert {key: RECORD["summary"][key] for key in found} == found
+    assert {key: RECORD["summary"]["causal_lm"][key] for key in found} == found
     assert "/tmp/" not in json.dumps(RECORD)
 
 
