@@ -35,6 +35,8 @@ RECORD = Path(__file__).parent / "records" / "coverage_cpu.json"
 SECONDS, BYTES = 300, 10 * 2**30
 """Limits of one type."""
 STEPS = 4
+_QSA = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 16,
+        "indexer_compress_ratio": 4}  # fmt: skip
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "cohere_compass_text": {
         "rope_parameters": {
@@ -51,8 +53,39 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 16, "full_attn_idxs": None},
     "ministral": {"head_dim": 16},
     "nemotron": {"num_key_value_heads": 2},
+    "qwen4_exp_text": _QSA,
 }
 """What the class of a configuration leaves out and every published one has."""
+_MROPE = {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [16, 24, 24]}
+_GLM = {"text_config": {"rope_parameters": {**_MROPE, "mrope_section": [8, 12, 12],
+                                            "partial_rotary_factor": 0.5}}}  # fmt: skip
+_OMNI = {"text_config": {"rope_parameters": _MROPE}, "vision_start_token_id": 151652}
+IMAGE_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "cohere_compass": {"text_config": OVERRIDES["cohere_compass_text"]},
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
+    "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision"}},
+    **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga"), _GLM),
+    "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**_MROPE, "mrope_section": [22, 22, 20]}}},
+    "hunyuan_vl": {
+        "text_config": {"head_dim": 128, "rope_parameters": {**_MROPE, "mrope_section": [16, 16, 16, 16]}}
+    },
+    "paddleocr_vl": {"text_config": {"rope_parameters": _MROPE}},
+    "qwen2_5_omni_thinker": _OMNI,
+    "qwen3_omni_moe_thinker": _OMNI,
+    "step3p7": {"text_config": {"sliding_window": 512}},
+    "qwen4_exp": {"text_config": _QSA},
+    "deepseek_ocr2": {
+        "text_config": {
+            "mlp_layer_types": ["dense", *["sparse"] * 31],
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 6,
+        }
+    },
+    "qwen2_5_vl": {"text_config": {"rope_parameters": _MROPE}},
+    "qwen2_vl": {"text_config": {"rope_parameters": _MROPE}},
+}
+"""The same of models of images and text; missing parts of a part have their class's values."""
 YOUNG = 2022
 """Types that came with a paper or release of this year or later are what the target is about."""
 OLD = frozenset(
@@ -80,7 +113,8 @@ def small_config(kind: str) -> dict[str, Any]:
 
     from launcher.planner.narrow import narrow_config
 
-    config = transformers.AutoConfig.for_model(kind).to_dict() | {"model_type": kind}
+    given = IMAGE_OVERRIDES.get(kind, {})
+    config = transformers.AutoConfig.for_model(kind, **given).to_dict() | {"model_type": kind}
     narrow = narrow_config(config | OVERRIDES.get(kind, {}))
     left_out = ("dtype", "transformers_version", "_name_or_path", "architectures")
     return {
@@ -447,14 +481,15 @@ def main() -> int:
     every = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if asked.images else (
         modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     )  # fmt: skip
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+    versions |= {"torchvision": vision} if vision else {}
     rows = {}
     for kind in asked.types or sorted(every):
         rows[kind] = in_child(kind, images=asked.images, compiled=asked.compile)
         print(*lines({kind: rows[kind]}), sep="\n", flush=True)
+        if asked.write:
+            write(part, {kind: rows[kind]}, versions)
     print(json.dumps(summary(rows)))
-    if asked.write:
-        versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-        write(part, rows, versions | ({"torchvision": vision} if vision else {}))
     return 0
 
 

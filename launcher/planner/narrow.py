@@ -26,7 +26,10 @@ NARROW: Mapping[str, int] = {
         "embedding_dim", "out_hidden_size", "text_hidden_size", "projection_dim", "output_dim",
         "hidden_size_global", "moe_intermediate_size", "expert_ffn_hidden_size", "shared_intermediate_size",
         "shared_expert_intermediate_size", "shared_experts_intermediate_size",
-        "moe_shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size", "projection_hidden_size", "projector_hidden_size",
+        "vision_output_dim", "projector_input_dim", "projector_output_dim", "adapter_in_dim",
+        "adapter_input_size", "encoder_hidden_size", "adapter_out_dim", "vision_hidden_size",
+        "output_proj_dims", "mm_embed_dim", "downsample_channels",
     ),
     **_all(
         128, "intermediate_size", "n_inner", "ffn_dim", "d_ff", "d_inner", "dff", "dim_ff", "mlp_dim",
@@ -41,7 +44,8 @@ NARROW: Mapping[str, int] = {
     ),
     **_all(
         16, "head_dim", "d_kv", "d_head", "dim_head", "kv_channels", "swa_head_dim", "qk_nope_head_dim",
-        "v_head_dim", "linear_head_dim", "linear_key_head_dim", "linear_value_head_dim", "mamba_d_head",
+        "v_head_dim",
+        "indexer_head_dim", "linear_head_dim", "linear_key_head_dim", "linear_value_head_dim", "mamba_d_head",
         "mamba_head_dim", "mamba_headdim", "mamba_d_state", "state_size", "ssm_state_size",
         "mamba_chunk_size", "chunk_size", "hidden_size_per_layer_input",
     ),
@@ -49,7 +53,8 @@ NARROW: Mapping[str, int] = {
            "rotary_dim"),
     **_all(32, "kv_lora_rank", "q_lora_rank", "o_lora_rank", "image_size"),
     # Four by four patches, of which a projector makes two by two tokens.
-    "patch_size": 8, "mm_tokens_per_image": 4, "scale_factor": 2,
+    "patch_size": 8, "mm_tokens_per_image": 4, "scale_factor": 2, "num_query_tokens": 4,
+    "vision_soft_tokens_per_image": 4, "resampler_n_latents": 4,
     **_all(2, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k",
            "linear_num_key_heads", "swa_num_key_value_heads"),
     **_all(1, "n_group", "topk_group", "num_expert_group", "mamba_n_groups", "n_groups", "mamba_ngroups",
@@ -72,6 +77,13 @@ _INDICES = re.compile(r"(_indexes|_indices|_idxs|_layers|layer_ids)$")
 """Lists of the layers that are of a kind."""
 _PERIOD = re.compile(r"_(period|interval|pattern|frequency|n_layers|sparse_step|layer_step|group_size)$")
 """Every so many layers one is of another kind."""
+_LAYER = re.compile(r"feature_layers?$")
+"""A layer, or several, counted from the first or from the last."""
+_OF_IMAGES: Mapping[str, Any] = {
+    "image_grid_pinpoints": [[32, 32], [32, 64], [64, 32]],
+    "projector_patch_to_query_dict": {"16": 4},
+}
+"""Sizes in pixels into which images are divided, and patches -> tokens, for this size of images."""
 _OFFSET = re.compile(r"layer_offset$")
 _LIMIT = re.compile(r"vocab_size|_per_tok|topk|top_k")
 """Sizes that are not made larger."""
@@ -144,29 +156,42 @@ def _integers(values: Sequence[Any]) -> Iterator[int]:
 
 def _smaller(key: str, value: Any, depth: int, kept: Sequence[int]) -> Any:
     """A value of the small configuration; kept: the layers of `depth` that stay."""
+    if key in _OF_IMAGES and value:
+        return _OF_IMAGES[key]
     if isinstance(value, Mapping):
         return _rope(value) if key == "rope_parameters" else _narrow(value)
     if isinstance(value, list):
-        if _is_indices(key, value):
-            return [place for place, layer in enumerate(kept) if layer in value]
-        values = [value[layer] for layer in kept] if depth and len(value) == depth else value
-        return [_smaller(key, one, depth, kept) if type(one) is int else one for one in values]
+        return _smaller_list(key, value, depth, kept)
     if type(value) is not int:
         return value
     if key in _DEPTHS:
         return len(kept) if value == depth else min(value, LAYERS)
+    if _LAYER.search(key):
+        return max(-LAYERS, min(value, LAYERS - 1))
     if key == "first_k_dense_replace":
         return sum(layer < value for layer in kept)
-    if _PERIOD.search(key):
-        return min(value, 2)
-    if _OFFSET.search(key):
-        return min(value, 1)
+    for pattern, most in ((_PERIOD, 2), (_OFFSET, 1)):
+        if pattern.search(key):
+            return min(value, most)
+    return _smaller_size(key, value)
+
+
+def _smaller_list(key: str, value: list[Any], depth: int, kept: Sequence[int]) -> list[Any]:
+    if _LAYER.search(key):
+        return sorted({_smaller(key, layer, depth, kept) for layer in value})
+    if _is_indices(key, value):
+        return [place for place, layer in enumerate(kept) if layer in value]
+    values = [value[layer] for layer in kept] if depth and len(value) == depth else value
+    return [_smaller(key, one, depth, kept) if type(one) is int else one for one in values]
+
+
+def _smaller_size(key: str, value: int) -> int:
     if key in SPECIAL_IDS or key == FIRST_DECODED:
         return SPECIAL_IDS.get(key, 0)
     if _TOKEN.search(key) and value >= NARROW["vocab_size"]:
         return NARROW["vocab_size"] - 1 - value % 100
     size = NARROW.get(key, value)
-    return min(value, size) if _LIMIT.search(key) else size
+    return min(value, size) if _LIMIT.search(key) or value == 0 else size
 
 
 def _rope(rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,7 +205,8 @@ def _rope(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fit(config: Mapping[str, Any], narrow: dict[str, Any]) -> None:
     """Make sizes that depend on each other agree, in place."""
-    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    heads = config.get("num_attention_heads", config.get("num_heads"))
+    kv_heads = config.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(kv_heads, int):
         narrow["num_key_value_heads"] = 4 if kv_heads == heads else min(kv_heads, 2)
     if "kv_lora_rank" in config:  # the widths of its heads follow from their parts
@@ -199,4 +225,31 @@ def _fit(config: Mapping[str, Any], narrow: dict[str, Any]) -> None:
     rope = narrow.get("rope_parameters")
     if isinstance(rope, dict) and "mrope_section" in rope:
         width = int(NARROW["head_dim"] * float(rope.get("partial_rotary_factor") or 1)) // 2
-        rope["mrope_section"] = [width - 2 * (width // 3), width // 3, width // 3]
+        rope["mrope_section"] = _section(rope["mrope_section"], width)
+    _fit_images(config, narrow)
+
+
+def _section(given: Sequence[int], width: int) -> list[int]:
+    """Parts of a head's frequencies for time, height and width; height and width have equal ones."""
+    third = width // 3
+    if len(given) > 3:  # a width of their own for the tokens of text
+        return [width // len(given)] * len(given)
+    if given[0] == given[1]:  # time comes last
+        side = round(width * given[0] / sum(given))
+        return [side, side, width - 2 * side]
+    return [width - 2 * third, third, third]
+
+
+def _fit_images(config: Mapping[str, Any], narrow: dict[str, Any]) -> None:
+    """The same of a tower, and of what joins it with the language model."""
+    vision = narrow.get("vision_config")
+    if "out_hidden_size" in config and isinstance(vision, Mapping):  # of the patches of a token together
+        narrow["out_hidden_size"] *= int(vision.get("merge_size", 1)) ** 2
+    if "pixel_shuffle_ratio" in config:
+        narrow["intermediate_size"] = round(NARROW["hidden_size"] / float(config["pixel_shuffle_ratio"]) ** 2)
+    patch = 3 * NARROW["patch_size"] ** 2
+    if "patch_dim" in config:
+        narrow["patch_dim"] = patch
+        narrow["video_patch_dim"] = patch * int(config.get("video_temporal_patch_size", 1))
+    if {"num_position_embeddings", "image_size"} <= config.keys():
+        narrow["num_position_embeddings"] = (NARROW["image_size"] // NARROW["patch_size"]) ** 2

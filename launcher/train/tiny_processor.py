@@ -11,6 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.train.derived_processor import (
+    image_fields,
+    other_parts,
+    processor_classes,
+    processor_fields,
+    token_ids,
+    tokens_of,
+    unknown_tokens,
+)
 
 _TEMPLATE = (
     "{% for m in messages %}<|bos|>{{ m['role'] }}\n"
@@ -162,46 +171,85 @@ FAMILIES: Mapping[str, Family] = {
         "LlavaProcessor", "LlavaImageProcessorPil", {"image_token_index": "<image>"}, "<image>", _of_llava
     ),
 }
-"""Families whose processors can be made here, by model type."""
-
-
-def family_of(model_type: str) -> Family:
-    """RecipeError for a family whose processor is not known here."""
-    if model_type not in FAMILIES:
-        message = f"no processor can be generated for model_type {model_type}; known are "
-        hint = "run the recipe itself with `trainer.max_steps: 4` where its processor can be read"
-        raise RecipeError(
-            Problem("tiny-processor", message + ", ".join(FAMILIES), path="model.name_or_path", hint=hint)
-        )
-    return FAMILIES[model_type]
+"""Families whose processors need more than `derived_processor` finds, by model type."""
 
 
 def tiny_processor(config: Any) -> Any:
-    """The processor of a configuration, with the vocabulary of `tiny_tokenizer` and the family's tokens."""
-    import transformers
+    """The processor of a configuration, with the vocabulary of `tiny_tokenizer` and the family's tokens.
 
-    from launcher.train.model.processors import make_processor
+    RecipeError for a model type whose processor is not known.
+    """
+    from launcher.train.model.processors import around_image, image_mark, make_processor
     from launcher.train.tiny import tiny_tokenizer
 
-    family = family_of(config.model_type)
-    tokenizer = tiny_tokenizer(512, family.named)
-    tokenizer.add_special_tokens(
-        {"additional_special_tokens": sorted({*family.tokens.values(), *family.others})}
-    )
+    kind, family = config.model_type, FAMILIES.get(config.model_type)
+    made = _of_family(family, config) if family else _of_classes(config)
+    tokenizer = tiny_tokenizer(512, made.named)
+    tokenizer.add_special_tokens({"additional_special_tokens": sorted(made.tokens)})
+    image_processor = made.image_processor(**made.sizes)
+    parts = {"image_processor": image_processor, "tokenizer": tokenizer, **made.parts}
+    try:
+        processor = make_processor(made.processor, **parts, **made.fields)
+        if lacking := unknown_tokens(processor):
+            tokenizer.add_special_tokens({"additional_special_tokens": lacking})
+            processor = make_processor(made.processor, **parts, **made.fields)
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise _unknown(kind, f": {type(error).__name__}: {error}") from error
+    image = family.image if family else image_mark(processor)
+    if not isinstance(image, str):
+        raise _unknown(kind, f": {made.processor.__name__} has no image_token")
+    if not family:
+        begin, end = around_image(processor)
+        image = f"{begin}{image}{end}\n"  # two images beside each other can be told apart
+    processor.chat_template = tokenizer.chat_template = _TEMPLATE.replace("IMAGE", image)
+    return processor
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a processor is made of."""
+
+    processor: type[Any]
+    image_processor: type[Any]
+    named: Mapping[str, str]
+    tokens: frozenset[str]
+    sizes: Mapping[str, Any]
+    fields: Mapping[str, Any]
+    parts: Mapping[str, Any]
+
+
+def _of_family(family: Family, config: Any) -> _Made:
+    import transformers
+
     sizes, more = family.sizes(config)
     parts = {name: getattr(transformers, kind)() for name, kind in family.parts.items()}
-    processor = make_processor(
-        getattr(transformers, family.processor),
-        image_processor=getattr(transformers, family.image_processor)(**sizes),
-        tokenizer=tokenizer,
-        **parts,
-        **more,
-    )
-    processor.chat_template = tokenizer.chat_template = _TEMPLATE.replace("IMAGE", family.image)
-    return processor
+    classes = [getattr(transformers, name) for name in (family.processor, family.image_processor)]
+    tokens = frozenset({*family.tokens.values(), *family.others})
+    return _Made(classes[0], classes[1], family.named, tokens, sizes, more, parts)
+
+
+def _of_classes(config: Any) -> _Made:
+    found = processor_classes(config.model_type)
+    if found is None:
+        raise _unknown(config.model_type, ": transformers has no processor for it")
+    named, tokens = tokens_of(found[0])
+    sizes, fields = image_fields(found[1], config), processor_fields(found[0], config)
+    parts = other_parts(found[0], config.model_type, named)
+    return _Made(*found, named, frozenset(tokens), sizes, fields, parts)
+
+
+def _unknown(model_type: str, why: str) -> RecipeError:
+    message = f"no processor can be generated for model_type {model_type}{why}"
+    hint = "run the recipe itself with `trainer.max_steps: 4` where its processor can be read"
+    return RecipeError(Problem("tiny-processor", message, path="model.name_or_path", hint=hint))
 
 
 def set_token_ids(config: Any, processor: Any) -> None:
     """The configuration's ids of a family's tokens as the generated tokenizer has them."""
-    for name, token in family_of(config.model_type).tokens.items():
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        for name, number in token_ids(config, processor).items():
+            setattr(config, name, number)
+        return
+    for name, token in family.tokens.items():
         setattr(config, name, processor.tokenizer.convert_tokens_to_ids(token))

@@ -6,9 +6,11 @@ files: decoded pixels would fill a disk, so the processor makes them when a batc
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
@@ -19,8 +21,9 @@ from launcher.train.data.images import ImageFile, Opened, open_image, open_of_ro
 from launcher.train.data.rendered import Outline
 from launcher.train.data.sources import Row, bad_row
 from launcher.train.data.template import Message, Span, Template
+from launcher.train.model.processors import around_image, image_mark
 
-PER_TOKEN = ("token_type_ids", "mm_token_type_ids")
+PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 """What processors give for each token besides its id: which ones are an image's."""
 _OF_TEXT = ("input_ids", "attention_mask", *PER_TOKEN)
 _PLACES = ("offset_mapping", "text_replacement_offsets")
@@ -53,6 +56,41 @@ class ImageTemplate(Template):
         return {**message, "content": parts}
 
 
+@contextmanager
+def listening(processor: Any) -> Iterator[list[str]]:
+    """The texts that a processor gives its tokenizer."""
+    own = processor.tokenizer
+    heard: list[str] = []
+
+    class Listening:
+        def __call__(self, text: Any, *args: Any, **options: Any) -> Any:
+            heard.extend([text] if isinstance(text, str) else text)
+            return own(text, *args, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(own, name)
+
+    processor.tokenizer = Listening()
+    try:
+        yield heard
+    finally:
+        processor.tokenizer = own
+
+
+def replacements(text: str, mark: str, heard: Sequence[str]) -> list[dict[str, Any]] | None:
+    """Where each mark was and where the text for its image is, as `text_replacement_offsets` says it.
+
+    heard: what the tokenizer was given. None where more than the marks was replaced.
+    """
+    parts = text.split(mark)
+    found = len(heard) == 1 and re.fullmatch("(.+?)".join(map(re.escape, parts)), heard[0], re.DOTALL)
+    if not found:
+        return None
+    starts = [match.start() for match in re.finditer(re.escape(mark), text)]
+    spans = zip(starts, map(found.span, range(1, len(parts))), strict=True)
+    return [{"span": (start, start + len(mark)), "new_span": new} for start, new in spans]
+
+
 class EncodeImageChat(EncodeChat):
     """Encoder of conversations with images: canonical rows {messages, tools, train, images, unmarked}.
 
@@ -63,6 +101,9 @@ class EncodeImageChat(EncodeChat):
         super().__init__(processor.tokenizer, *args, **options)
         self.processor = processor
         self._image_ids = {number for number in processor.image_token_ids if number is not None}
+        self._mark = image_mark(processor)
+        named = getattr(processor, "model_input_names", ())  # some give it to those who ask
+        self._kinds = {"return_mm_token_type_ids": True} if "mm_token_type_ids" in named else {}
         self._checked = False
         self._require_images()
 
@@ -71,10 +112,10 @@ class EncodeImageChat(EncodeChat):
         talk: list[Message] = [{"role": "user", "content": f"{MARK}qzASKzq"}]
         talk.append({"role": "assistant", "content": "qzANSWERzq"})
         text = ImageTemplate(self.tokenizer, None).attempt(talk) or ""
-        found = text.count(self.processor.image_token), text.count("qzASKzq"), text.count("qzANSWERzq")
+        found = text.count(self._mark), text.count("qzASKzq"), text.count("qzANSWERzq")
         if found != (1, 1, 1):
             message = f"{self.rendered.origin} does not render a message with an image and a text: it writes "
-            message += f"{found[0]} tokens {self.processor.image_token} for one image"
+            message += f"{found[0]} tokens {self._mark} for one image"
             hint = "give the template of the model's processor as model.chat_template"
             raise RecipeError(Problem("chat-template-images", message, path="model.chat_template", hint=hint))
 
@@ -103,8 +144,9 @@ class EncodeImageChat(EncodeChat):
         opened = [open_of_row(row, file) for file in files]
         self._check_number(row, talk.text, len(files))
         made = self._processed(talk.text, opened)
-        ids, places = list(made["input_ids"][0]), [tuple(place) for place in made["offset_mapping"][0]]
-        moved = made["text_replacement_offsets"][0] if opened else []
+        ids = [int(number) for number in made["input_ids"][0]]
+        places = [(int(start), int(end)) for start, end in made["offset_mapping"][0]]
+        moved = made["text_replacement_offsets"][0]
         images = [_tokens_in(places, one["new_span"]) for one in moved]
         labels = self._labels(ids, places, [_shifted(span, moved) for span in talk.spans])
         for place in {n for start, end in images for n in range(start, end)} | self._image_places(ids):
@@ -118,7 +160,9 @@ class EncodeImageChat(EncodeChat):
         batch.notes.update(f"image-converted: {one.mode}" for one in opened if one.mode)
         batch.notes.update([WITHOUT_MARK] * row.values["unmarked"])
         sample = {"input_ids": ids, "labels": labels}
-        sample |= {name: [*made[name][0], *[0] * len(ids)][: len(ids)] for name in PER_TOKEN if name in made}
+        for name in PER_TOKEN:
+            if name in made:
+                sample[name] = [*map(int, made[name][0]), *[0] * len(ids)][: len(ids)]
         batch.keep(number, {name: values[: self.max_length] for name, values in sample.items()} | {
             "image_spans": [place for span in images for place in span],
             "image_sizes": [side for one in opened for side in one.size],
@@ -141,7 +185,7 @@ class EncodeImageChat(EncodeChat):
         return None if has_target(labels[: self.max_length]) else "no-targets"
 
     def _check_number(self, row: Row, text: str, images: int) -> None:
-        token = self.processor.image_token
+        token = self._mark
         if (written := text.count(token)) != images:
             message = f"the rendered conversation has {written} tokens {token} for {images} images"
             hint = f"take {token} out of the row's own text"
@@ -150,31 +194,50 @@ class EncodeImageChat(EncodeChat):
     def _processed(self, text: str, opened: Sequence[Opened]) -> Mapping[str, Any]:
         """What the processor makes of a rendered conversation with its images, as `apply_chat_template`."""
         begin = self.tokenizer.bos_token
-        made: Mapping[str, Any] = self.processor(
-            text=[text],
-            images=[[one.image for one in opened]] if opened else None,
-            add_special_tokens=not (begin and text.startswith(begin)),
-            return_offsets_mapping=True,
-            return_text_replacement_offsets=True,
-            padding=False,
-        )
+        with listening(self.processor) as heard:
+            made: Mapping[str, Any] = self.processor(
+                text=[text],
+                images=[[one.image for one in opened]] if opened else None,
+                add_special_tokens=not (begin and text.startswith(begin)),
+                return_offsets_mapping=True,
+                return_text_replacement_offsets=True,
+                padding=False,
+                return_tensors="pt",
+                **self._kinds,
+            )
         if opened and not self._checked:
             self._refuse_mixed(made, opened)
             self._checked = True
-        return made
+        if "text_replacement_offsets" in made and opened:
+            return made
+        moved = replacements(text, self._mark, heard)
+        if moved is None or "offset_mapping" not in made:
+            kind = type(self.processor).__name__
+            message = f"{kind} does not say which text it gives its tokenizer for an image"
+            raise RecipeError(Problem("processor-unsupported", message, path="model.name_or_path"))
+        return {**made, "text_replacement_offsets": [moved]}
 
     def _refuse_mixed(self, made: Mapping[str, Any], opened: Sequence[Opened]) -> None:
         """RecipeError for a processor whose other inputs depend on the text: a batch is made without it."""
         alone = image_inputs(self.processor, [[one.image for one in opened]])
-        found = {name for name in made if name not in (*_OF_TEXT, *_PLACES)}
-        if found != set(alone):
+        found = {name: value for name, value in made.items() if name not in (*_OF_TEXT, *_PLACES)}
+        mixed = {
+            name
+            for name in found.keys() | alone.keys()
+            if name not in found or name not in alone or _shape(found[name]) != _shape(alone[name])
+        }
+        if mixed:
             kind = type(self.processor).__name__
-            message = f"{kind} makes {', '.join(sorted(found ^ set(alone)))} of text and images together, "
+            message = f"{kind} makes {', '.join(sorted(mixed))} of text and images together, "
             message += "which is not supported"
             raise RecipeError(Problem("processor-unsupported", message, path="model.name_or_path"))
 
     def _image_places(self, ids: Sequence[int]) -> set[int]:
         return {place for place, number in enumerate(ids) if number in self._image_ids}
+
+
+def _shape(value: Any) -> Any:
+    return tuple(value.shape) if hasattr(value, "shape") else len(value)
 
 
 def _tokens_in(places: Sequence[Span], span: Span) -> Span:
@@ -192,10 +255,20 @@ def _shifted(span: Span, moved: Sequence[Mapping[str, Any]]) -> Span:
 
 
 def image_inputs(processor: Any, images: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """The model's inputs for the images of some conversations, at least one image in each."""
-    texts = [processor.image_token * len(one) for one in images]
+    """The model's inputs for the images of some conversations, at least one image in each.
+
+    Pixels are float32, also of a processor that rounds them: the model decides in what it computes.
+    """
+    import torch
+
+    begin, end = around_image(processor)
+    texts = [f"{begin}{image_mark(processor)}{end}" * len(one) for one in images]
     made = processor(text=texts, images=[list(one) for one in images], padding=True, return_tensors="pt")
-    return {name: value for name, value in made.items() if name not in _OF_TEXT}
+    return {
+        name: value.float() if torch.is_tensor(value) and value.is_floating_point() else value
+        for name, value in made.items()
+        if name not in _OF_TEXT
+    }
 
 
 def prompt_inputs(processor: Any, turns: Sequence[Message], images: Sequence[Any]) -> Any:

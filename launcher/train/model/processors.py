@@ -25,6 +25,24 @@ def tokenizer_of(processing: Any) -> Any:
     return getattr(processing, "tokenizer", processing)
 
 
+def image_mark(processor: Any) -> Any:
+    """What a chat template writes for an image, which the processor expands; None without such a mark."""
+    return getattr(processor, "image_placeholder_token", None) or getattr(processor, "image_token", None)
+
+
+_AROUND = (("vision_start", "vision_end"), ("vision_bos", "vision_eos"), ("image_start", "image_end"))
+"""Tokens that stand before and after an image's, by their names in a processor."""
+
+
+def around_image(processor: Any) -> tuple[str, str]:
+    """Tokens that a chat template writes before and after an image, where the processor has them."""
+    for begin, end in _AROUND:
+        first, last = (getattr(processor, f"{name}_token", None) for name in (begin, end))
+        if isinstance(first, str) and isinstance(last, str):
+            return first, last
+    return "", ""
+
+
 def without_video(kind: type[Any]) -> type[Any]:
     """The processor class, as it is made and saved without a video processor."""
     from transformers import ProcessorMixin
@@ -75,11 +93,12 @@ def read_processor(reference: str, options: Mapping[str, Any], sizes: Mapping[st
     """
     from transformers import AutoProcessor
 
-    kind = None if _has_torchvision() else processor_class(reference, options)
+    kind, of_video = processor_class(reference, options), _video_settings(reference, options)
     try:
-        if kind is not None and VIDEO in kind.get_attributes():
+        lacks = kind is not None and VIDEO in kind.get_attributes() and not (has_torchvision() and of_video)
+        if kind is not None and lacks:
             found = without_video(kind).from_pretrained(reference, backend="pil", **options)
-            found.of_video = _video_settings(reference, options)
+            found.of_video = of_video
         else:
             found = AutoProcessor.from_pretrained(reference, backend="pil", **options)
     except ImportError as error:
@@ -146,7 +165,8 @@ def package_missing(error: ImportError) -> MachineError:
     return MachineError(Problem("package-missing", message, path="model.name_or_path", hint=hint))
 
 
-def _has_torchvision() -> bool:
+def has_torchvision() -> bool:
+    """Whether video processors, and the image processors that are not Pillow's, can be made."""
     from transformers.utils import is_torchvision_available
 
     return bool(is_torchvision_available())

@@ -12,16 +12,25 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 
-TOWERS = frozenset({"vision_tower", "visual", "vision_model", "vision_encoder"})
+TOWERS = frozenset({
+    "vision_tower", "visual", "vision_model", "vision_encoder", "image_tower", "high_res_vision_model",
+    "high_res_vision_neck",
+})  # fmt: skip
 PROJECTORS = frozenset({
     "multi_modal_projector", "connector", "projector", "mm_projector", "aligner", "merger", "embed_vision",
     "vision_projection", "vision_adapter", "resampler_model", "vision_resampler", "perception_emb_norm",
+    "qformer", "language_projection", "image_to_text_projection", "high_res_vision_proj",
+    "visual_embeddings_table",
 })  # fmt: skip
 IN_TOWER = frozenset({"merger", "deepstack_merger_list", "vision_adapter"})
 """Projectors that are modules of the tower: those of Qwen-VL and Llama 4."""
 LANGUAGE = frozenset({"language_model", "text_model", "lm_head", "model"})
-IDLE = frozenset({"audio_tower", "embed_audio"})
-"""Parts that no image reaches: always frozen, as are modules of a tower that nothing reads."""
+IDLE = frozenset({
+    "audio_tower", "embed_audio", "video_tower", "vqmodel", "generation_embeddings", "generation_aligner",
+    "generation_head", "sound_encoder", "sound_projector", "audio_projector", "audio_projection",
+})  # fmt: skip
+"""Parts that no image reaches, for sound, video or images that a model draws: always frozen, as are
+modules of a tower that nothing reads."""
 PARTS = ("vision", "projector")
 
 
@@ -45,7 +54,7 @@ def find_parts(model: Any) -> dict[str, list[str]]:
             found["idle"].append(name)
         elif last not in LANGUAGE and any(True for _ in module.parameters()):
             strange.append(name)
-    if strange or not found["vision"]:
+    if strange or not (found["vision"] or found["projector"]):
         what = f"has {', '.join(strange)}" if strange else "has no vision tower"
         named = ", ".join(name for name, _ in _children(model))
         message = f"{type(model).__name__} {what}, which is not supported; its parts are {named}"
@@ -103,7 +112,7 @@ def vision_facts(model: Any, config: Any, freeze: Sequence[str]) -> dict[str, An
     parts = find_parts(model)
     apart = tuple(f"{name}." for names in parts.values() for name in names)
     own = [(name, p.numel()) for name, p in model.named_parameters() if name.startswith(apart)]
-    vision = config.vision_config
+    vision = vision_part(config)
     sizes = {key: _first(vision, names) for key, names in _SIZES.items()}
     side = _first(vision, ("patch_size",))
     values = 3 * side * side * (_first(vision, ("temporal_patch_size",), 1)) if side else 0
@@ -112,7 +121,7 @@ def vision_facts(model: Any, config: Any, freeze: Sequence[str]) -> dict[str, An
         "frozen": sum(count for name, count in own if pattern.fullmatch(name)),
         "trains_tower": "vision" not in freeze,
         "patch_values": values,
-        "patches_per_token": _patches_per_token(config),
+        "patches_per_token": patches_per_token(config),
         **sizes,
     }
 
@@ -127,20 +136,42 @@ _SIZES = {
 
 def _first(config: Any, names: Sequence[str], default: int = 0) -> int:
     found = (getattr(config, name, None) for name in names)
-    return next((one for one in found if isinstance(one, int)), default)
+    single = (one[0] if isinstance(one, list | tuple) and one else one for one in found)
+    return next((one for one in single if isinstance(one, int)), default)
 
 
-def _patches_per_token(config: Any) -> int:
+_MERGED_SIDES = (
+    "spatial_merge_size", "merge_size", "scale_factor", "pooling_kernel_size", "downsample_factor",
+    "merge_kernel_size",
+)  # fmt: skip
+"""Names for how many patches beside each other, and below each other, become one token."""
+
+
+def vision_part(config: Any) -> Any:
+    """The part of a configuration that has the sizes of images; the configuration itself without one."""
+    parts = [part for name in ("vision_config", *_parts_of(config)) if (part := getattr(config, name, None))]
+    inner = [getattr(part, name, None) for part in parts for name in _parts_of(part)]
+    parts += [part for part in inner if part is not None]
+    sized = (part for part in parts if getattr(part, "patch_size", None) is not None)
+    return next(sized, parts[0] if hasattr(config, "vision_config") and parts else config)
+
+
+def _parts_of(config: Any) -> Sequence[str]:
+    return tuple(getattr(config, "sub_configs", None) or ())
+
+
+def patches_per_token(config: Any) -> int:
     """Patches of the tower that the projector makes one token of."""
-    vision = config.vision_config
+    vision = vision_part(config)
     for holder in (config, vision):
-        for name in ("spatial_merge_size", "scale_factor", "pooling_kernel_size"):
+        for name in _MERGED_SIDES:
             if side := _first(holder, (name,)):
                 return side * side
-        if share := getattr(holder, "pixel_shuffle_ratio", None):
-            return round(1 / float(share) ** 2)
+        for name in ("pixel_shuffle_ratio", "downsample_ratio"):
+            if share := getattr(holder, name, None):
+                return round(1 / float(share) ** 2)
     if tokens := _first(config, ("mm_tokens_per_image",)):
-        return int((vision.image_size // vision.patch_size) ** 2 // tokens)
+        return int((_first(vision, ("image_size",)) // _first(vision, ("patch_size",))) ** 2 // tokens)
     return 1
 
 
