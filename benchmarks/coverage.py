@@ -206,7 +206,7 @@ def plan(run: Path, config: dict[str, Any], plans: list[Any], what: tuple[str, s
     memory_trace.ask_child = ask  # model_spec imports it when it is called
     model_trace.ask_child = ask
     task, row = what
-    length = 32 if what is TEXT else 128
+    length = 32 if what is TEXT else 256
     (run / "rows.jsonl").write_text(f"{row}\n")
     (run / "recipe.yaml").write_text(
         f"task: {task}\nmodel: {{config: {{model_type: {config['model_type']}}}}}\n"
@@ -401,9 +401,14 @@ def in_child(kind: str, *, images: bool, compiled: bool) -> dict[str, Any]:
     return {**found, "seconds": round(time.monotonic() - start, 1)}
 
 
+def is_trained(row: Mapping[str, Any]) -> bool:
+    """Planned and trained."""
+    return all(row.get(field, False) is not False for field in ("planned", "trained"))
+
+
 def is_whole(row: Mapping[str, Any]) -> bool:
     """Planned, trained, saved and merged."""
-    return all(row.get(field, False) is not False for field in ("planned", "trained", "merged"))
+    return is_trained(row) and row.get("merged", False) is not False
 
 
 def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
@@ -411,6 +416,7 @@ def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     young = [row for kind, row in rows.items() if kind not in OLD]
     return {
         "types": len(rows),
+        "trained": sum(map(is_trained, rows.values())),
         "whole": sum(map(is_whole, rows.values())),
         "young": len(young),
         "young_whole": sum(map(is_whole, young)),

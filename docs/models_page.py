@@ -36,22 +36,41 @@ Tasks on text load the text model alone of a checkpoint for text and images; [Ta
 the task on images."""
 
 
+IMAGE_HEAD = ("model type", "memory planned by", "trains", "merges")
+IMAGES = """\
+The same of every type of `AutoModelForImageTextToText`, with `task: image-text-to-text` on rows with
+images in one colour, the processor that `--tiny` generates, and the tower and its projector frozen:
+{trained} of {types} types plan and train, {whole} also save, read back and merge. torchvision
+{torchvision} was installed, of which image processors use the Python code; without it, families that
+have no image processor of Pillow's cannot run. A type whose
+processor cannot be generated may still train with the processor of its checkpoint."""
+
+
 def models_page() -> str:
-    """A row for each type, then the reasons of what is missing."""
+    """A row for each type, then the reasons of what is missing; of text models, then of those with images."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     rows: Mapping[str, Mapping[str, Any]] = record["causal_lm"]
     intro = INTRO.format(**record["versions"], **record["summary"]["causal_lm"])
     listed = [_row(kind, found) for kind, found in rows.items()]
-    missing = [
+    images: Mapping[str, Mapping[str, Any]] = record["image_text_to_text"]
+    of_images = IMAGES.format(**record["versions"], **record["summary"]["image_text_to_text"])
+    return "\n\n".join(
+        ["# Model types", NOTE, intro, table(HEAD, listed), "## What is missing, and why", _missing(rows),
+         "## Images and text", of_images,
+         table(IMAGE_HEAD, [_row(kind, found)[: len(IMAGE_HEAD)] for kind, found in images.items()]),
+         "## What is missing with images, and why", _missing(images)]
+    ) + "\n"  # fmt: skip
+
+
+def _missing(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """A row for each step that a type did not pass."""
+    found = [
         (f"`{kind}`", field, reason)
-        for kind, found in rows.items()
-        for field, reason in found.get("reasons", {}).items()
+        for kind, one in rows.items()
+        for field, reason in one.get("reasons", {}).items()
         if field in ("configured", "planned", "trained", "merged") and reason
     ]
-    return "\n\n".join(
-        ["# Model types", NOTE, intro, table(HEAD, listed), "## What is missing, and why",
-         table(("model type", "step", "reason"), missing)]
-    ) + "\n"  # fmt: skip
+    return table(("model type", "step", "reason"), found)
 
 
 def _row(kind: str, found: Mapping[str, Any]) -> tuple[str, ...]:

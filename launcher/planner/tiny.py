@@ -16,7 +16,8 @@ from launcher.recipe.schema import AdapterSection, Recipe
 from launcher.tasks import task_named
 
 STEPS = 4
-MAX_LENGTH = 128
+MAX_LENGTH, WITH_IMAGES = 128, 256
+"""Most tokens of a sample, of text and with images."""
 _LAYER = re.compile(r"(?<!\w)\d")
 """A layer's index in a module's name or a pattern of it: `layers.11.`, not `fc1`."""
 LENGTHS = ("max_steps", "save_steps", "logging_steps", "eval_steps")
@@ -56,7 +57,8 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRec
     )  # fmt: skip
     shallow = {} if recipe.adapter is None else _shallow(recipe.adapter)
     adapter = None if recipe.adapter is None else recipe.adapter.model_copy(update=shallow)
-    data = recipe.data.model_copy(update={"max_length": min(recipe.data.max_length, MAX_LENGTH)})
+    longest = WITH_IMAGES if task_named(recipe.task).sees_images else MAX_LENGTH
+    data = recipe.data.model_copy(update={"max_length": min(recipe.data.max_length, longest)})
     update = {
         "model": model,
         "adapter": adapter,

@@ -134,7 +134,7 @@ def image_fields(kind: type[Any], config: Any) -> dict[str, Any]:
         "max_num_patches": (side // patch) ** 2,
         "image_grid_pinpoints": getattr(config, "image_grid_pinpoints", None),
         "pooling_kernel_size": getattr(vision, "pooling_kernel_size", None),
-        "temporal_patch_size": getattr(vision, "temporal_patch_size", 1),
+        "temporal_patch_size": _number(vision, "temporal_patch_size", "patch_temporal") or 1,
     }  # fmt: skip
     known = {*own, *(name for name in exact if hasattr(kind, name))}
     found = {n: value for n, value in exact.items() if n in known and value is not None}

@@ -23,6 +23,7 @@ from launcher.train.data.sources import Row, bad_row
 from launcher.train.data.template import Message, Span, Template
 from launcher.train.model.processors import around_image, image_mark
 
+_KINDS = "mm_token_type_ids"
 PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 """What processors give for each token besides its id: which ones are an image's."""
 _OF_TEXT = ("input_ids", "attention_mask", *PER_TOKEN)
@@ -102,8 +103,6 @@ class EncodeImageChat(EncodeChat):
         self.processor = processor
         self._image_ids = {number for number in processor.image_token_ids if number is not None}
         self._mark = image_mark(processor)
-        named = getattr(processor, "model_input_names", ())  # some give it to those who ask
-        self._kinds = {"return_mm_token_type_ids": True} if "mm_token_type_ids" in named else {}
         self._checked = False
         self._require_images()
 
@@ -203,7 +202,7 @@ class EncodeImageChat(EncodeChat):
                 return_text_replacement_offsets=True,
                 padding=False,
                 return_tensors="pt",
-                **self._kinds,
+                **_kinds_of_tokens(self.processor),
             )
         if opened and not self._checked:
             self._refuse_mixed(made, opened)
@@ -236,6 +235,11 @@ class EncodeImageChat(EncodeChat):
         return {place for place, number in enumerate(ids) if number in self._image_ids}
 
 
+def _kinds_of_tokens(processor: Any) -> dict[str, bool]:
+    """What asks a processor for `mm_token_type_ids`: some give them to those who ask alone."""
+    return {f"return_{_KINDS}": True} if _KINDS in processor.model_input_names else {}
+
+
 def _shape(value: Any) -> Any:
     return tuple(value.shape) if hasattr(value, "shape") else len(value)
 
@@ -259,16 +263,14 @@ def image_inputs(processor: Any, images: Sequence[Sequence[Any]]) -> dict[str, A
 
     Pixels are float32, also of a processor that rounds them: the model decides in what it computes.
     """
-    import torch
-
     begin, end = around_image(processor)
     texts = [f"{begin}{image_mark(processor)}{end}" * len(one) for one in images]
     made = processor(text=texts, images=[list(one) for one in images], padding=True, return_tensors="pt")
-    return {
-        name: value.float() if torch.is_tensor(value) and value.is_floating_point() else value
-        for name, value in made.items()
-        if name not in _OF_TEXT
-    }
+    return {name: _float32(value) for name, value in made.items() if name not in _OF_TEXT}
+
+
+def _float32(value: Any) -> Any:
+    return value.float() if hasattr(value, "is_floating_point") and value.is_floating_point() else value
 
 
 def prompt_inputs(processor: Any, turns: Sequence[Message], images: Sequence[Any]) -> Any:
@@ -280,7 +282,10 @@ def prompt_inputs(processor: Any, turns: Sequence[Message], images: Sequence[Any
         images=[list(images)] if images else None,
         add_special_tokens=not (begin and text.startswith(begin)),
         return_tensors="pt",
+        **_kinds_of_tokens(processor),
     )
+    for name, value in made.items():
+        made[name] = _float32(value)
     return made
 
 

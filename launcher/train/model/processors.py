@@ -76,11 +76,19 @@ def without_video(kind: type[Any]) -> type[Any]:
 
 
 def make_processor(kind: type[Any], **parts: Any) -> Any:
-    """A processor of its parts; MachineError where a package is missing that its class needs."""
-    if VIDEO in kind.get_attributes() and VIDEO not in parts:
-        kind = without_video(kind)
+    """A processor of its parts; MachineError where a package is missing that its class needs.
+
+    A video processor among the parts is used for a class that cannot be made without one.
+    """
     try:
-        return kind(**parts)
+        if VIDEO not in kind.get_attributes():
+            return kind(**parts)
+        try:
+            return without_video(kind)(**{name: part for name, part in parts.items() if name != VIDEO})
+        except AttributeError:
+            if parts.get(VIDEO) is None:
+                raise
+            return kind(**parts)
     except ImportError as error:
         raise package_missing(error) from error
 
@@ -93,12 +101,10 @@ def read_processor(reference: str, options: Mapping[str, Any], sizes: Mapping[st
     """
     from transformers import AutoProcessor
 
-    kind, of_video = processor_class(reference, options), _video_settings(reference, options)
+    kind = processor_class(reference, options)
     try:
-        lacks = kind is not None and VIDEO in kind.get_attributes() and not (has_torchvision() and of_video)
-        if kind is not None and lacks:
-            found = without_video(kind).from_pretrained(reference, backend="pil", **options)
-            found.of_video = of_video
+        if kind is not None and VIDEO in kind.get_attributes():
+            found = _read_without_video(kind, reference, options)
         else:
             found = AutoProcessor.from_pretrained(reference, backend="pil", **options)
     except ImportError as error:
@@ -108,6 +114,18 @@ def read_processor(reference: str, options: Mapping[str, Any], sizes: Mapping[st
         hint = "save the model's processor beside the weights: processor_config.json"
         raise RecipeError(Problem("processor-missing", message, path="model.name_or_path", hint=hint))
     found.image_processor = with_sizes(found.image_processor, sizes)
+    return found
+
+
+def _read_without_video(kind: type[Any], reference: str, options: Mapping[str, Any]) -> Any:
+    """A processor whose class has a video part, without it where the class can do without."""
+    try:
+        found = without_video(kind).from_pretrained(reference, backend="pil", **options)
+    except AttributeError:
+        if not has_torchvision():
+            raise ImportError("torchvision makes video processors") from None
+        return kind.from_pretrained(reference, **options)
+    found.of_video = _video_settings(reference, options)
     return found
 
 

@@ -123,7 +123,7 @@ def record(request: Any, source: tuple[Any, Sequence[str], Any], depths: Sequenc
     from launcher.train.tasks import train_task
     from launcher.train.trace.model import build, cut, language_config, place, record_step
     from launcher.train.trace.repeats import ALIKE
-    from launcher.train.upstream.torch_seams import fake_tensors
+    from launcher.train.upstream.torch_seams import EveryExpertHit, fake_tensors
 
     config, names, repeats = source
     if repeats == ALIKE:
@@ -133,7 +133,7 @@ def record(request: Any, source: tuple[Any, Sequence[str], Any], depths: Sequenc
         short = copy.deepcopy(config)  # it becomes the model's own, and is cut with its layers
         layers = getattr(language_config(config), names[0])
         model = build(request, short, repeats.chosen(layers, depths[0]))
-    with fake_tensors():
+    with fake_tensors(), EveryExpertHit():
         place(model)
         inputs = train_task(request.task).traced_inputs(request.memory, short, batch)
         logits = inputs["labels"].numel() * (request.labels or language_config(short).vocab_size)

@@ -42,6 +42,33 @@ def fake_tensors() -> contextlib.AbstractContextManager[Any]:
     return mode
 
 
+class EveryExpertHit(DispatchMode):
+    """Experts in a loop over those that have tokens, on fake tensors: each has the same number of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._experts = 0
+        self._compared: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The loops of transformers 5.23: `hit.nonzero()` of one value for each expert, then `torch.where` of
+        an expert's row [choices, tokens], and a comparison of its index with the number of experts."""
+        first = args[0] if args else None
+        if func is _ATEN.nonzero.default and torch.is_tensor(first):
+            if first.dim() == 1:
+                self._experts = first.numel()
+                return first.new_empty((first.numel(), 1), dtype=torch.long)
+            if self._experts and first.dim() == 2:
+                rows = -(-first.numel() // self._experts)
+                return first.new_empty((rows, 2), dtype=torch.long)
+        if func is _ATEN._local_scalar_dense.default and id(first) in self._compared:
+            return False
+        result = func(*args, **(kwargs or {}))
+        if func is _ATEN.eq.Scalar and self._experts and result.dim() == 0:
+            self._compared.add(id(result))
+        return result
+
+
 def replace_tensors(module: torch.nn.Module, new: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Replace each parameter and buffer of a module itself, which setattr refuses for some."""
     for held in (module._parameters, module._buffers):
