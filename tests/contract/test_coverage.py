@@ -54,7 +54,8 @@ def test_a_type_of_images_and_text_is_tried(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "planned", "apart"), [("llama", "closed-form", True), ("lfm2", "trace", False)]
+    ("kind", "planned", "apart"),
+    [("llama", "closed-form", True), ("lfm2", "trace", False), ("qwen4_exp_text", "trace", False)],
 )
 def test_a_type_is_tried_with_the_launchers_own_code(kind: str, planned: str, apart: bool) -> None:
     """LFM2's convolutions carry a document's last tokens into the next one."""

@@ -53,7 +53,7 @@ class EveryExpertHit(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The loops of transformers 5.23: `hit.nonzero()` of one value for each expert, then `torch.where` of
         an expert's row [choices, tokens], and a comparison of its index with the number of experts."""
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if func is _ATEN.nonzero.default and torch.is_tensor(first):
             if first.dim() == 1:
                 self._experts = first.numel()
