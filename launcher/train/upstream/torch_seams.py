@@ -42,7 +42,7 @@ def fake_tensors() -> contextlib.AbstractContextManager[Any]:
     return mode
 
 
-class EveryExpertHit(TorchDispatchMode):  # type: ignore[misc]  # untyped
+class EveryExpertHit(TorchDispatchMode):
     """Experts in a loop over those that have tokens, on fake tensors: each has the same number of tokens."""
 
     def __init__(self) -> None:
