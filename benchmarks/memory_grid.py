@@ -52,6 +52,8 @@ class Row:
     loss: str = "full"
     cast: bool = True
     """Adapters copy their input into their own dtype."""
+    trains_tower: bool = False
+    """Vision tower and projector of a model of images and text are trained, too."""
     impossible: str | None = None
     """Why the row cannot run."""
 
@@ -67,6 +69,10 @@ class Model:
     config: Mapping[str, Any]
     attention: tuple[str, ...]
     task: str = "causal-lm"
+    image: tuple[int, int] = (0, 0)
+    """Width and height of the one image of a sample."""
+    image_sizes: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to the generated image processor."""
 
 
 _QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -163,6 +169,61 @@ MODELS: dict[str, Model] = {
     "vit": _encoder(
         "vit", "image-classification", *_QKVO, hidden_size=256, intermediate_size=1024,
         num_hidden_layers=6, num_attention_heads=8, image_size=128, patch_size=8,
+    ),
+}  # fmt: skip
+
+_TEXT = _GROUPED | {"head_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_TOWER = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4}
+
+
+def _vision(
+    model_type: str, image: tuple[int, int], text: Mapping[str, Any], tower: Mapping[str, Any], **more: Any
+) -> Model:
+    sizes = more.pop("image_sizes", {})
+    config = {"model_type": model_type, "text_config": {**_TEXT, **text}, "vision_config": tower, **more}
+    return Model(config, _QKVO, "image-text-to-text", image, sizes)
+
+
+_ROPE = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0, "mrope_interleaved": True}
+_SQUARE = {"image_size": 210, "patch_size": 7}
+"""30 by 30 patches, of which a projector makes 15 by 15 tokens."""
+MODELS |= {
+    "qwen3-vl": _vision(
+        "qwen3_vl", (448, 420), {"rope_parameters": _ROPE},
+        {
+            "depth": 4, "hidden_size": 192, "intermediate_size": 768, "num_heads": 4, "patch_size": 14,
+            "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 256,
+            "num_position_embeddings": 1024, "deepstack_visual_indexes": [0, 2],
+        },
+        image_sizes={"max_pixels": 448 * 420},
+    ),
+    "gemma3-vl": _vision(
+        "gemma3", (210, 210), {"sliding_window": 128},
+        {**_TOWER, **_SQUARE, "model_type": "siglip_vision_model", "vision_use_head": False},
+        mm_tokens_per_image=225,
+    ),
+    "gemma4-vl": _vision(
+        "gemma4", (168, 96),
+        {
+            "num_kv_shared_layers": 0, "global_head_dim": 32, "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 4000, "sliding_window": 128,
+        },
+        {
+            **_TOWER, "num_key_value_heads": 4, "head_dim": 48, "patch_size": 4, "pooling_kernel_size": 3,
+            "position_embedding_size": 1024,
+        },
+        audio_config=None, image_sizes={"max_soft_tokens": 140},
+    ),
+    "idefics3": _vision(
+        "idefics3", (210, 210), {"model_type": "llama"}, {**_TOWER, **_SQUARE}, scale_factor=2
+    ),
+    "smolvlm": _vision("smolvlm", (210, 210), {"model_type": "llama"}, {**_TOWER, **_SQUARE}, scale_factor=2),
+    "llava": _vision(
+        "llava", (210, 210), {"model_type": "llama"},
+        {
+            **_TOWER, "model_type": "clip_vision_model", "image_size": 210, "patch_size": 14,
+            "projection_dim": 192,
+        },
     ),
 }  # fmt: skip
 
@@ -333,7 +394,22 @@ _TWO_PROCESSES = [
     Row("llama-fsdp2-fp32", "llama", 2, engine="fsdp", processes=2),
     Row("llama-fsdp2-bf16-ckpt", "llama", 4, engine="fsdp", processes=2, precision="bf16", **_CKPT),
 ]
-ROWS: tuple[Row, ...] = (*_LLAMA, *_FAST, *_DECODERS, *_OF_2025, *_OF_2026, *_ENCODERS, *_TWO_PROCESSES)
+_UNFROZEN: dict[str, Any] = {"trains_tower": True}
+_IMAGE_JOBS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "unfrozen-fp32": _UNFROZEN,
+    "unfrozen-fp32-ckpt": {**_UNFROZEN, **_CKPT},
+    "lora-bf16": {"precision": "bf16", **_LORA},
+}
+_WITH_IMAGES = [
+    Row(f"{model}-{name}", model, 2, 160 if model == "gemma4-vl" else 256, **settings)
+    for model in ("qwen3-vl", "gemma3-vl", "gemma4-vl", "idefics3", "smolvlm", "llava")
+    for name, settings in _IMAGE_JOBS.items()
+    if model != "smolvlm" or name == "lora-bf16"  # the layers of Idefics3
+]
+ROWS: tuple[Row, ...] = (
+    *_LLAMA, *_FAST, *_DECODERS, *_OF_2025, *_OF_2026, *_ENCODERS, *_TWO_PROCESSES, *_WITH_IMAGES,
+)  # fmt: skip
 
 
 def row(name: str) -> Row:

@@ -33,6 +33,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # some CPU kernels allocate a buffer for each thread
 
 from memory_grid import HALVES, ROWS, Row, row
+from memory_images import ImageSamples, processor_of, sees_images
 from memory_rows import DOCUMENTS, STEPS, ds_config_of, plan_of
 
 from launcher.execute.leftovers import remove_shared_buffers, remove_stale_locks
@@ -89,6 +90,9 @@ def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
 
     count = (STEPS + 1) * row.accumulation * row.micro_batch * row.processes
     task = plan.task.name
+    if sees_images(row):
+        samples = ImageSamples(row, processing, count, plan.spec.vocab_size)
+        return RandomData(samples, samples.collate)
     if task == "image-classification":
         from launcher.train.tasks.image_classification import stack_images
 
@@ -134,6 +138,7 @@ def build_trainer(row: Row, plan: Plan, run_dir: Path) -> Any:
     from launcher.train.job import read_job
     from launcher.train.model.adapters import attach_adapter
     from launcher.train.model.models import load_model
+    from launcher.train.tiny_processor import set_token_ids
     from launcher.train.training import make_arguments, make_trainer
 
     job = read_job(run_dir)
@@ -141,9 +146,13 @@ def build_trainer(row: Row, plan: Plan, run_dir: Path) -> Any:
     if row.engine == "fsdp":
         args = fsdp_arguments(args)
     processing = None if plan.task.name == "image-classification" else tokenizer()
+    if sees_images(row):
+        processing = processor_of(row)
     data = random_data(row, plan, processing)
     set_seed(args.seed)
     model = load_model(job, processing)
+    if sees_images(row):
+        set_token_ids(model.config, processing)
     set_seed(args.seed)
     model = attach_adapter(job, model, processing)
     return make_trainer(job, args, model, processing, data)

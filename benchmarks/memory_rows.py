@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memory_grid import MODELS, Row
+from memory_images import frozen_parts, image_spec, sees_images
 
 from launcher.engines import engine_named, engine_of
 from launcher.errors import DoesNotFit
@@ -25,7 +26,11 @@ STEPS = 2
 RANK = 8
 DOCUMENTS = 4
 """In each packed row."""
-_FORMATS = {"sequence-classification": "classification", "image-classification": "image"}
+_FORMATS = {
+    "sequence-classification": "classification",
+    "image-classification": "image",
+    "image-text-to-text": "image-chat",
+}
 
 
 def hardware_of(row: Row) -> Hardware:
@@ -34,6 +39,8 @@ def hardware_of(row: Row) -> Hardware:
 
 def spec_of(row: Row) -> ModelSpec:
     model = MODELS[row.model]
+    if sees_images(row):
+        return image_spec(row, recipe_of(row).get("adapter"))
     return read_model_spec(row.model, {**model.config, **row.config}, "the grid", model.task)
 
 
@@ -51,7 +58,7 @@ def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
         "data": {
             "train": [{"path": "random", "format": _FORMATS.get(model.task, "prompt-completion")}],
             **({} if model.task == "image-classification" else {"max_length": row.length}),
-            "packing": row.packing,
+            **({} if sees_images(row) else {"packing": row.packing}),
             **({"padding_free": True} if row.free else {}),
         },
         "precision": row.precision,
@@ -70,6 +77,8 @@ def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
         targets = "all-linear" if row.adapter == "all-linear" else list(model.attention)
         recipe["adapter"] = {"r": RANK, "target_modules": targets, "lora_dropout": row.adapter_dropout}
         recipe["adapter"]["cast_input_dtype_enabled"] = row.cast
+    if sees_images(row):
+        recipe["model"]["freeze"] = frozen_parts(row)
     if row.engine == "deepspeed":
         recipe["sharding"] |= {"zero_stage": row.zero_stage, "offload_optimizer": row.offload_optimizer}
     return recipe

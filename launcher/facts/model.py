@@ -114,6 +114,9 @@ class Vision:
     """Sizes of the tower; 0 where its configuration does not name them."""
     inner: int
     layers: int
+    widths: int
+    """Values of width `hidden`, and `inners` of width `inner`, that a layer keeps of a patch for backward."""
+    inners: int
     patch_values: int
     """Pixel values of a patch."""
     patches_per_token: int

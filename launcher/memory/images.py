@@ -43,9 +43,8 @@ def with_images(phases: Mapping[str, Components], spec: ModelSpec, job: MemoryJo
 
 
 def _of_layer(vision: Vision) -> int:
-    """Values of a patch that a layer makes: input, norms, queries, keys and values, attention, two residuals
-    (eight widths), and both sides of the activation function."""
-    return 8 * vision.hidden + 2 * vision.inner
+    """Values of a patch that a layer makes and keeps where it is trained (`vision_facts`)."""
+    return vision.widths * vision.hidden + vision.inners * vision.inner
 
 
 def image_note(spec: ModelSpec, job: MemoryJob) -> tuple[str, ...]:

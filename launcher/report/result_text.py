@@ -141,6 +141,11 @@ def _split_lines(name: str, split: Mapping[str, Any]) -> list[str]:
             f"{lengths['mean']:.0f}, median {lengths['p50']:.0f}, 95 % {lengths['p95']:.0f}, "
             f"maximum {lengths['max']:,}"
         )
+    if images := split.get("image_tokens"):
+        lines.append(
+            f"  of images  tokens per sample: mean {images['mean']:.0f}, median {images['p50']:.0f}, "
+            f"95 % {images['p95']:.0f}, maximum {images['max']:,}"
+        )
     unused = [source for source in split["sources"] if source["unused"]]
     return [*lines, *(f"  not read   {listed(source['unused'])} of {source['path']}" for source in unused)]
 

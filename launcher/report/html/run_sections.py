@@ -218,9 +218,10 @@ def _counts(splits: Mapping[str, Mapping[str, Any]]) -> Markup:
 
 def _lengths(splits: Mapping[str, Mapping[str, Any]]) -> list[Markup]:
     rows = [
-        (name, *(count(at(split, "lengths", key)) for key in ("mean", "p50", "p95", "max")))
+        (f"{name}{of}", *(count(at(split, kind, key)) for key in ("mean", "p50", "p95", "max")))
         for name, split in splits.items()
-        if mapping(split.get("lengths"))
+        for kind, of in (("lengths", ""), ("image_tokens", ", of images"))
+        if mapping(split.get(kind))
     ]
     head = ("tokens of a sample", "mean", "median", "at 95 %", "longest")
     return [table("Tokens of a sample", head, rows, "numbers")] if rows else []

@@ -222,6 +222,8 @@ class Counts(Tally):
     read: int = 0
     targets: int = 0
     _lengths: array[int] = field(default_factory=lambda: array("i"))
+    _image_tokens: array[int] = field(default_factory=lambda: array("i"))
+    """Tokens of images in each sample, of a task that has both."""
 
     def add(self, batch: EncodedBatch) -> None:
         for name in TOTALS[1:]:
@@ -230,6 +232,7 @@ class Counts(Tally):
         self.notes.update(batch.notes)
         lengths, targets = _lengths_and_targets(batch.columns)
         self._lengths.extend(lengths)
+        self._image_tokens.extend(_tokens_of_images(batch.columns))
         self.targets += targets
 
     def since(self, read: int, dropped: Mapping[str, int]) -> dict[str, Any]:
@@ -243,17 +246,33 @@ class Counts(Tally):
 
     def lengths(self) -> dict[str, float] | None:
         """Tokens of a sample: mean, median, 95th percentile and maximum; None for data without tokens."""
-        if not self._lengths:
-            return None
-        import numpy as np
+        return _spread(self._lengths)
 
-        lengths = np.frombuffer(self._lengths, dtype=np.int32)
-        return {
-            "mean": round(float(lengths.mean()), 2),
-            "p50": float(np.percentile(lengths, 50)),
-            "p95": float(np.percentile(lengths, 95)),
-            "max": int(lengths.max()),
-        }
+    def image_tokens(self) -> dict[str, float] | None:
+        """`lengths` of a sample's tokens that are images'; None for data without images beside tokens."""
+        return _spread(self._image_tokens)
+
+
+def _spread(numbers: array[int]) -> dict[str, float] | None:
+    """Mean, median, 95th percentile and maximum; None of nothing."""
+    if not numbers:
+        return None
+    import numpy as np
+
+    values = np.frombuffer(numbers, dtype=np.int32)
+    return {
+        "mean": round(float(values.mean()), 2),
+        "p50": float(np.percentile(values, 50)),
+        "p95": float(np.percentile(values, 95)),
+        "max": int(values.max()),
+    }
+
+
+def _tokens_of_images(columns: Mapping[str, Any]) -> list[int]:
+    """Tokens of images in each sample of a batch; none of samples without images beside tokens."""
+    spans = columns.get("image_spans", [])
+    places = spans if isinstance(spans, list) else spans.to_pylist()
+    return [sum(one[1::2]) - sum(one[::2]) for one in places]
 
 
 def _lengths_and_targets(columns: Mapping[str, Any]) -> tuple[array[int], int]:

@@ -139,12 +139,14 @@ def _write_split(
             })  # fmt: skip
             if writer.samples == start:
                 raise _nothing_left(source, counts)
+    of_images = counts.image_tokens()
     return {
         "file": f"{name}.arrow",
         "samples": writer.samples,
         "sources": found,
         "counts": counts.to_json(),
         "lengths": counts.lengths(),
+        **({"image_tokens": of_images} if of_images else {}),
     }
 
 
