@@ -28,8 +28,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import bounds_kernel
+from switches import Check, needs
 
 RECORD = Path(__file__).parent / "records" / "coverage_cpu.json"
 SECONDS, BYTES = 300, 10 * 2**30
@@ -101,7 +105,8 @@ _TEMPORARY = re.compile(r"\S*/tmp\w+")
 LENGTHS = (17, 9, 12)
 """Tokens of the documents that are packed."""
 CHANGED = {
-    "sliding_window": 5, "attention_chunk_size": 8,  # shorter than the documents
+    "sliding_window": 5, "attention_chunk_size": 8, "window_size": 5, "local_attention": 8, "floor_scale": 4,
+    "index_topk": 4, "index_block_size": 2, "index_topk_blocks": 2, "keep_window_size": 4,  # below a document
     "logits_scaling": 3.0, "logit_scale": 0.3, "lm_head_multiplier": 0.5,  # whose default has no effect
 }  # fmt: skip
 """Values under which a leak between documents, or logits that are more than a product, would show."""
@@ -173,9 +178,9 @@ def try_type(kind: str, *, images: bool = False, compiled: bool = False) -> dict
             tried.attempt("merged", lambda: merge(run))
     if images:
         return tried.to_json()
-    for kernel in ("sdpa", "eager", "varlen"):
-        tried.attempt(kernel, lambda kernel=kernel: documents_apart(config, kernel))
-    tried.attempt("chunked", lambda: chunked_alike(config))
+    for field, check in CHECKS.items():
+        if tried.attempt(field, lambda check=check: check(config)) and (more := needs(config, check)):
+            tried.found.setdefault("needs", {})[field] = more
     if compiled:
         tried.attempt("compiled", lambda: compiled_alike(config))
     return tried.to_json()
@@ -283,9 +288,9 @@ def build(config: Mapping[str, Any], kernel: str | None = None) -> Any:
     from launcher.train.upstream.model_seams import attention_of
 
     register_varlen()
+    bounds_kernel.register()
     torch.manual_seed(0)
-    given = {**config, **{key: value for key, value in CHANGED.items() if config.get(key)}}
-    made = transformers.AutoConfig.for_model(**given)
+    made = transformers.AutoConfig.for_model(**_acting(config))
     for name in ("initializer_range", "init_std"):
         if hasattr(made, name):
             setattr(made, name, 0.2)
@@ -299,6 +304,13 @@ def build(config: Mapping[str, Any], kernel: str | None = None) -> Any:
     if kernel and attention_of(model.config.get_text_config()) != kernel:
         raise ValueError(f"the model has no attention {kernel}")
     return model.float().train()
+
+
+def _acting(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With the values of CHANGED where it has one, in its text model too."""
+    given = {**config, **{key: value for key, value in CHANGED.items() if config.get(key)}}
+    inner = {"text_config": _acting(given["text_config"])} if given.get("text_config") else {}
+    return given | inner
 
 
 def documents_apart(config: Mapping[str, Any], kernel: str) -> bool:
@@ -334,19 +346,35 @@ def chunked_alike(config: Mapping[str, Any]) -> bool:
 
 
 def compiled_alike(config: Mapping[str, Any]) -> bool:
-    """Whether compiled layers compute the loss and the gradients of plain ones."""
+    """Whether compiled layers compute the loss and the gradients of plain ones.
+
+    A layer that torch cannot compile is an error here; in a run it would train as it is.
+    """
+    from torch._dynamo.utils import counters
+
     from launcher.train.model.models import repeated_layers
-    from launcher.train.upstream.torch_seams import compile_or_run_plainly
 
     def change(model: Any) -> None:
         layers = repeated_layers(model)
         if not layers:
             raise ValueError("the model does not name its layers")
-        compile_or_run_plainly()
         for layer in layers:
             layer.compile(dynamic=True)
 
-    return _alike(build(config), change)
+    counters.clear()
+    same = _alike(build(config), change)
+    if not counters["stats"]["unique_graphs"]:
+        raise ValueError("nothing of the layers was compiled")
+    return same
+
+
+KERNELS = {"sdpa": "sdpa", "eager": "eager", "varlen": "varlen", "flash_attention_2": bounds_kernel.NAME}
+"""Attention -> the one that is run in its place on a CPU."""
+CHECKS: Mapping[str, Check] = {
+    **{name: partial(documents_apart, kernel=kernel) for name, kernel in KERNELS.items()},
+    "chunked": chunked_alike,
+}
+"""What else is tried with changed configurations: field of the record -> check."""
 
 
 def _alike(model: Any, change: Callable[[Any], object]) -> bool:
@@ -358,7 +386,8 @@ def _alike(model: Any, change: Callable[[Any], object]) -> bool:
         raise ValueError(f"the loss is {after} instead of {before}")
     if others.keys() != gradients.keys():
         raise ValueError("other parameters have gradients")
-    worst = max(float((others[n] - g).abs().max() / (g.abs().max() + 1e-9)) for n, g in gradients.items())
+    floor = 1e-3 * max(float(g.abs().max()) for g in gradients.values())  # rounding: of a key's bias, say
+    worst = max(float((others[n] - g).abs().max() / (g.abs().max() + floor)) for n, g in gradients.items())
     if not worst < 1e-3:
         raise ValueError(f"gradients differ by {worst:.1e}")
     return True
@@ -376,7 +405,8 @@ def _step(model: Any) -> tuple[float, dict[str, Any]]:
     labels[:, :5] = -100
     loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, use_cache=False).loss
     loss.backward()
-    return float(loss), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return float(loss.detach()), gradients
 
 
 def in_child(kind: str, *, images: bool, compiled: bool) -> dict[str, Any]:
@@ -423,7 +453,18 @@ def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
         "closed_form": sum(row.get("planned") == "closed-form" for row in rows.values()),
         **{name: sum(row.get(name) is True for row in rows.values())
            for name in ("sdpa", "varlen", "chunked", "compiled")},
+        "packed": sum(any(row.get(kernel) is True for kernel in KERNELS) for row in rows.values()),
+        "compile_tried": sum("compiled" in row for row in rows.values()),
     }  # fmt: skip
+
+
+def speeds(found: Mapping[str, int]) -> str:
+    """How many types get each way to be fast."""
+    return (
+        f"of {found['types']} causal language models get padding-free batches {found['varlen']}, packing "
+        f"{found['packed']}, the chunked loss {found['chunked']}, and compiled layers {found['compiled']} of "
+        f"{found['compile_tried']} that were tried"
+    )
 
 
 def _mark(value: Any) -> str:
@@ -495,6 +536,7 @@ def main() -> int:
         print(*lines({kind: rows[kind]}), sep="\n", flush=True)
         if asked.write:
             write(part, {kind: rows[kind]}, versions)
+    print(speeds(summary(rows)))
     print(json.dumps(summary(rows)))
     return 0
 

@@ -10,8 +10,10 @@ from typing import Any
 from recipe_page import NOTE, table
 
 RECORD = Path(__file__).parents[1] / "benchmarks" / "records" / "coverage_cpu.json"
-HEAD = ("model type", "memory planned by", "trains", "merges", "documents in one row", "chunked loss")
-KERNELS = ("sdpa", "eager", "varlen")
+HEAD = (
+    "model type", "memory planned by", "trains", "merges", "documents in one row", "chunked loss", "compiled",
+)  # fmt: skip
+KERNELS = ("sdpa", "eager", "varlen", "flash_attention_2")
 INTRO = """\
 Every type with a causal language model in transformers {transformers}, as `benchmarks/coverage.py`
 found it on a CPU with torch {torch}: the default configuration of its class made small, with random
@@ -22,15 +24,23 @@ weights.
 - **merges**: the adapter is saved, read back and merged, and the merged model has the same logits
   when it is read again.
 - **documents in one row**: the attention kernels under which several documents in one row have the
-  logits that each has alone, as packing and padding-free batches need it.
+  logits that each has alone, as packing and padding-free batches need it. In place of
+  FlashAttention ran a kernel that, like it, knows documents by their bounds alone.
 - **chunked loss**: it has the value and the gradients of the full loss.
+- **compiled**: layers that `torch.compile` compiled, with dynamic shapes, have the loss and the
+  gradients of plain ones; `?`: not tried.
 
-What is missing has its reason below; other configurations of a type may differ.
+What is missing has its reason below. A configuration may have switches that the default one has not:
+kinds of layers, windows, scaled logits. Each was changed and tried too; one that fails, or for which
+there was no value to try, counts as not shown.
 
 {whole} of {types} types plan, train and merge; of the {young} types of {year} and later,
-{young_whole}. {closed_form} have their memory in closed form, {sdpa} keep documents apart under
-sdpa and {varlen} under varlen, and {chunked} have the chunked loss. A plan packs and chunks only
-families that are tested on every change; the table says what was seen for the others.
+{young_whole}. {closed_form} have their memory in closed form.
+
+A plan follows this table. Padding-free batches are on by default for the {varlen} types that keep
+documents apart under varlen, `data.packing` is accepted for {packed} under a kernel that does, and
+the chunked loss is on for {chunked}. Long runs on a GPU compile the layers of {compiled} types, of
+{compile_tried} that were tried. [Performance](performance.md) has what else each of them needs.
 
 Tasks on text load the text model alone of a checkpoint for text and images; [Tasks](tasks.md) has
 the task on images."""
@@ -82,6 +92,7 @@ def _row(kind: str, found: Mapping[str, Any]) -> tuple[str, ...]:
         _mark(found.get("merged")),
         kernels or "-",
         _mark(found.get("chunked")),
+        _mark(found["compiled"]) if "compiled" in found else "?",
     )
 
 

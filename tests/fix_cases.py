@@ -323,9 +323,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     # packing
     "packing-family": (
-        [case(EIGHT, "data.packing", **OPT, **PACKED), case(EIGHT, "data.padding_free", **OPT, **FREE),
-         case(EIGHT, "data.packing", **OPT, **PACKED, **FLASH)],
-        [case(EIGHT, **PACKED), case(EIGHT, **OPT), case(EIGHT, data__packing="false", **OPT)],
+        [case(EIGHT, "data.packing", **OPT, **PACKED, **SDPA),
+         case(EIGHT, "data.padding_free", **OPT, **FREE, **SDPA)],
+        [case(EIGHT, **PACKED), case(EIGHT, **OPT), case(EIGHT, **OPT, **PACKED),
+         case(EIGHT, **OPT, **PACKED, **FLASH), case(EIGHT, data__packing="false", **OPT)],
     ),
     "packing-cache": (
         [case(EIGHT, "trainer.use_cache", trainer__use_cache="true", **PACKED),

@@ -1,4 +1,4 @@
-"""What attention kernels and model families support: packed rows, chunked loss, tensor parallelism."""
+"""Attention kernels and what they do with packed rows; chunks of logits; tensor-parallel plans."""
 
 from __future__ import annotations
 
@@ -29,18 +29,6 @@ STEP = 256
 """Rows of the smallest chunk. With 8 rows (torch's choice for a vocabulary of 49152 on a CPU) the head takes
 five times as long as in one piece."""
 LOGIT_BYTES = 4
-
-PLAIN_HEADS = frozenset(
-    {"apertus", "arcee", "gemma", "gemma3_text", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "llama",
-     "ministral", "ministral3", "mistral", "olmo2", "olmo3", "opt", "phi3", "qwen2", "qwen3", "smollm3",
-     "starcoder2"}
-)  # fmt: skip
-"""Model types whose logits are `lm_head(hidden)` and whose loss depends on these logits alone.
-
-As read in transformers 5.23. Gemma-2 caps its logits, and Gemma-3 where its configuration has a
-final_logit_softcapping (the plan asks); Granite divides its logits; Mixtral and Qwen3-MoE may add the loss of
-their routers.
-"""
 
 
 def chunk_rows(vocab_size: int) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.engines.deepspeed_config import idle_keys
 from launcher.errors import DoesNotFit, Problem
-from launcher.facts.capabilities import PLAIN_HEADS
+from launcher.facts.model_types import why_not_chunked
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
@@ -109,7 +109,7 @@ def _logits_warnings(chosen: Candidate, facts: Facts, draft: Draft) -> tuple[str
     shared = chosen.job.tensor_parallel * chosen.job.sequence_parallel > 1
     if draft.task.causal_loss and not shared:
         fixes.insert(0, "trainer.use_liger_kernel: true, whose loss keeps none")
-    if draft.explicit("model.loss") and facts.model.model_type in PLAIN_HEADS:
+    if draft.explicit("model.loss") and not why_not_chunked(facts.model.config):
         fixes.insert(0, "model.loss: chunked")
     return (
         f"logits take {logits / 2**30:.1f} GiB of the {memory.total / 2**30:.1f} GiB at the peak: a score "

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.engines import engine_of
-from launcher.facts.capabilities import PLAIN_HEADS, chunk_rows, is_varlen
+from launcher.facts.capabilities import chunk_rows, is_varlen
 from launcher.facts.lora import adapted_by
 from launcher.facts.model import ModelSpec
+from launcher.facts.model_types import why_not_apart, why_not_chunked, why_not_compiled
 from launcher.memory.activations import LIGER_FAMILIES
 from launcher.memory.states import MIXED
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.planner.candidates import Candidate
 from launcher.planner.decide import AMPERE, VOLTA, shares
-from launcher.planner.fixes.packing import VERIFIED_FAMILIES
 from launcher.planner.record import ONLY_EAGER
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
@@ -62,14 +62,15 @@ def _decide_batches(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     """Kernel, padding, the multiple of a row. RecipeError for an impossible kernel."""
     _check_kernel(draft, recipe, facts)
     asked = recipe.model.attn_implementation
-    padded = _why_padded(draft, recipe, facts.model)
+    usual, why_usual = _usual(facts.model)
+    flattening = usual if why_not_apart(facts.model.config, "varlen") else "varlen"
+    padded = _why_padded(draft, recipe, facts.model, asked or flattening)
     if asked is not None:
         draft.put_recipe(ATTENTION, asked, "")
     elif recipe.data.padding_free is False:
-        draft.put(ATTENTION, *_usual(facts.model))
+        draft.put(ATTENTION, usual, why_usual)
     elif why := (padded if recipe.data.padding_free is None else "") or _why_not_chosen(draft, recipe, facts):
-        kernel, reason = _usual(facts.model)
-        draft.put(ATTENTION, kernel, f"{reason}; not varlen: {why}")
+        draft.put(ATTENTION, usual, f"{why_usual}; not varlen: {why}")
     else:
         reason = "each sample of a batch attends to itself alone: nothing is spent on padding, or on a mask"
         draft.put(ATTENTION, "varlen", reason)
@@ -98,13 +99,13 @@ def _decide_padding_free(draft: Draft, recipe: Recipe, padded: str) -> None:
         draft.put(FREE, False, f"{kernel} would pay for a mask over the whole batch")
 
 
-def _why_padded(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
+def _why_padded(draft: Draft, recipe: Recipe, spec: ModelSpec, kernel: str) -> str:
     """Why the samples of a batch are not put into one row by default; empty where they may be."""
     noise = "trainer.neftune_noise_alpha"
     if not draft.task.flattens:
         return "not asked for; its samples are padded"
-    if spec.model_type not in VERIFIED_FAMILIES:
-        return f"samples of {spec.model_type} in one row were not shown to stay apart"
+    if leaks := why_not_apart(spec.config, kernel):
+        return leaks
     if _is_foreign(draft, spec):
         return "the model's code is the repository's own: nobody knows whether samples in one row stay apart"
     if shares(recipe):
@@ -145,14 +146,14 @@ def _why_not_varlen(draft: Draft, recipe: Recipe, facts: Facts) -> str:
     spec = facts.model
     if not draft.task.flattens:
         return f"task {draft.task.name} was not tried with it"
-    if spec.model_type not in VERIFIED_FAMILIES:
-        return f"samples of {spec.model_type} in one row were not shown to stay apart"
+    if spec.layout.score_cap:
+        return f"{spec.name} caps its scores, which it cannot"
+    if leaks := why_not_apart(spec.config, "varlen"):
+        return leaks
     if shares(recipe):
         return "ranks that share a copy divide attention in their own way"
     if _is_foreign(draft, spec):
         return "the model's code is the repository's own"
-    if spec.layout.score_cap:
-        return f"{spec.name} caps its scores, which it cannot"
     return ""
 
 
@@ -170,7 +171,7 @@ def _check_kernel(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         why = _why_not_varlen(draft, recipe, facts)
     elif asked == "flex_attention" and facts.hardware.is_cpu:
         why = "torch has no backward pass of it for a CPU"
-    elif asked == "flex_attention" and spec.model_type not in VERIFIED_FAMILIES:
+    elif asked == "flex_attention" and (spec.foreign or why_not_apart(spec.config, asked)):
         why = f"{spec.model_type} was not tried with it"
     elif asked == "flex_attention" and _attention_dropout(spec) > 0:
         why = f"it has no dropout, and {spec.name} drops attention weights"
@@ -261,8 +262,10 @@ def _why_full(draft: Draft, recipe: Recipe, facts: Facts) -> str:
         return f"task {task} has a loss of its own"
     if draft.trainer.use_liger_kernel:
         return "Liger's loss rules, which makes no logits either"
-    if spec.model_type not in PLAIN_HEADS or capped:
-        return f"{spec.model_type} does more to its logits or its loss than multiply by the head"
+    if capped:
+        return f"{spec.model_type} caps its logits"
+    if more := why_not_chunked(spec.config):
+        return more
     if _is_foreign(draft, spec):
         return "the model's code is the repository's own"
     if shares(recipe):
@@ -326,6 +329,8 @@ def _why_not_compiled(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Fa
         return "a rehearsal is too short"
     if not draft.task.causal_loss or _is_foreign(draft, facts.model):
         return "was tried with transformers' own causal language models alone"
+    if untried := why_not_compiled(facts.model.model_type):
+        return untried
     if capability is None or capability < AMPERE:
         return "was meant for compute capability 8.0 and later"
     if draft.model.quantization != "none":

@@ -71,12 +71,12 @@ class ModelSection(Section):
     `flex_attention` needs a GPU; `varlen` uses torch's own variable-length kernels, without a mask."""
     loss: Literal["full", "chunked"] | None = None
     """How the loss is computed; `chunked`: logits for some hundred target tokens at a time, so that the full
-    logits are never materialised; absent: `chunked` for task `causal-lm` where the head is one matrix and
-    nothing else replaces the loss."""
+    logits are never materialised; absent: `chunked` for task `causal-lm` where the model type was shown to
+    have the same loss with it, and nothing else replaces the loss."""
     compile_blocks: bool | None = None
-    """Compile each layer (`torch.compile`); absent: where the run is predicted to take an hour or more (needs
-    `trainer.max_steps`), on GPUs of compute capability 8.0 or later, without quantisation and with unsharded
-    weights (DDP, ZeRO up to 2)."""
+    """Compile each layer (`torch.compile`); absent: where the model type was shown to compute the same and
+    the run is predicted to take an hour or more (needs `trainer.max_steps`), on GPUs of compute capability
+    8.0 or later, without quantisation and with unsharded weights (DDP, ZeRO up to 2)."""
     vocab_multiple: Annotated[int, Field(ge=2, le=4096)] | None = None
     """Pad the vocabulary to a multiple of this, for tensor cores. The added entries take part in the softmax
     and change the model, so no plan sets it automatically."""

@@ -1,19 +1,22 @@
 """Packing on real models: packed and flattened documents compute what separate ones compute.
 
 transformers keeps documents apart by position_ids alone, and only without attention mask and KV cache.
-Each decoder family reads position_ids in code of its own, so each is tried; the planner packs only those.
+Each decoder family reads position_ids in code of its own, so each of the closed forms is tried here, with its
+windows, scales and experts; benchmarks/coverage.py tries all types on less.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.facts.architectures import FAMILIES
-from launcher.planner.fixes.packing import VERIFIED_FAMILIES
+from launcher.facts.model_types import found
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -26,6 +29,10 @@ from launcher.train.data.batches import (  # noqa: E402
 )
 from launcher.train.model.attention import register_varlen  # noqa: E402
 from launcher.train.tiny import tiny_tokenizer  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import bounds_kernel  # noqa: E402  (benchmarks is no package)
 
 VOCAB = 128
 WINDOW = 5
@@ -184,18 +191,31 @@ def assert_same_as_separate(model: Any, rows: Any, kind: str) -> None:
     found = gradients(model)
     assert found.keys() == grads.keys()
     for name, grad in grads.items():
-        assert float((found[name] - grad).abs().max()) < 1e-5 * float(grad.abs().max()) + 1e-7, name
+        assert float((found[name] - grad).abs().max()) < 1e-5 * float(grad.abs().max()) + 3e-7, name
 
 
-def attentions(family: str) -> list[str]:
-    return ["eager"] if family in EAGER_ONLY else ["eager", "sdpa", "varlen"]
+def pairs(attentions: tuple[str, ...], *, apart: bool) -> list[tuple[str, str]]:
+    """(Family, attention) with the verdict that the planner reads."""
+    return [
+        (family, attention)
+        for family in CONFIGS
+        for attention in attentions
+        if (attention in found(family).apart) is apart and (family not in EAGER_ONLY or apart)
+    ]
 
 
-VERIFIED = [(family, attention) for family in sorted(VERIFIED_FAMILIES) for attention in attentions(family)]
+APART = pairs(("eager", "sdpa", "varlen"), apart=True)
 
 
-@pytest.mark.parametrize("kind", ["packed", "flatten"])
-@pytest.mark.parametrize(("family", "attention"), VERIFIED)
+BATCHES = [
+    (family, attention, kind)
+    for family, attention in APART
+    for kind in ("packed", "flatten")
+    if kind == "flatten" or family != "opt"  # several packs of OPT leak; fix packing-flash-rows refuses them
+]
+
+
+@pytest.mark.parametrize(("family", "attention", "kind"), BATCHES)
 def test_packed_documents_compute_what_separate_ones_do(
     rows: Any, family: str, attention: str, kind: str
 ) -> None:
@@ -210,17 +230,16 @@ def test_checkpointing_changes_nothing(rows: Any, reentrant: bool) -> None:
     assert_same_as_separate(model, rows, "packed")
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - VERIFIED_FAMILIES))
+@pytest.mark.parametrize(("family", "attention"), pairs(("eager", "sdpa"), apart=False))
 def test_other_families_do_leak(rows: Any, family: str, attention: str) -> None:
-    """One that no longer leaks belongs to the verified ones."""
+    """One that no longer leaks shows that the record is old."""
     model = build(family, attention)
     logits, _, _ = separately(model, rows)
     batch, order = batch_of(rows, "packed")
     assert worst_difference(batch, order, model(**batch, use_cache=False).logits, logits) > 0.1
 
 
-@pytest.mark.parametrize(("family", "attention"), VERIFIED)
+@pytest.mark.parametrize(("family", "attention"), APART)
 def test_a_mask_or_a_cache_lets_documents_see_each_other(rows: Any, family: str, attention: str) -> None:
     """What the tests above must be able to notice, and why batches have no mask and runs no cache."""
     model = build(family, attention)
@@ -232,9 +251,10 @@ def test_a_mask_or_a_cache_lets_documents_see_each_other(rows: Any, family: str,
     assert worst_difference(batch, order, cached.logits, logits) > 0.1
 
 
-def test_every_verified_family_is_known_to_the_planner() -> None:
-    assert FAMILIES.keys() >= VERIFIED_FAMILIES
+def test_every_closed_form_is_tried_and_opt_alone_leaks_under_sdpa() -> None:
     assert CONFIGS.keys() == FAMILIES.keys()
+    assert pairs(("sdpa",), apart=False) == [("opt", "sdpa")]
+    assert ("opt", "varlen") in APART
 
 
 @pytest.mark.parametrize("family", EAGER_ONLY)
@@ -246,41 +266,12 @@ def test_a_family_without_sdpa_says_so(rows: Any, family: str) -> None:
         model(**batch_of(rows, "flatten")[0], use_cache=False)
 
 
-def variable_length(
-    module: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **bounds: Any,
-) -> tuple[Any, None]:
-    """Attention that, like FlashAttention's kernel, knows documents by cu_seq_lens alone."""
-    assert attention_mask is None
-    assert bounds["max_length_q"] == max(bounds["cu_seq_lens_q"].diff())
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    parts = []
-    for start, end in pairwise(bounds["cu_seq_lens_q"].tolist()):
-        q, k, v = (states[:, :, start:end] for states in (query, key, value))
-        scores = q @ k.transpose(-1, -2) * (scaling or q.shape[-1] ** -0.5)
-        if softcap:
-            scores = softcap * torch.tanh(scores / softcap)
-        places = torch.arange(end - start)
-        back = places[:, None] - places
-        visible = (back >= 0) & (back < (sliding_window or end))
-        parts.append(scores.masked_fill(~visible, float("-inf")).softmax(-1) @ v)
-    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
-
-
-@pytest.mark.parametrize("family", sorted(VERIFIED_FAMILIES))
+@pytest.mark.parametrize("family", [name for name, _ in pairs(("flash_attention_2",), apart=True)])
 def test_sequence_bounds_reach_the_kernel(rows: Any, family: str) -> None:
     """FlashAttention runs on GPUs only; that each family hands it the bounds is seen without one."""
-    transformers.AttentionInterface.register("variable-length", variable_length)
+    bounds_kernel.register()
     logits, _, _ = separately(build(family, "eager"), rows)
-    model = build(family, "variable-length")
+    model = build(family, bounds_kernel.NAME)
     batch, order = batch_of(rows, "flatten")
     out = model(**batch, use_cache=False)
     assert worst_difference(batch, order, out.logits, logits) < 2e-5

@@ -6,7 +6,7 @@ import pytest
 from factories import BASE, plan, recipe
 
 from launcher.errors import RecipeError
-from launcher.planner.fixes.packing import PACKING_FIXES, VERIFIED_FAMILIES
+from launcher.planner.fixes.packing import PACKING_FIXES
 
 OPT = BASE.replace("huggyllama/llama-7b", "facebook/opt-6.7b")
 FLASH = {"model__attn_implementation": "flash_attention_2"}
@@ -15,9 +15,8 @@ SDPA = {"model__attn_implementation": "sdpa"}
 # id: (recipe, overrides, setting at fault)
 REFUSED = {
     "packing-family": [
-        (OPT, {"data__packing": "true"}, "data.packing"),
-        (OPT, {"data__padding_free": "true"}, "data.padding_free"),
-        (OPT, {"data__packing": "true", **FLASH}, "data.packing"),
+        (OPT, {"data__packing": "true", **SDPA}, "data.packing"),
+        (OPT, {"data__padding_free": "true", **SDPA}, "data.padding_free"),
     ],
     "packing-cache": [
         (BASE, {"data__packing": "true", "trainer__use_cache": "true"}, "trainer.use_cache"),
@@ -35,6 +34,8 @@ ACCEPTED = [
     (BASE, {"trainer__use_cache": "true"}),
     (OPT, {}),
     (OPT, {"data__packing": "false"}),
+    (OPT, {"data__packing": "true"}),
+    (OPT, {"data__packing": "true", **FLASH}),
 ]
 
 
@@ -87,11 +88,6 @@ def test_a_mask_over_a_long_flattened_row_is_warned_of(tmp_path, overrides, warn
     made = plan(tmp_path, "8xA100-80GB", BASE, data__max_length=2048, **overrides)
     assert ("padding-free-mask" in fixes_of(made)) is warned
     assert any("padding-free" in warning for warning in made.warnings) is warned
-
-
-def test_opt_is_not_verified():
-    """It ignores position_ids in its attention mask; tests/contract/test_packing.py shows the leak."""
-    assert "opt" not in VERIFIED_FAMILIES
 
 
 def test_rows_that_are_not_packed_are_not_said_to_be_padded(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 
 import pytest
@@ -97,8 +98,14 @@ def test_the_reason_names_what_did_not_fit():
     assert notes["adapter"].endswith("a full fine-tune and LoRA over 16-bit weights do not fit this hardware")
 
 
-def test_a_family_that_cannot_pack_gets_texts_that_are_not_packed():
-    fitting = fit("facebook/opt-125m", "text", rows("text"), machine("1xT4-16GB"))
+def test_a_family_that_cannot_pack_gets_texts_that_are_not_packed(tmp_path):
+    """The gated delta rule of Qwen3.5 carries a document's state into the next one."""
+    config = {
+        "model_type": "qwen3_5_text", "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 32000,
+        "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    fitting = fit(str(tmp_path), "text", rows("text"), machine("1xRTX4090-24GB"))
     data, _ = draft(fitting.start, fitting.method, fitting.length)
     assert "packing" not in data["data"]
     packed = fit("EleutherAI/pythia-1b", "text", rows("text"), machine("1xRTX4090-24GB"))

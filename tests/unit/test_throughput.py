@@ -8,8 +8,7 @@ import pytest
 from factories import facts, plan, recipe
 
 from launcher.errors import RecipeError
-from launcher.facts.architectures import FAMILIES
-from launcher.facts.capabilities import CHUNK_BYTES, PLAIN_HEADS, chunk_rows, holds_mask, is_varlen
+from launcher.facts.capabilities import CHUNK_BYTES, chunk_rows, holds_mask, is_varlen
 from launcher.planner.planner import make_plan
 
 A100, V100 = "1xA100-80GB", "1xV100-32GB"
@@ -43,11 +42,6 @@ def test_a_chunk_of_logits_is_a_multiple_of_256_rows_within_its_bytes(vocab):
     assert (rows + 256) * vocab * 4 > CHUNK_BYTES
 
 
-def test_plain_heads_are_families_that_are_known():
-    assert FAMILIES.keys() >= PLAIN_HEADS
-    assert not PLAIN_HEADS & {"gemma2", "granite", "mixtral", "qwen3_moe"}
-
-
 def of(made, *names):
     return tuple(made.at(name) for name in names)
 
@@ -73,7 +67,8 @@ def test_the_samples_of_a_batch_lie_in_one_row_by_themselves(tmp_path, on):
         ({"data__padding_free": "false"}, "sdpa", False, "set in the recipe"),
         ({"data__padding_free": "true"}, "varlen", True, "set in the recipe"),
         ({"data__packing": "true"}, "varlen", True, "side by side"),
-        (OPT, "sdpa", False, "were not shown"),
+        (OPT, "varlen", True, "side by side"),
+        ({**OPT, "model__attn_implementation": "sdpa"}, "sdpa", False, "under sdpa"),
         (GEMMA2, "eager", False, "eager would pay"),
         (GPT2, "sdpa", False, "sdpa would pay"),  # drops attention weights
         ({"trainer__neftune_noise_alpha": 5.0}, "sdpa", False, "noise"),
@@ -97,7 +92,6 @@ def test_ranks_that_share_a_copy_keep_what_was_tried(tmp_path, shared):
 @pytest.mark.parametrize(
     ("given", "on", "code", "words"),
     [
-        ({"model__attn_implementation": "varlen", **OPT}, A100, "attention-conflict", "were not shown"),
         ({"model__attn_implementation": "varlen", **GEMMA2}, A100, "attention-conflict", "caps"),
         ({"model__attn_implementation": "varlen", "task": "dpo"}, A100, "attention-conflict", "dpo"),
         ({"model__attn_implementation": "varlen", **TP}, "8xA100-80GB", "attention-conflict", "share"),
@@ -151,9 +145,14 @@ def test_where_the_loss_is_computed_by_chunks(tmp_path, given, loss, why):
     assert why in made.provenance["model.loss"].reason
 
 
-def test_the_loss_of_routers_is_left_alone(tmp_path):
+def test_a_mixture_of_experts_has_what_its_routers_allow(tmp_path):
+    """The chunked loss keeps the loss of routers; in padding-free batches it would count other tokens."""
     made = plan(tmp_path, "8xH200-141GB", **MIXTRAL)
-    assert of(made, "model.loss", FREE) == ("full", True)
+    assert of(made, "model.loss", FREE) == ("chunked", True)
+    told = facts("8xH200-141GB", MIXTRAL["model__name_or_path"])
+    config = {**told.model.config, "output_router_logits": True}
+    counted = make_plan(recipe(tmp_path, **MIXTRAL), replace(told, model=replace(told.model, config=config)))
+    assert of(counted, "model.loss", FREE) == ("chunked", False)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@
 
 `module_names`: the modules that LoRA cannot adapt, or that have no closed form; the model types that have a
 causal language model, and those that read images and text with the type of their text model.
-`config_defaults`: defaults that decide sizes. `tp_plans`: how transformers cuts the layers.
+`config_defaults`: defaults that decide sizes. `tp_plans`: how transformers cuts the layers. `model_types`:
+what benchmarks/coverage.py found out by running each type.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +25,8 @@ from transformers.models.auto.modeling_auto import (
 from launcher.facts.model import FAMILY_TASKS
 from launcher.train.model.models import auto_class
 
+COVERAGE = Path(__file__).parents[2] / "benchmarks" / "records" / "coverage_cpu.json"
+KERNELS = ("eager", "flash_attention_2", "sdpa", "varlen")
 _COUNTED = ("Linear", "Conv1D", "Embedding")
 _LAYERS = ("h", "layers", "layer", "block")
 """Names of the lists of layers."""
@@ -120,6 +125,26 @@ def tp_plans() -> dict[str, Any]:
     return {"version": transformers.__version__, "plans": plans}
 
 
+def model_types() -> dict[str, Any]:
+    """Model type -> what passed, without types of which nothing did."""
+    record = json.loads(COVERAGE.read_text("utf-8"))
+    types = {kind: _passed(row) for kind, row in record["causal_lm"].items()}
+    return {
+        "version": record["versions"]["transformers"],
+        "types": {kind: row for kind, row in types.items() if any(row.values())},
+    }
+
+
+def _passed(row: dict[str, Any]) -> dict[str, Any]:
+    needs = row.get("needs", {})
+    return {
+        "apart": [kernel for kernel in KERNELS if row.get(kernel) is True],
+        **{name: row.get(name) is True for name in ("chunked", "compiled")},
+        **({"needs": needs} if needs else {}),
+    }
+
+
 TABLES: dict[str, Callable[[], dict[str, Any]]] = {
     "module_names": module_names, "config_defaults": config_defaults, "tp_plans": tp_plans,
+    "model_types": model_types,
 }  # fmt: skip

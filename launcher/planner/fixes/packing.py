@@ -5,41 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.facts.capabilities import holds_mask, is_varlen
+from launcher.facts.model_types import why_not_apart
 from launcher.planner.fixes.fix import Fix, Situation
 
-VERIFIED_FAMILIES = frozenset(
-    {
-        "apertus",
-        "arcee",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "glm",
-        "glm4",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neox",
-        "granite",
-        "llama",
-        "ministral",
-        "ministral3",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "olmo3",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "smollm3",
-        "starcoder2",
-    }
-)
-"""Model types whose packed documents were shown to compute what separate ones compute.
-
-tests/contract/test_packing.py shows it and holds this set to what it finds. OPT is not among them: it
-makes its attention mask without looking at position_ids.
-"""
 MASK_TOKENS = 16384
 """Tokens of one flattened row whose attention mask takes 256 MiB at one byte per pair."""
 
@@ -51,7 +19,8 @@ def _asked(s: Situation) -> str | None:
 
 def _family(s: Situation) -> Mapping[str, object]:
     asked = _asked(s)
-    return {asked: False} if asked and s.spec.model_type not in VERIFIED_FAMILIES else {}
+    leaks = asked and why_not_apart(s.spec.config, s.model.attn_implementation or "sdpa")
+    return {asked: False} if asked and leaks else {}
 
 
 def _cache(s: Situation) -> Mapping[str, object]:
@@ -75,14 +44,17 @@ PACKING_FIXES = (
     Fix(
         id="packing-family",
         title="packing needs a model that keeps documents apart",
-        condition="data.packing or data.padding_free with a model family that is not verified",
+        condition="data.packing or data.padding_free where the model type was not shown to keep documents "
+        "apart under model.attn_implementation (docs/models.md), or with other switches of its configuration",
         action="refuse",
-        reason="Packed documents are told apart by position_ids alone. OPT ignores them in its attention "
-        "mask, and other families are untried: documents would see each other without any error.",
+        reason="Packed documents are told apart by position_ids or by their bounds alone. OPT's mask ignores "
+        "position_ids, and layers with a state or a convolution read across the bounds: documents would see "
+        "each other without any error.",
         source="transformers/models/opt/modeling_opt.py (create_causal_mask without position_ids)",
         versions="transformers>=5",
         changes=_family,
-        hint="drop data.packing and data.padding_free",
+        hint="drop data.packing and data.padding_free; or, where docs/models.md lists another kernel for "
+        "the type, set model.attn_implementation to it",
         early=True,
     ),
     Fix(

@@ -59,7 +59,7 @@ def documents_one_by_one(length: int) -> Iterator[None]:
     from launcher.train.model.attention import NAME, one_by_one, register_varlen
 
     def attend(
-        _module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: None,
+        _module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_mask: None,
         dropout: float = 0.0, scaling: float | None = None, **_others: Any,
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
         lengths = [length] * (query.shape[2] // length)
