@@ -172,7 +172,9 @@ class Layout:
     mixer: str = "attention"
     """attention | latent (MLA) | delta (gated delta rule) | mamba: what mixes the tokens."""
     mixer_sizes: tuple[int, ...] = ()
-    """Of "delta": heads of keys and of values, their widths, positions that the convolution reads."""
+    """Of "delta": heads of keys and of values, their widths, positions that the convolution reads.
+    "latent": widths of a head's plain part, of its rotated part and of its values.
+    "mamba": heads, their width, the state's width, groups, positions of a convolution, of a chunk."""
     router: str = "softmax"
     """How a token's experts are chosen: softmax | sigmoid | chosen (a softmax of the chosen ones alone) | all
     (every expert computes every token, multiplied by a share before)."""

@@ -117,8 +117,6 @@ def _qwen_hybrid(s: Sizes, names: Callable[[int, int, int], dict[str, int]], mlp
         else:
             linears, extra = _delta_rule(s, names)
             more |= {"mixer": "delta", "mixer_sizes": tuple(int(s.config[key]) for key in _DELTA_SIZES)}
-            # Up to 9 % below the trace: adapters on few of the fused projections, or experts beside it.
-            more["sketched"] = names is _next_names or mlp == "sparse"
         if mlp == "dense":
             dense = gated_mlp(s)
             return decoder_layout(s, linears + (dense if adapts else without_adapters(dense)), extra, **more)
@@ -166,7 +164,9 @@ def _granite_hybrid(s: Sizes) -> Layout:
         }
         if kind == "linear_attention":
             linears, extra = _mamba(s)
-            more |= {"mixer": "mamba", "sketched": True}
+            heads = int(c["mamba_n_heads"])
+            others = (int(c[key]) for key in _MAMBA_SIZES)
+            more |= {"mixer": "mamba", "mixer_sizes": (heads, int(c["mamba_expand"]) * h // heads, *others)}
         else:
             bias = bool(c["attention_bias"])
             linears, extra = attention_linears(s, qkv_bias=bias, out_bias=bias), 0
@@ -179,6 +179,9 @@ def _granite_hybrid(s: Sizes) -> Layout:
         return with_experts(s, linears, count, s.inner, int(c["num_experts_per_tok"]), extra, **more)
 
     return of_kinds(s, _layer_types(s, ["linear_attention"] * s.layers), make)
+
+
+_MAMBA_SIZES = ("mamba_d_state", "mamba_n_groups", "mamba_d_conv", "mamba_chunk_size")
 
 
 def _mamba(s: Sizes) -> tuple[tuple[Linear, ...], int]:
@@ -239,7 +242,8 @@ def _deepseek_v3(s: Sizes) -> Layout:
             *linears_below(base, n, bias, ("o_proj", s.heads * values, h, "attn")),
         )
 
-    return _dense_first(s, mix, int(low or 0) + latent, mixer="latent", sketched=True)
+    more = {"mixer": "latent", "mixer_sizes": (plain, rotated, values), "rotary_joined": True}
+    return _dense_first(s, mix, int(low or 0) + latent, **more)
 
 
 def _glm4_moe(s: Sizes) -> Layout:

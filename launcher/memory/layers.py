@@ -35,6 +35,8 @@ from launcher.memory.tape import Peak, Storage, Tape, Value
 def attention(tape: Tape, block: Block, x: Value, *, read: Value | None = None, out: str = "attn") -> Value:
     """Attention of `x` over itself, or over `read`; `out` names what its last product reads."""
     layout = block.layout
+    if layout.mixer == "latent":
+        return _latent(tape, block, x)
     if layout.mixer != "attention":
         return MIXERS[layout.mixer](tape, block, x)
     queries, keys, values = _project(tape, block, x, read, out)
@@ -136,6 +138,43 @@ def _rotate_halves(tape: Tape, x: Value, width: int) -> Value:
     return tape.step([low, high], x.elements, width, passes=True)
 
 
+def _latent(tape: Tape, block: Block, x: Value) -> Value:
+    """DeepSeek's attention: keys and values are made of a latent, queries perhaps of another one."""
+    plain, rotated, values = block.layout.mixer_sizes
+    linears = {one.name: one for one in block.layout.linears}
+    n, heads = block.tokens, block.heads * block.tokens
+    if "q_proj" in linears:
+        q = product(tape, block, x, linears["q_proj"])
+    else:
+        low = linears["q_a_proj"]
+        q = norm(tape, block, product(tape, block, x, low), low.out_features)
+        q = product(tape, block, q, linears["q_b_proj"])
+    passed, turned = views(tape, q, heads * plain, heads * rotated)
+    up = linears["kv_b_proj"]
+    both = product(tape, block, x, linears["kv_a_proj_with_mqa"])
+    latent, position = views(tape, both, n * up.in_features, n * rotated)
+    latent = norm(tape, block, latent, up.in_features)
+    turned, position = _rotate_pairs(tape, block, turned), _rotate_pairs(tape, block, position)
+    q = tape.step([passed, turned], q.elements, max(passed.width, turned.width), passes=True)
+    keys, v = views(tape, product(tape, block, latent, up), heads * plain, heads * values)
+    # Both parts are written into one tensor, whose gradient is copied for each.
+    k = tape.step([keys], q.elements, keys.width, temporary=keys.width * q.elements)
+    spread = k.width * heads * rotated
+    k = tape.step([k, position], k.elements, k.width, view=k.storage, temporary=spread)
+    made = product(tape, block, _mix(tape, block, q, k, v), linears["o_proj"])
+    tape.reads(x)
+    return made
+
+
+def _rotate_pairs(tape: Tape, block: Block, x: Value) -> Value:
+    """`(a * cos - b * sin, b * cos + a * sin)`, where a and b are every second value."""
+    n, width = x.elements // 2, max(x.width, block.dtypes.residual)
+    first, second = (tape.step([x], n, x.width, view=x.storage) for _ in range(2))
+    pairs = (first, second), (second, first)
+    low, high = (add(tape, *(tape.step([one], n, width) for one in pair)) for pair in pairs)
+    return tape.step([low, high], x.elements, width, passes=True)
+
+
 def _repeat(tape: Tape, block: Block, x: Value) -> Value:
     """Grouped keys or values, once for each query head."""
     groups = block.heads // block.kv_heads
@@ -151,8 +190,9 @@ def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
         for one in (k, v, *given):  # variables of two functions
             tape.reads(one)
         return mixed
-    # torch's CPU kernel takes neither dropout nor a mask that learns.
-    fallback = d.on_cpu and (layout.attention_dropout > 0 or layout.position_bias)
+    # torch's CPU kernel takes no dropout, no mask that learns, and values as wide as keys alone.
+    wide = k.elements != v.elements
+    fallback = d.on_cpu and (layout.attention_dropout > 0 or layout.position_bias or wide)
     if fallback or not _takes_grouped(block):
         k, v = _repeat(tape, block, k), _repeat(tape, block, v)
     if d.autocast:
@@ -161,18 +201,21 @@ def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
         return _fallback(tape, block, q, k, v)
     if block.one_by_one:  # documents are views, whose gradients are put side by side again
         q, k, v = (tape.step([x], x.elements, x.width, view=x.storage) for x in (q, k, v))
-    saves = [q.storage, k.storage, v.storage, Storage(4 * (q.elements // block.head_dim))]
+    saves = [q.storage, k.storage, v.storage, Storage(4 * block.heads * block.tokens)]
     maps = block.heads if layout.position_bias else int(block.masked and block.attention == "sdpa")
     # A mask is turned into numbers by each layer; learned biases of distances are one for each head.
     saves.append(Storage(q.width * maps * block.tokens * block.length))
     # CUDA's derivative sums the queries' gradient in float32.
     temporary = 0 if d.on_cpu else 4 * q.elements
-    mixed = tape.step([q, k, v], q.elements, q.width, saves=saves, save_out=True, temporary=temporary)
+    elements = q.elements * v.elements // k.elements
+    mixed = tape.step([q, k, v], elements, q.width, saves=saves, save_out=True, temporary=temporary)
     if block.one_by_one:  # and so is what attention makes of each
         mixed = tape.step([mixed], mixed.elements, mixed.width, passes=True)
-    # Queries that were joined from parts are stored head by head, and so is the kernel's result; without
-    # padding in between, rows are put back to their places.
-    moved = layout.rotary_joined or (block.padded and block.attention == "flash_attention_2")
+    # Queries that were joined from parts are stored head by head, and so is the result of a kernel other than
+    # CUDA's memory-efficient one; without padding in between, rows are put back to their places.
+    efficient = not d.on_cpu and block.attention == "sdpa" and (q.width == 4 or block.masked or wide)
+    unpadded = block.padded and block.attention == "flash_attention_2"
+    moved = (layout.rotary_joined and not efficient) or unpadded
     return _side_by_side(tape, block, mixed) if moved else mixed
 
 
@@ -226,7 +269,7 @@ def _eager(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
     weights = tape.step([scores], n, scores.width, save_out=True)
     weights = cast(tape, weights, d.compute)
     weights = dropout(tape, weights, layout.attention_dropout > 0, d.on_cpu)
-    return bmm(tape, block, weights, v, q.elements)
+    return bmm(tape, block, weights, v, v.elements)
 
 
 def _with_sinks(tape: Tape, block: Block, scores: Value, values: Value, elements: int) -> Value:
@@ -261,7 +304,7 @@ def _fallback(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
     scores = tape.step([q, k], n, 4, saves=[q.storage, k.storage])
     weights = tape.step([scores], n, 4, save_out=True)
     weights = dropout(tape, weights, layout.attention_dropout > 0, d.on_cpu)
-    mixed = tape.step([weights, v], q.elements, 4, saves=[weights.storage, v.storage])
+    mixed = tape.step([weights, v], v.elements, 4, saves=[weights.storage, v.storage])
     mixed = cast(tape, mixed, width)
     # Heads are laid side by side again, which copies.
     return tape.step([mixed], mixed.elements, width, passes=True)
@@ -272,9 +315,7 @@ def feed_forward(tape: Tape, block: Block, x: Value) -> Value:
     if layout.router == "all":
         return _all_experts(tape, block, x)
     if layout.experts:
-        shared = _shared_block(tape, block, x)
-        routed = _experts(tape, block, x)
-        return routed if shared is None else add(tape, routed, shared)
+        return _with_shared_block(tape, block, x)
     first = [linear for linear in layout.linears if linear.reads == "norm2"]
     last = next(linear for linear in layout.linears if linear.reads == "act" and "{}" in linear.path)
     if len(first) == 2 and block.liger:
@@ -292,20 +333,28 @@ def feed_forward(tape: Tape, block: Block, x: Value) -> Value:
     return made
 
 
+def _with_shared_block(tape: Tape, block: Block, x: Value) -> Value:
+    """Experts and the block beside them: Qwen's, which has a gate, is computed before them, others after."""
+    gate = next((one for one in block.layout.linears if one.reads == "shared_gate"), None)
+    if gate is None:
+        routed, shared = _experts(tape, block, x), _shared_block(tape, block, x)
+        return routed if shared is None else add(tape, routed, shared)
+    shared, routed = _shared_block(tape, block, x), _experts(tape, block, x)
+    assert shared is not None
+    share = product(tape, block, x, gate)
+    share = tape.step([share], share.elements, share.width, save_out=True)
+    return add(tape, routed, broadcast(tape, shared, share))
+
+
 def _shared_block(tape: Tape, block: Block, x: Value) -> Value | None:
-    """What all tokens pass through beside their experts, perhaps with a gate of one number for each."""
+    """What all tokens pass through beside their experts."""
     linears = block.layout.linears
     first = [one for one in linears if one.reads == "shared"]
     if not first:
         return None
     both = [product(tape, block, x, one) for one in first]
     inner = times(tape, activate(tape, block, both[0]), both[1]) if both[1:] else _gated(tape, block, both[0])
-    out = product(tape, block, inner, next(one for one in linears if one.reads == "shared_act"))
-    for one in (one for one in linears if one.reads == "shared_gate"):
-        gate = product(tape, block, x, one)
-        gate = tape.step([gate], gate.elements, gate.width, save_out=True)
-        out = broadcast(tape, out, gate)
-    return out
+    return product(tape, block, inner, next(one for one in linears if one.reads == "shared_act"))
 
 
 def _fused_gate(tape: Tape, gate: Value, up: Value) -> Value:
@@ -348,7 +397,11 @@ def _experts(tape: Tape, block: Block, x: Value) -> Value:
     temporary = scaled_width * out.elements if weight.node is not None else 0
     scaled = tape.step([out, weight], out.elements, scaled_width, saves=saves, temporary=temporary)
     back = tape.step([scaled], out.elements, scaled_width, saves=[Storage(8 * chosen)])
-    return cast(tape, tape.step([back], x.elements, scaled_width), x.width)
+    wide = cast(tape, back, 4) if block.float_operations else back
+    total = tape.step([wide], x.elements, wide.width)
+    for one in (rows, out, back):  # variables of the function
+        tape.reads(one)
+    return cast(tape, total, x.width)
 
 
 def _all_experts(tape: Tape, block: Block, x: Value) -> Value:
@@ -519,7 +572,7 @@ def _parallel(tape: Tape, block: Block, x: Value) -> Value:
 
 def record(block: Block, *, counted: bool) -> tuple[Tape, Value]:
     """The layer's tape and its output; not `counted`: something else keeps its input."""
-    tape = Tape()
+    tape = Tape(block.dtypes.on_cpu)
     size = block.tokens * block.hidden
     x = tape.source(size, block.dtypes.residual, grad=block.grad, counted=counted)
     if block.layout.post_norm:

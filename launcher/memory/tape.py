@@ -9,7 +9,7 @@ gradient that they got.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -74,6 +74,8 @@ class Peak:
 class Tape:
     """Operations of one block in the order of the forward pass."""
 
+    on_cpu: bool = False
+    """A CPU's kernels read operands of one width: they copy the narrower ones first."""
     nodes: list[Node] = field(default_factory=list)
     held: list[Storage] = field(default_factory=list)
     """Kept until the complete graph is freed: attributes of an autograd function's context."""
@@ -107,8 +109,9 @@ class Tape:
         """
         storage = view if view is not None else Storage(elements * width)
         asking = [(value, value.node) for value in inputs if value.node is not None]
+        touched = (*(value.storage for value in inputs), storage, *self._copies(inputs))
         if not asking and not params:
-            self.forward.append(((*(value.storage for value in inputs), storage), False))
+            self.forward.append((touched, False))
             return Value(elements, width, storage, None)
         node = Node()
         for value, source in asking:
@@ -122,9 +125,14 @@ class Tape:
         for kept in node.saved:
             kept.holders += 1
         self.nodes.append(node)
-        touched = (*(value.storage for value in inputs), storage, *node.saved)
-        self.forward.append((touched, bool(node.saved)))
+        self.forward.append(((*touched, *node.saved), bool(node.saved)))
         return Value(elements, width, storage, node)
+
+    def _copies(self, inputs: Sequence[Value]) -> Iterator[Storage]:
+        """What a CPU's kernel allocates for itself; CUDA's widen each number as they read it."""
+        widest = max((value.width for value in inputs), default=0)
+        if self.on_cpu:
+            yield from (Storage(widest * one.elements) for one in inputs if one.width < widest)
 
     def reads(self, value: Value) -> None:
         """`value` is alive up to here: the function that runs has it as an argument."""

@@ -32,6 +32,15 @@ DELTA = {
     "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }  # fmt: skip
+LATENT = {
+    "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1,
+    "first_k_dense_replace": 2, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
+MAMBA = {
+    "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2,
+    "mamba_chunk_size": 64, "layer_types": ["mamba", "mamba", "attention"] * 2, "num_experts_per_tok": 2,
+}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"model_type": "qwen2_moe", **SIZES, **SPARSE, "decoder_sparse_step": 2},
     "granitemoe": {
@@ -51,6 +60,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 8, "intermediate_size": 96, "intermediate_size_mlp": 352, "num_local_experts": 4,
         "interleave_moe_layer_step": 2, "attention_chunk_size": 128,
     },
+    "qwen3_5_moe_text": {"model_type": "qwen3_5_moe_text", **SIZES, **DELTA, **SPARSE},
+    "qwen3_next": {
+        "model_type": "qwen3_next", **SIZES, **DELTA, **SPARSE, "linear_num_key_heads": 4,
+        "mlp_only_layers": [0, 1],
+    },
+    "deepseek_v3": {"model_type": "deepseek_v3", **SIZES, **LATENT},
+    "deepseek_v3-whole-queries": {
+        "model_type": "deepseek_v3", **SIZES, **LATENT, "q_lora_rank": None, "v_head_dim": 48,
+    },
+    "granitemoehybrid": {
+        "model_type": "granitemoehybrid", **SIZES, **MAMBA, "num_local_experts": 4,
+        "shared_intermediate_size": 96, "position_embedding_type": "nope",
+    },
+    "granitemoehybrid-dense": {
+        "model_type": "granitemoehybrid", **SIZES, **MAMBA, "num_local_experts": 0,
+        "shared_intermediate_size": 352, "position_embedding_type": "rope",
+    },
 }  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
 
@@ -62,8 +88,9 @@ PLAIN = {"precision": "bf16", "dtype": "float32"}
 MODES: dict[str, tuple[dict[str, Any], Any]] = {
     "full": (PLAIN, None),
     "full-checkpointing": ({**PLAIN, "checkpointing": True}, None),
+    "32-bit": ({"precision": "fp32", "dtype": "float32"}, None),
     "16-bit": ({"precision": "bf16-true", "dtype": "bfloat16"}, None),
-    "lora": ({"precision": "bf16", "dtype": "bfloat16"}, ["q_proj", "v_proj"]),
+    "lora": ({"precision": "bf16", "dtype": "bfloat16"}, ["o_proj"]),
     "lora-checkpointing": ({"precision": "bf16", "dtype": "bfloat16", "checkpointing": True}, "all-linear"),
 }
 
@@ -72,7 +99,7 @@ MODES: dict[str, tuple[dict[str, Any], Any]] = {
 @pytest.mark.parametrize(
     ("name", "length", "mode"),
     cases(
-        [(n, length, m) for n in CONFIGS for length in LENGTHS.get(n, (128,)) for m in MODES],
+        [(n, length, m) for n in CONFIGS for length in LENGTHS.get(n, (128, 320)) for m in MODES],
         ("glm4_moe", 128, "full"),
         ("qwen2_moe", 128, "lora-checkpointing"),
         ("gpt_oss", 384, "full-checkpointing"),

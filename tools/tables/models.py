@@ -96,7 +96,7 @@ SIZES = (
     "num_channels", "qkv_bias", "linear_conv_kernel_dim", "linear_key_head_dim",
     "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads",
     "shared_expert_intermediate_size", "shared_intermediate_size", "position_embedding_type",
-    "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv",
+    "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_chunk_size",
     "mamba_expand", "mamba_conv_bias", "mamba_proj_bias", "first_k_dense_replace",
     "n_shared_experts", "n_routed_experts", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim", "v_head_dim", "use_qk_norm", "intermediate_size_mlp",

@@ -221,7 +221,7 @@ def record_step(
     So every moment is that of a later step: states exist, and with accumulation so do gradients.
     logits: elements of the head's output.
     """
-    recorder = Recorder()
+    recorder = Recorder(on_cpu=request.on_cpu)
     tape = recorder.tape
     parameters = list(model.parameters())
     trained = [p for p in parameters if p.requires_grad]

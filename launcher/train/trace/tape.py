@@ -111,13 +111,31 @@ class Tape:
         return rows
 
 
-class Recorder(StorageWatch):
-    """Writes a tape: a storage is allocated when an operation first returns it, freed when it dies."""
+_BINARY = (torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor, torch.ops.aten.mul.Tensor)
 
-    def __init__(self) -> None:
+
+class Recorder(StorageWatch):
+    """Writes a tape: a storage is allocated when an operation first returns it, freed when it dies.
+
+    `on_cpu`: operands of two widths are first made one, in copies of the narrower one, as CPU kernels do.
+    """
+
+    def __init__(self, *, on_cpu: bool = False) -> None:
         super().__init__()
-        self.tape = Tape()
+        self.tape, self.on_cpu = Tape(), on_cpu
         self.phase, self.in_head = "build", False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        copies = _widened(args) if self.on_cpu and func in _BINARY else []
+        for copy in copies:
+            self.add(copy)
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def mark(self, place: str) -> None:
         """Begin a segment. Marks inside a recomputed layer belong to that layer's backward pass."""
@@ -147,6 +165,13 @@ class Recorder(StorageWatch):
         piece.died = len(self.tape.events)
         piece.died_recomputing = self.phase == "backward" and torch.is_grad_enabled()
         self.tape.events.append(~number)
+
+
+def _widened(args: Sequence[Any]) -> list[torch.Tensor]:
+    """Copies of the narrower of two tensors, in the dtype of the wider one."""
+    operands = [x for x in args if isinstance(x, torch.Tensor) and x.ndim and x.is_floating_point()]
+    wide = max((x.dtype for x in operands), key=lambda dtype: dtype.itemsize, default=torch.float32)
+    return [x.to(wide) for x in operands if x.dtype.itemsize < wide.itemsize]
 
 
 def name_kinds(tape: Tape, backward_starts: int, logits: int) -> None:
