@@ -398,7 +398,8 @@ def _experts(tape: Tape, block: Block, x: Value) -> Value:
     scaled = tape.step([out, weight], out.elements, scaled_width, saves=saves, temporary=temporary)
     back = tape.step([scaled], out.elements, scaled_width, saves=[Storage(8 * chosen)])
     wide = cast(tape, back, 4) if block.float_operations else back
-    total = tape.step([wide], x.elements, wide.width)
+    # The gradient of a sum is the same for all its rows, and is laid out when it is narrowed.
+    total = tape.step([wide], x.elements, wide.width, passes=wide is not back)
     for one in (rows, out, back):  # variables of the function
         tape.reads(one)
     return cast(tape, total, x.width)

@@ -43,6 +43,10 @@ MAMBA = {
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"model_type": "qwen2_moe", **SIZES, **SPARSE, "decoder_sparse_step": 2},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe", **SIZES, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 64,
+    },
     "granitemoe": {
         "model_type": "granitemoe", **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2,
     },
