@@ -542,9 +542,15 @@ def main() -> int:
 
 
 def write(part: str, rows: Mapping[str, Mapping[str, Any]], versions: Mapping[str, str]) -> None:
-    """Put rows into one part of the record; other rows and the other part stay."""
+    """Put rows into one part of the record; other rows and the other part stay.
+
+    So does what is known about compiled layers of a row that was tried without them.
+    """
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    every = dict(sorted({**record.get(part, {}), **rows}.items()))
+    known = record.get(part, {})
+    kept = {kind: {"compiled": known[kind]["compiled"]} for kind in rows if "compiled" in known.get(kind, {})}
+    rows = {kind: {**kept.get(kind, {}), **row} for kind, row in rows.items()}
+    every = dict(sorted({**known, **rows}.items()))
     counts = {**summary(every), **({"year": YOUNG} if part == "causal_lm" else {})}
     record |= {"versions": {**record.get("versions", {}), **versions}, part: every}
     record["summary"] = {**record.get("summary", {}), part: counts}
