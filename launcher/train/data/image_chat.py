@@ -263,10 +263,15 @@ def image_inputs(processor: Any, images: Sequence[Sequence[Any]]) -> dict[str, A
 
     Pixels are float32, also of a processor that rounds them: the model decides in what it computes.
     """
-    begin, end = around_image(processor)
-    texts = [f"{begin}{image_mark(processor)}{end}" * len(one) for one in images]
+    texts = [marks(processor, len(one)) for one in images]
     made = processor(text=texts, images=[list(one) for one in images], padding=True, return_tensors="pt")
     return {name: _float32(value) for name, value in made.items() if name not in _OF_TEXT}
+
+
+def marks(processor: Any, images: int) -> str:
+    """What the templates of a processor write for this many images beside each other."""
+    begin, end = around_image(processor)
+    return f"{begin}{image_mark(processor)}{end}" * images
 
 
 def _float32(value: Any) -> Any:
@@ -330,8 +335,10 @@ def _blank(processor: Any) -> tuple[Any, dict[str, list[int]]]:
     from PIL import Image
 
     image = Image.new("RGB", (64, 64))
-    made = processor(text=[processor.image_token], images=[[image]], add_special_tokens=False)
-    tokens = {name: list(made[name][0]) for name in ("input_ids", *PER_TOKEN) if name in made}
+    made = processor(
+        text=[marks(processor, 1)], images=[[image]], add_special_tokens=False, return_tensors="pt"
+    )
+    tokens = {name: made[name][0].tolist() for name in ("input_ids", *PER_TOKEN) if name in made}
     return image, {**tokens, "labels": [IGNORED] * len(tokens["input_ids"])}
 
 
@@ -400,13 +407,13 @@ def check_expansion(processor: Any, samples: Sequence[Mapping[str, Any]]) -> int
         images = _opened(sample)
         if not images:
             continue
-        text = processor.image_token * len(images)
-        now = processor(text=[text], images=[images], add_special_tokens=False)["input_ids"][0]
+        text = marks(processor, len(images))
+        made = processor(text=[text], images=[images], add_special_tokens=False, return_tensors="pt")
         ids = {number for number in processor.image_token_ids if number is not None}
-        made, held = (sum(number in ids for number in one) for one in (now, sample["input_ids"]))
-        if made != held:
+        now, held = (sum(int(n) in ids for n in one) for one in (made["input_ids"][0], sample["input_ids"]))
+        if now != held:
             names = ", ".join(file.name for file in files_of(sample))
-            message = f"the sample of {names} has {held} tokens of images, and the processor makes {made}"
+            message = f"the sample of {names} has {held} tokens of images, and the processor makes {now}"
             hint = "the processor or model.image_sizes changed: prepare the rows again"
             raise RecipeError(Problem("image-tokens", message, path="model.image_sizes", hint=hint))
         found += held
