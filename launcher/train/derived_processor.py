@@ -103,10 +103,12 @@ def other_parts(kind: type[Any], model_type: str, named: Mapping[str, str]) -> d
         if name.endswith("tokenizer"):
             found[name] = tiny_tokenizer(512, named)
         elif name == VIDEO:
-            names = VIDEOS.get(model_type)
+            names = VIDEOS.get(model_type) or VIDEOS.get(family)
             names = [names] if isinstance(names, str) else [*(names or {}).values()]
             made = _class(names[0]) if names and has_torchvision() else None
-            found |= {} if made is None else {name: made()}
+            # The family's font is a file of its published checkpoints.
+            plain = {"draw_on_frames": False} if hasattr(made, "draw_on_frames") else {}
+            found |= {} if made is None else {name: made(**plain)}
         else:
             made = _class(str(SOUNDS.get(family) or "WhisperFeatureExtractor"))
             found[name] = None if made is None else made()
@@ -120,8 +122,11 @@ def unknown_tokens(processor: Any) -> list[str]:
     return sorted({value for value in written if isinstance(value, str) and value not in vocabulary})
 
 
-def image_fields(kind: type[Any], config: Any) -> dict[str, Any]:
-    """Fields of an image processor that agree with the sizes in a configuration: one image, no tiles."""
+def image_fields(kind: type[Any], config: Any, code: str = "") -> dict[str, Any]:
+    """Fields of an image processor that agree with the sizes in a configuration: one image, no tiles.
+
+    code: of the processor, which may ask for a field that only the published files have.
+    """
     vision, own = vision_part(config), kind().to_dict()
     side, patch = _side(vision) or 32, _number(vision, "patch_size") or 8
     merge = _number(vision, "spatial_merge_size", "merge_size") or own.get("merge_size") or 1
@@ -136,7 +141,7 @@ def image_fields(kind: type[Any], config: Any) -> dict[str, Any]:
         "pooling_kernel_size": getattr(vision, "pooling_kernel_size", None),
         "temporal_patch_size": _number(vision, "temporal_patch_size", "patch_temporal") or 1,
     }  # fmt: skip
-    known = {*own, *(name for name in exact if hasattr(kind, name))}
+    known = {*own, *(name for name in exact if hasattr(kind, name) or f"image_processor.{name}" in code)}
     found = {n: value for n, value in exact.items() if n in known and value is not None}
     if kind.__name__ in _SIDE_IN_TOKENS:
         found["patch_size"] = math.isqrt(image_tokens(config))
@@ -237,9 +242,13 @@ def token_ids(config: Any, processor: Any) -> dict[str, int]:
 
 
 def repeated_token(processor: Any) -> int:
-    """Id of the token that a processor writes most often for an image."""
+    """Id of the token that a processor writes most often for an image; of several, the one it names."""
     from PIL import Image
 
     image, (begin, end) = Image.new("RGB", (64, 64)), around_image(processor)
     made = processor(text=[f"{begin}{image_mark(processor)}{end}"], images=[[image]], return_tensors="pt")
-    return Counter(int(number) for number in made["input_ids"][0]).most_common(1)[0][0]
+    vocabulary = processor.tokenizer.get_vocab()
+    around = {vocabulary.get(begin), vocabulary.get(end)}  # some processors write them once more
+    ids = [int(number) for number in made["input_ids"][0]]
+    counts = Counter(number for number in ids if number not in around)
+    return max(counts, key=lambda number: (counts[number], number in processor.image_token_ids))

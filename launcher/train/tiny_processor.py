@@ -6,6 +6,7 @@ model gives it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -233,7 +234,8 @@ def _of_classes(config: Any) -> _Made:
     if found is None:
         raise _unknown(config.model_type, ": transformers has no processor for it")
     named, tokens = tokens_of(found[0])
-    sizes, fields = image_fields(found[1], config), processor_fields(found[0], config)
+    code = inspect.getsource(found[0])
+    sizes, fields = image_fields(found[1], config, code), processor_fields(found[0], config)
     parts = other_parts(found[0], config.model_type, named)
     return _Made(*found, named, frozenset(tokens), sizes, fields, parts)
 

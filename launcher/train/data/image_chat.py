@@ -26,7 +26,7 @@ from launcher.train.model.processors import around_image, image_mark
 _KINDS = "mm_token_type_ids"
 PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 """What processors give for each token besides its id: which ones are an image's."""
-_OF_TEXT = ("input_ids", "attention_mask", *PER_TOKEN)
+_OF_TEXT = ("input_ids", "attention_mask", "labels", *PER_TOKEN)
 _PLACES = ("offset_mapping", "text_replacement_offsets")
 CUT = "image-cut"
 """Reason for leaving out a row: `data.max_length` would cut an image."""

@@ -167,10 +167,25 @@ is not applied. peft 0.21.2 refuses the first (tuners_utils.py), and lets the se
 
 def exclusions(settings: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """`exclude_modules` of an adapter of all linear layers, with those that it has to leave out."""
-    if not is_all_linear(settings.get("target_modules")) or not (without := not_adaptable(model)):
+    if not is_all_linear(settings.get("target_modules")):
         return {}
-    given, pattern = settings.get("exclude_modules"), rf"(.*\.)?({'|'.join(without)})"
-    return {"exclude_modules": _excluded_too(given, pattern)}
+    without, namesakes = not_adaptable(model), _namesakes(model)
+    patterns = [*([rf"(.*\.)?({'|'.join(without)})"] if without else []), *namesakes]
+    if not patterns:
+        return {}
+    return {"exclude_modules": _excluded_too(settings.get("exclude_modules"), "|".join(patterns))}
+
+
+def _namesakes(model: Any) -> list[str]:
+    """Patterns for modules that are no linear layers and whose name ends with the number of one, as blocks of
+    a list beside the parts of an nn.Sequential: peft takes layers by the last part of their names."""
+    modules = [(*name.rpartition("."), module) for name, module in model.named_modules()]
+    numbers = {last for *_, last, module in modules if last.isdigit() and isinstance(module, torch.nn.Linear)}
+    return sorted({
+        re.sub(r"\d+", r"\\d+", re.escape(outer)) + rf"\.{last}"
+        for outer, _, last, module in modules
+        if last in numbers and not isinstance(module, torch.nn.Linear)
+    })  # fmt: skip
 
 
 def not_adaptable(model: Any) -> list[str]:

@@ -58,6 +58,9 @@ def without_video(kind: type[Any]) -> type[Any]:
 
     def make(self: Any, *args: Any, **more: Any) -> None:
         kind.__init__(self, **{VIDEO: None, **dict(zip(kept, args, strict=False)), **more})
+        if f"self.{VIDEO}" in inspect.getsource(kind.save_pretrained):
+            raise AttributeError(f"{kind.__name__} saves its {VIDEO}")
+        _ = self.model_input_names  # AttributeError where those of the video processor are among them
 
     own = inspect.signature(kind.__init__)
     asked = {name: one for name, one in own.parameters.items() if name != VIDEO}

@@ -123,7 +123,7 @@ def vision_facts(model: Any, config: Any, freeze: Sequence[str]) -> dict[str, An
         "patch_values": values,
         "patches_per_token": patches_per_token(config),
         **sizes,
-        **_kept(model.get_submodule(parts["vision"][0]), sizes["inner"]),
+        **_kept(model.get_submodule((parts["vision"] or parts["projector"])[0]), sizes["inner"]),
     }
 
 

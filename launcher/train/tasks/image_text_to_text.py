@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from launcher.train.job import Job
 
 
+_REQUIRE_KINDS = ("molmo2",)
+"""Models that train with `mm_token_type_ids` alone, without an image too."""
+
+
 class TrainImageTextToText(TrainTask):
     own_formats = {
         IMAGE_CHAT.name: OwnFormat(shape_chat, made_up_chat),
@@ -34,6 +38,14 @@ class TrainImageTextToText(TrainTask):
             processing, max_length_of(job), overlong_of(job, detected.format), loss_on,
             loss_on_inserted=bool(job.data.loss_on_inserted), origin=template_origin(job),
         )  # fmt: skip
+
+    def traced_inputs(self, memory: Mapping[str, Any], config: Any, batch: int) -> dict[str, Any]:
+        import torch
+
+        inputs = super().traced_inputs(memory, config, batch)
+        if config.model_type in _REQUIRE_KINDS:
+            inputs["mm_token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+        return inputs
 
     def samples(self, job: Job, samples: Any, processing: Any) -> Any:
         return samples

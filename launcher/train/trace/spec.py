@@ -188,7 +188,7 @@ def _head(model: Any, task: str) -> dict[str, Any]:
         own = sum(p.numel() for part in parts for p in part.parameters())
         tied, name = False, names[-1]
     else:
-        last = model.get_output_embeddings()
+        last = model.get_output_embeddings() or model.language_model.get_output_embeddings()
         tied = last.weight is model.get_input_embeddings().weight
         own = 0 if tied else sum(p.numel() for p in last.parameters())
         name = _path_of(model, last)

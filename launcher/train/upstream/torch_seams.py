@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = ["DispatchMode", "leaves", "never_compiled"]
 
@@ -48,7 +49,8 @@ class EveryExpertHit(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._experts = 0
-        self._compared: set[int] = set()
+        self._hits = -1
+        self._compared = WeakTensorKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The loops of transformers 5.23: `hit.nonzero()` of one value for each expert, then `torch.where` of
@@ -57,16 +59,29 @@ class EveryExpertHit(TorchDispatchMode):
         if func is _ATEN.nonzero.default and torch.is_tensor(first):
             if first.dim() == 1:
                 self._experts = first.numel()
-                return first.new_empty((first.numel(), 1), dtype=torch.long)
+                hits = first.new_empty((first.numel(), 1), dtype=torch.long)
+                self._hits = storage_key(hits.untyped_storage())
+                return hits
             if self._experts and first.dim() == 2:
                 rows = -(-first.numel() // self._experts)
                 return first.new_empty((rows, 2), dtype=torch.long)
-        if func is _ATEN._local_scalar_dense.default and id(first) in self._compared:
+        if func is _ATEN._local_scalar_dense.default and first in self._compared:
             return False
+        if func is _ATEN._local_scalar_dense.default and storage_key(first.untyped_storage()) == self._hits:
+            return 0
+        if func in (_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default):
+            args = (first, [_every_place(one) for one in args[1]], *args[2:])
         result = func(*args, **(kwargs or {}))
         if func is _ATEN.eq.Scalar and self._experts and result.dim() == 0:
-            self._compared.add(id(result))
+            self._compared[result] = True
         return result
+
+
+def _every_place(index: torch.Tensor | None) -> torch.Tensor | None:
+    """Instead of a mask of one dimension, as many places as it may choose at most."""
+    if index is None or index.dtype != torch.bool or index.dim() != 1:
+        return index
+    return index.new_empty(index.shape, dtype=torch.long)
 
 
 def replace_tensors(module: torch.nn.Module, new: Callable[[torch.Tensor], torch.Tensor]) -> None:
