@@ -332,7 +332,7 @@ def test_questions_with_what_is_found_as_defaults(capsys, typed):
     assert typed("rows.jsonl", "", "", "") == 0
     said = capsys.readouterr()
     assert "1,204 rows with the columns messages" in said.err
-    assert "Goal (instructions, chat, text, preferences, classify) [chat]: " in said.err
+    assert "Goal (instructions, chat, text, preferences, classify, images) [chat]: " in said.err
     assert "1,204 rows, chat messages, the longest about 900 tokens by a guess of 4" in said.err
     assert f"cpu) [{GPU}]: " in said.err
     assert ".gguf file) [Qwen/Qwen3-8B]: " in said.err

@@ -80,7 +80,8 @@ def test_a_type_with_padding_free_batches_and_the_chunked_loss_is_traced_with_th
     for module in (memory_trace, model_trace):
         monkeypatch.setattr(module, "ask_child", module.ask_child)  # the coverage answers in its own process
     plans: list[dict[str, Any]] = []
-    assert model_coverage.plan(tmp_path, model_coverage.small_config(kind), plans) == "trace"
+    small = model_coverage.small_config(kind)
+    assert model_coverage.plan(tmp_path, small, plans, model_coverage.TEXT) == "trace"
     settings = {name: setting["value"] for name, setting in plans[0]["settings"].items()}
     decided = [settings[name] for name in ("model.attn_implementation", "data.padding_free", "model.loss")]
     assert decided == ["varlen", True, "chunked"]

@@ -120,7 +120,6 @@ def test_what_an_evaluation_batch_leaves_behind() -> None:
         ({"optim": "paged_adamw_8bit"}, "host memory"),
         ({"optim": "adafactor", "engine": DEEPSPEED, "zero_stage": 1}, "factored"),
         ({"engine": FSDP, "accumulation": 2, "data_parallel": 2}, "unsharded"),
-        ({"engine": FSDP, "quantization": "nf4"}, "does not shard"),
     ],
 )
 def test_notes_say_what_is_assumed(changes: dict[str, object], words: str) -> None:

@@ -40,6 +40,7 @@ from launcher.memory.states import (
     model_shapes,
     moments,
     optimizer_of,
+    quantized_constants,
     shard_states,
 )
 
@@ -181,12 +182,15 @@ def test_fsdp_shards_everything_and_holds_gradients_between_micro_batches() -> N
     assert (moved.total, moved.host) == (0, states.total)
 
 
-def test_fsdp_leaves_quantised_weights_whole() -> None:
+def test_fsdp_shards_packed_weights_and_leaves_their_constants() -> None:
     job = replace(
         ZERO, engine=FSDP, adapter=True, quantization="nf4", trainable_params=LLAMA_7B.lora_params(16, None)
     )
     whole = base_weight_bytes(LLAMA_7B, "bfloat16", "nf4", double_quant=False, upcast_rest=True)
-    assert states_of(LLAMA_7B, job).weights > whole
+    constants = quantized_constants(LLAMA_7B, "nf4", double_quant=False)
+    adapters = 4 * job.trainable_params
+    expected = (whole - constants + adapters) / 8 + constants
+    assert states_of(LLAMA_7B, job).weights == pytest.approx(expected, abs=16)
 
 
 @pytest.mark.parametrize(
