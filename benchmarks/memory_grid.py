@@ -387,6 +387,7 @@ _OF_2025 = [
     Row("apertus-lora-bf16", "apertus", precision="bf16", **_LORA),
     Row("glm-bf16", "glm", precision="bf16"),
     Row("glm-lora-bf16true-ckpt", "glm", **_TRUE, **_LORA, **_CKPT),
+    Row("glm-lora-bf16true", "glm", **_TRUE, **_LORA),
     Row("glm4-fp32", "glm4", 2),
     Row("glm4-lora-bf16true-ckpt", "glm4", **_TRUE, **_LORA, **_CKPT),
     Row("phi4-mini-bf16true-padded", "phi4-mini", **_TRUE, padded=True),
