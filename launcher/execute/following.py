@@ -369,8 +369,9 @@ class _Following:
             return
         self.ended.hang = hang
         self.start.echo(f"no progress for {hang.seconds:.0f} s: asking each rank for its calls")
-        self.start.peers.ask_stacks()
-        self.ended.stacks = read_stacks(watch.run_dir, hang.statuses, _STACKS_S, watch.is_own)
+        self.ended.stacks = read_stacks(
+            watch.run_dir, hang.statuses, _STACKS_S, watch.is_own, self.start.peers.ask_stacks
+        )
         if self.when_hanging is not None:
             self.when_hanging()
         self._kill("it made no progress")

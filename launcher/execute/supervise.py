@@ -297,13 +297,16 @@ def read_stacks(
     statuses: Mapping[int, RankStatus],
     wait_s: float,
     is_own: Callable[[int], bool] = lambda rank: True,
+    ask_others: Callable[[], None] = lambda: None,
 ) -> dict[int, Stack]:
     """Ask the ranks for their calls; rank -> what it wrote within `wait_s` seconds.
 
-    is_own: whether a rank runs on this node; the others were asked by theirs.
+    is_own: whether a rank runs on this node. ask_others: makes the other nodes ask theirs; called once
+    the lengths of all logs are known, since such a rank may answer before this node asks its own.
     """
     logs = {rank: run_dir / "logs" / f"rank-{rank}.log" for rank in statuses}
     sizes = {rank: log.stat().st_size if log.is_file() else 0 for rank, log in logs.items()}
+    ask_others()
     send([s.pid for rank, s in statuses.items() if is_own(rank) and is_alive(s)], signal.SIGUSR2)
     deadline = time.monotonic() + wait_s
     found: dict[int, Stack] = {}

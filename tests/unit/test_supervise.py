@@ -14,7 +14,7 @@ from launcher.execute.attempts import Begun, may_pass, pause_before
 from launcher.execute.endings import KnownFailure, hang_problem, was_stopped
 from launcher.execute.following import Ended
 from launcher.execute.output import LogFile, Output, errors_in
-from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost, parse_stack
+from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost, parse_stack, read_stacks
 from launcher.facts.probe import OomKills, has_killed, read_oom_kills
 from launcher.facts.rank_status import LEFT_EARLY, RankStatus
 from launcher.knowledge.diagnose.findings import Error, Finding
@@ -204,6 +204,16 @@ def test_the_main_threads_calls_are_taken_out_of_a_dump():
     own = parse_stack('Current thread 0x1 (most recent call first):\n  File "/h/hooks.py", line 3 in f\n')
     assert (str(own), own.waits) == ("f (h/hooks.py:3)", False)
     assert str(parse_stack("nothing")) == "somewhere (it wrote no calls)"
+
+
+def test_a_rank_of_another_node_that_answers_at_once_is_read(tmp_path):
+    log = tmp_path / "logs" / "rank-0.log"
+    log.parent.mkdir()
+    log.write_text("an older line\n")
+    found = read_stacks(
+        tmp_path, {0: status()}, 0.3, is_own=lambda rank: False, ask_others=lambda: log.write_text(DUMP)
+    )
+    assert len(found[0].frames) > 1
 
 
 @pytest.mark.parametrize(
