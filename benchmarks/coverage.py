@@ -226,7 +226,7 @@ def plan(run: Path, config: dict[str, Any], plans: list[Any], what: tuple[str, s
     plans.append(json.loads(render(made).files["plan.json"]))
     if not math.isfinite(made.memory.total) or made.memory.total <= 0:
         raise ValueError(f"the memory of the plan is {made.memory.total}")
-    needs_trace = facts.model.foreign or facts.model.is_sketched
+    needs_trace = facts.model.foreign
     if needs_trace and made.memory.method != "trace":
         raise ValueError(f"not traced: {facts.warnings[-1]}")
     return "trace" if needs_trace else "closed-form"

@@ -185,6 +185,18 @@ MODELS: dict[str, Model] = {
         num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=256,
         position_embedding_type="nope", layer_types=("mamba", "mamba", "mamba", "attention"),
     ),
+    "gemma4-text": _decoder(
+        "gemma4_text", _SIZES, num_key_value_heads=2, head_dim=32, global_head_dim=64, sliding_window=128,
+        hidden_size_per_layer_input=32, vocab_size_per_layer_input=4000, num_kv_shared_layers=4,
+        use_double_wide_mlp=True, layer_types=(*["sliding_attention"] * 3, "full_attention") * 2,
+        num_hidden_layers=8, pad_token_id=0,
+    ),
+    "gemma4-text-moe": _decoder(
+        "gemma4_text", _SIZES, num_hidden_layers=6, num_key_value_heads=4, num_global_key_value_heads=2,
+        attention_k_eq_v=True, head_dim=32, global_head_dim=64, sliding_window=128, pad_token_id=0,
+        hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=2,
+        moe_intermediate_size=192,
+    ),
     "t5": _encoder("t5", "seq2seq-lm", "q", "k", "v", "o", **_T5),
     "mt5": _encoder("mt5", "seq2seq-lm", "q", "k", "v", "o", **_T5),
     "bert": _encoder("bert", "sequence-classification", "query", "key", "value", **_SIZES),
@@ -398,6 +410,9 @@ _OF_2026 = [
     Row("gpt-oss-lora-attention-bf16true-ckpt", "gpt-oss", attention="eager", **_TRUE, **_ATTENTION, **_CKPT),
     Row("llama4-bf16", "llama4", 2, precision="bf16"),
     Row("llama4-lora-attention-bf16true-ckpt", "llama4", **_TRUE, **_ATTENTION, **_CKPT),
+    Row("gemma4-text-bf16", "gemma4-text", 2, precision="bf16"),
+    Row("gemma4-text-lora-bf16true-ckpt", "gemma4-text", **_TRUE, **_LORA, **_CKPT),
+    Row("gemma4-text-moe-fp32-ckpt", "gemma4-text-moe", 2, **_CKPT),
 ]
 _ENCODERS = [
     Row("t5-fp32", "t5", 4, 128),

@@ -125,6 +125,12 @@ class Layout:
     """Width of a head in the layers of this kind; 0: the model's."""
     kv_heads: int = 0
     """Key-value heads of the layers of this kind; 0: the model's."""
+    value_norm: bool = False
+    """Gemma 4: values are normed by a norm without a weight."""
+    shared_keys: bool = False
+    """Gemma 4: keys and values are those of the last layer before with the same window that has its own."""
+    layer_factor: bool = False
+    """Gemma 4: a layer's output is multiplied, in place, by a stored number."""
     layer_table: tuple[int, int] = (0, 0)
     """Gemma 4: rows and width of the embedding of the layers' own inputs, of all layers side by side."""
     embed_paths: tuple[str, ...] = field(default=("model.embed_tokens",))
@@ -177,7 +183,8 @@ class Layout:
     "mamba": heads, their width, the state's width, groups, positions of a convolution, of a chunk."""
     router: str = "softmax"
     """How a token's experts are chosen: softmax | sigmoid | chosen (a softmax of the chosen ones alone) | all
-    (every expert computes every token, multiplied by a share before)."""
+    (every expert computes every token, multiplied by a share before) | normed (Gemma 4:
+    of the normed residual stream, for experts beside the feed-forward block)."""
     expert_adapters: bool = True
     """`all-linear` reaches the experts and their router."""
     expert_bias: bool = False
@@ -186,8 +193,6 @@ class Layout:
     """gpt-oss: eager attention has a learned score for each head beside those of the positions."""
     masks: int = 1
     """Masks of positions that eager attention makes for a batch: of sliding and of full attention."""
-    sketched: bool = False
-    """What such a layer keeps is approximate: the plan traces it."""
     decoder: Layout | None = None
     """The decoder of an encoder-decoder model."""
     others: tuple[Layout, ...] = ()

@@ -83,7 +83,11 @@ def _layers(s: Sizes, width: int, full: bool, shared: bool, head_dim: int, kv_he
         kv_heads=kv_heads,
         activation="gelu_pytorch_tanh",
         logit_cap=c.get("final_logit_softcapping") is not None,
-        sketched=True,
+        value_norm=not shared,
+        shared_keys=shared,
+        layer_factor=True,
+        window=0 if full else int(c.get("sliding_window") or 0),
+        masks=2,
         **{"active_inner": inner, **more},
     )
 
@@ -102,5 +106,6 @@ def _experts(s: Sizes) -> tuple[tuple[Linear, ...], int, dict[str, Any]]:
         "num_experts": count,
         "active_inner": active * width,
         "expert_adapters": False,
+        "router": "normed",
     }
     return router, experts + 4 * h + count, more

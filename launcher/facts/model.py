@@ -205,11 +205,6 @@ class ModelSpec:
         rows = self.vocab_size * self.layout.embed_width
         return rows + self.layout.positions * self.hidden_size + self.layout.table_params
 
-    @property
-    def is_sketched(self) -> bool:
-        """Whether what some layers keep is approximate in closed form."""
-        return any(kind.sketched for kind in self.layout.stacks)
-
     def lora_params(self, r: int, target_modules: str | Sequence[str] | None) -> int:
         """Parameters that LoRA of rank `r` on these targets trains, including a classifier."""
         return adapted_by(self, {"r": r, "target_modules": target_modules}).params

@@ -65,13 +65,7 @@ def _spec_of(
     freeze: Sequence[str],
 ) -> tuple[ModelSpec, str | None]:
     try:
-        spec, note = _with_adapter(read_model_spec(name, config, origin, task), config, adapter, ask=ask)
-        if note is None and spec.is_sketched:
-            note = (
-                f"what layers of model_type {spec.model_type} keep for the backward pass is approximate in "
-                "closed form; where torch is installed they are traced"
-            )
-        return spec, note
+        return _with_adapter(read_model_spec(name, config, origin, task), config, adapter, ask=ask)
     except RecipeError as error:
         unknown = {problem.code for problem in error.problems} == {"unknown-architecture"}
         kind = config.get("model_type")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from launcher.facts.architectures import Layout
 from launcher.facts.model import ModelSpec
+from launcher.memory.across_layers import own_inputs
 from launcher.memory.job import MemoryJob
 from launcher.memory.operations import Block, Dtypes
 
@@ -68,6 +69,8 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
     # Below the first adapter no gradient flows: an adapter of the head alone leaves all layers without.
     trained = {*(job.adapted or ()), *job.whole}
     reached, stacks = asks, []
+    width = spec.layout.layer_table[1]
+    inputs_grad = False
 
     def block_of(layout: Layout) -> Block:
         return replace(
@@ -83,7 +86,13 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
             chunked=job.chunked,
             one_by_one=job.one_by_one,
             cast_inputs=job.cast_inputs,
+            inputs_width=width,
+            inputs_grad=inputs_grad,
         )
+
+    if width:
+        _, made = own_inputs(replace(block_of(spec.layout), grad=asks))
+        inputs_grad = made.node is not None
 
     for part in (spec.layout, spec.layout.decoder):
         kinds = part.kinds if part else ()
@@ -106,11 +115,12 @@ def _runs(kinds: Sequence[Layout]) -> Iterator[tuple[int, int]]:
 
 
 def shared_bytes(stacks: Sequence[Stack]) -> int:
-    """What all layers keep once; runs of the same decoder share it."""
-    return sum(
-        max((_shared(stack) for stack in stacks if stack.decodes == part), default=0)
-        for part in (False, True)
-    )
+    """What all layers keep once; runs of one decoder share it, but for the positions of Gemma 4's kinds."""
+    kinds: dict[tuple[bool, int], int] = {}
+    for stack in stacks:
+        kind = stack.decodes, stack.block.layout.window if stack.block.layout.head_dim else 0
+        kinds[kind] = max(kinds.get(kind, 0), _shared(stack))
+    return sum(kinds.values())
 
 
 def _shared(stack: Stack) -> int:

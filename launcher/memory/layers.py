@@ -14,6 +14,7 @@ from launcher.facts.capabilities import is_varlen
 from launcher.facts.model import FOUR_BITS
 from launcher.memory.mixers import MIXERS
 from launcher.memory.operations import (
+    STORED,
     Block,
     activate,
     add,
@@ -44,6 +45,9 @@ def attention(tape: Tape, block: Block, x: Value, *, read: Value | None = None, 
     if queries.elements > block.tokens * block.heads * block.head_dim:
         queries, gate = views(tape, queries, *[queries.elements // 2] * 2)
         gate = tape.step([gate], gate.elements, gate.width)
+    if layout.shared_keys:
+        queries = rotate(tape, block, norm(tape, block, queries, block.head_dim))
+        return _attended(tape, block, x, (queries, keys, values), out)
     if layout.qk_norm:
         queries, keys = norm(tape, block, queries, block.head_dim), norm(tape, block, keys, block.head_dim)
     elif layout.qk_norm_joint:
@@ -52,13 +56,22 @@ def attention(tape: Tape, block: Block, x: Value, *, read: Value | None = None, 
     if not layout.positions and not layout.position_bias and read is None and layout.rotary_share:
         queries, keys = rotate(tape, block, queries), rotate(tape, block, keys)
     if layout.qk_norm_plain:
-        queries, keys = (_plain_norm(tape, x, block.head_dim) for x in (queries, keys))
+        queries, keys = (plain_norm(tape, x, block.head_dim) for x in (queries, keys))
     if layout.scaled_queries:
         queries = tape.step([queries], queries.elements, queries.width)
-    mixed = _mix(tape, block, queries, keys, values)
+    if layout.value_norm:
+        values = plain_norm(tape, values, block.head_dim)
+    return _attended(tape, block, x, (queries, keys, values), out, gate)
+
+
+def _attended(
+    tape: Tape, block: Block, x: Value, parts: tuple[Value, Value, Value], out: str, gate: Value | None = None
+) -> Value:
+    """Attention over queries, keys and values, after its last product; `x` is its input."""
+    mixed = _mix(tape, block, *parts)
     if gate is not None:
         mixed = times(tape, mixed, tape.step([gate], gate.elements, gate.width, save_out=True))
-    last = next(linear for linear in layout.linears if linear.reads == out)
+    last = next(linear for linear in block.layout.linears if linear.reads == out)
     made = product(tape, block, mixed, last)
     tape.reads(x)
     return made
@@ -74,9 +87,13 @@ def _project(tape: Tape, block: Block, x: Value, read: Value | None, out: str) -
         reads = (x, read or x, read or x)
         q, k, v = (product(tape, block, y, one) for y, one in zip(reads, first, strict=True))
         return q, k, v
-    if not block.layout.fused_qkv:  # Gemma 4's layers without keys or values of their own, which are traced
-        found = [product(tape, block, x, one) for one in first]
-        return found[0], found[-1], found[-1]
+    if block.layout.shared_keys:  # those of an earlier layer, which keeps them
+        elements, width = block.tokens * block.kv_heads * block.head_dim, block.dtypes.residual
+        keys, values = (tape.source(elements, width, grad=block.grad, counted=False) for _ in range(2))
+        return product(tape, block, x, first[0]), keys, values
+    if not block.layout.fused_qkv:  # one product makes keys and values
+        queries, keys = (product(tape, block, x, one) for one in first)
+        return queries, keys, keys
     return _split(tape, block, product(tape, block, x, first[0]))
 
 
@@ -122,7 +139,7 @@ def rotate(tape: Tape, block: Block, x: Value) -> Value:
     return tape.step([rotated, rest], whole.elements, width, passes=True)
 
 
-def _plain_norm(tape: Tape, x: Value, width: int) -> Value:
+def plain_norm(tape: Tape, x: Value, width: int) -> Value:
     """An RMSNorm without a weight."""
     wide = cast(tape, x, 4)
     return cast(tape, normalised(tape, wide, wide, width), x.width)
@@ -176,9 +193,12 @@ def _rotate_pairs(tape: Tape, block: Block, x: Value) -> Value:
 
 
 def _repeat(tape: Tape, block: Block, x: Value) -> Value:
-    """Grouped keys or values, once for each query head."""
+    """Grouped keys or values, once for each query head: transformers expands those of a single head, torch's
+    sdpa, to which it leaves heads of up to 256 without a mask, copies them."""
     groups = block.heads // block.kv_heads
-    return x if groups == 1 else tape.step([x], x.elements * groups, x.width)
+    left = block.attention == "sdpa" and not block.masked and block.head_dim <= 256
+    view = x.storage if block.kv_heads == 1 and not left else None
+    return x if groups == 1 else tape.step([x], x.elements * groups, x.width, view=view)
 
 
 def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
@@ -205,9 +225,9 @@ def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
     maps = block.heads if layout.position_bias else int(block.masked and block.attention == "sdpa")
     # A mask is turned into numbers by each layer; learned biases of distances are one for each head.
     saves.append(Storage(q.width * maps * block.tokens * block.length))
-    # CUDA's derivative sums the queries' gradient in float32.
-    temporary = 0 if d.on_cpu else 4 * q.elements
-    elements = q.elements * v.elements // k.elements if wide else q.elements
+    # CUDA's derivative sums the queries' gradient in float32, in place where that is its dtype.
+    temporary = 0 if d.on_cpu or q.width == 4 else 4 * q.elements
+    elements = q.elements * v.elements // k.elements
     mixed = tape.step([q, k, v], elements, q.width, saves=saves, save_out=True, temporary=temporary)
     if block.one_by_one:  # and so is what attention makes of each
         mixed = tape.step([mixed], mixed.elements, mixed.width, passes=True)
@@ -314,7 +334,7 @@ def feed_forward(tape: Tape, block: Block, x: Value) -> Value:
     layout = block.layout
     if layout.router == "all":
         return _all_experts(tape, block, x)
-    if layout.experts:
+    if layout.experts and layout.router != "normed":
         return _with_shared_block(tape, block, x)
     first = [linear for linear in layout.linears if linear.reads == "norm2"]
     last = next(linear for linear in layout.linears if linear.reads == "act" and "{}" in linear.path)
@@ -368,13 +388,16 @@ def _gated(tape: Tape, block: Block, both: Value) -> Value:
     return times(tape, activate(tape, block, gate), up)
 
 
-def _experts(tape: Tape, block: Block, x: Value) -> Value:
-    """The way `grouped_mm`, transformers' default: chosen rows sorted by expert, two fused products."""
+def _experts(tape: Tape, block: Block, x: Value, weight: Value | None = None) -> Value:
+    """The way `grouped_mm`, transformers' default: chosen rows sorted by expert, two fused products.
+
+    `weight`: of each chosen expert, where the router reads something else than the experts.
+    """
     layout = block.layout
     count, hidden = layout.num_experts, block.hidden
     width = layout.experts // (3 * count * hidden)
     chosen = block.tokens * (layout.active_inner // width)
-    weight = _route(tape, block, x, count, chosen)
+    weight = weight or _route(tape, block, x, count, chosen)
     # Sorting keeps two numbers of 8 bytes for each chosen row.
     rows = tape.step([x], chosen * hidden, x.width, saves=[Storage(16 * chosen)])
     # peft gives the two matrices that are stored as one twice the rank.
@@ -503,6 +526,29 @@ def _route(tape: Tape, block: Block, x: Value, count: int, chosen: int) -> Value
     return scaled if block.model_type == "mixtral" else cast(tape, scaled, narrow)
 
 
+def _normed_route(tape: Tape, block: Block, x: Value) -> Value:
+    """Gemma 4's router: a norm without a weight, factors of its input and of the experts."""
+    layout, full = block.layout, block.full
+    count = layout.num_experts
+    chosen = block.tokens * (layout.active_inner * 3 * count * block.hidden // layout.experts)
+    normed, weight = plain_norm(tape, x, block.hidden), block.dtypes.weight
+    params = block.hidden if full else 0
+    scaled = tape.step(
+        [normed], x.elements, max(normed.width, weight), saves=[normed.storage] if full else [],
+        temporary=normed.size if full else 0, params=params, fresh=weight * params,
+    )  # fmt: skip
+    scaled = tape.step([scaled], scaled.elements, scaled.width)
+    scores = product(tape, block, scaled, next(one for one in layout.linears if one.reads == "router"))
+    scores = cast(tape, scores, 4)
+    shares = tape.step([scores], scores.elements, 4, save_out=True)
+    top = tape.step([shares], chosen, 4, saves=[Storage(8 * chosen)])
+    total = tape.step([top], block.tokens, 4)
+    share = tape.step([top, total], chosen, 4, saves=[top.storage, total.storage])
+    params = count if full else 0
+    factors = tape.step([], chosen, weight, saves=[Storage(8 * chosen)], params=params, fresh=weight * params)
+    return times(tape, share, factors)
+
+
 def _sigmoid_route(tape: Tape, block: Block, x: Value, chosen: int, params: int) -> Value:
     """DeepSeek's router: a product in float32, and a sigmoid of each expert's score."""
     count, d = block.layout.num_experts, block.dtypes
@@ -548,13 +594,40 @@ def _add_residual(tape: Tape, block: Block, x: Value, made: Value) -> Value:
 def _pre_norm(tape: Tape, block: Block, x: Value, encoder: Value | None) -> Value:
     """Llama and most others; some norm the outputs as well or instead, T5's decoder attends twice."""
     h, inner, outer = block.hidden, block.layout.input_norms, block.layout.output_norms
+    own = _own_input(tape, block) if block.inputs_width else None
     made = attention(tape, block, norm(tape, block, x, h) if inner else x)
     x = _add_residual(tape, block, x, norm(tape, block, made, h) if outer else made)
     if encoder is not None:
         made = attention(tape, block, norm(tape, block, x, h), read=encoder, out="attn_cross")
         x = _add_residual(tape, block, x, made)
     made = feed_forward(tape, block, norm(tape, block, x, h) if inner else x)
-    return _add_residual(tape, block, x, norm(tape, block, made, h) if outer else made)
+    if block.layout.router == "normed":  # experts beside the feed-forward block
+        made, weight = norm(tape, block, made, h), _normed_route(tape, block, x)
+        made = add(tape, made, norm(tape, block, _experts(tape, block, norm(tape, block, x, h), weight), h))
+    x = _add_residual(tape, block, x, norm(tape, block, made, h) if outer else made)
+    if own is not None:
+        x = _gated_input(tape, block, x, own)
+    if block.layout.layer_factor:
+        return tape.step([x], x.elements, x.width, saves=[STORED], view=x.storage)
+    return x
+
+
+def _own_input(tape: Tape, block: Block) -> Value:
+    """A slice of the layers' own inputs, whose gradient is written into zeros of those of all layers."""
+    width = next(one.in_features for one in block.layout.linears if one.reads == "gated")
+    every = tape.source(
+        block.tokens * block.inputs_width, block.dtypes.residual, grad=block.inputs_grad, counted=False
+    )
+    return tape.step([every], block.tokens * width, every.width, view=every.storage)
+
+
+def _gated_input(tape: Tape, block: Block, x: Value, own: Value) -> Value:
+    """Gemma 4: the layer's own input, gated by the stream, is added to it."""
+    gate, back = (
+        next(one for one in block.layout.linears if one.reads == reads) for reads in ("stream", "gated")
+    )
+    gated = times(tape, activate(tape, block, product(tape, block, x, gate)), own)
+    return add(tape, norm(tape, block, product(tape, block, gated, back), block.hidden), x)
 
 
 def _post_norm(tape: Tape, block: Block, x: Value) -> Value:
@@ -593,6 +666,13 @@ def layer_cost(block: Block, gradient_width: float, *, accumulated: bool, checkp
     `checkpointed`: a checkpoint keeps the layer's input, which is not counted here.
     """
     tape, out = record(block, counted=not checkpointed)
+    return tape_cost(tape, out, gradient_width, accumulated=accumulated, checkpointed=checkpointed)
+
+
+def tape_cost(
+    tape: Tape, out: Value, gradient_width: float, *, accumulated: bool, checkpointed: bool
+) -> LayerCost:
+    """What a tape keeps, and the worst moment of its backward pass; the tape is used up."""
     saved, weights = tape.saved()
     held = sum({id(kept): kept.size for kept in tape.held}.values())
     params = sum(node.params for node in tape.nodes)

@@ -73,6 +73,10 @@ class Block:
     """An adapter copies its input into its own dtype."""
     grad: bool = True
     """The input needs a gradient; a frozen embedding's output does not."""
+    inputs_width: int = 0
+    """Width of the layers' own inputs, of all layers side by side."""
+    inputs_grad: bool = False
+    """They need a gradient."""
 
     @property
     def tokens(self) -> int:

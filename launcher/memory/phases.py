@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from launcher.facts.hardware import MIB, Hardware
 from launcher.facts.model import ModelSpec
+from launcher.memory.across_layers import AcrossLayers, across_layers
 from launcher.memory.activations import Stack, make_stacks, mask_bytes, shared_bytes
 from launcher.memory.engine import Held
 from launcher.memory.job import Components, MemoryJob
@@ -34,6 +35,7 @@ class _Pass:
     checkpointing: bool
     gradient_width: float
     """Of a trained parameter after the layer that runs; 0 where all gradients exist already."""
+    across: AcrossLayers
 
     def layer_saved(self, cost: LayerCost, stack: Stack) -> tuple[int, int]:
         """Activations and copies of weights that a layer keeps until its turn comes."""
@@ -75,6 +77,8 @@ class _Pass:
         if self.checkpointing:
             saved += self.layer_saved(cost, stack)[0] - cost.held
         saved += self.shared + self.held_above(index, layer)
+        last = layer == stack.layers - 1
+        saved += self.across.at(index, last=last, checkpointing=self.checkpointing)
         if stack.decodes != self.costs[-1][0].decodes or stack.block.layout.crossed:
             # The gradient of what the decoder read of the encoder.
             saved += stack.block.tokens * stack.block.hidden * stack.block.dtypes.residual
@@ -112,16 +116,31 @@ class _Pass:
             temporary=weights + (0 if self.checkpointing else self.masks),
         )
 
+    def at_inputs(self) -> Components:
+        """After the first layer, what made the layers' own inputs runs backwards."""
+        block, inputs = self.costs[0][0].block, self.across.inputs
+        kept = self.across.kept(checkpointing=self.checkpointing)
+        saved = self.shared - kept + block.tokens * block.hidden * block.dtypes.residual
+        return self._parts(inputs.peak, saved, 0, self.above(0, -1))
+
     def at_embedding(self, spec: ModelSpec, job: MemoryJob) -> Components:
         """Last of all, the dense gradient of the embedding; a tied head's exists and is added to it."""
         stack = self.costs[0][0]
         x = stack.block.tokens * stack.block.hidden * stack.block.dtypes.residual
+        shared = self.shared - self.across.kept(checkpointing=self.checkpointing)
+        above = self.above(0, -1) + int(self.across.inputs.params * self.gradient_width)
         if job.adapter:
-            return Components(gradients=self.above(0, -1), activations=self.shared, temporary=x)
-        fresh = spec.embedding_params * stack.block.dtypes.weight
-        tied = self.above(0, -1) + (0 if spec.head.tied else int(spec.embedding_params * self.gradient_width))
-        more = fresh if spec.head.tied or not self.gradient_width else 0
-        return Components(gradients=tied, activations=self.shared, temporary=x + more)
+            return Components(gradients=above, activations=shared, temporary=x)
+        table = spec.layout.table_params
+        tokens = spec.embedding_params - table
+        made = table + (0 if spec.head.tied else tokens)
+        fresh = tokens if spec.head.tied or not self.gradient_width else 0
+        fresh = fresh if self.gradient_width else max(fresh, table)
+        return Components(
+            gradients=above + int(made * self.gradient_width),
+            activations=shared,
+            temporary=x + fresh * stack.block.dtypes.weight,
+        )
 
 
 def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, unsharded: float) -> _Pass:
@@ -141,8 +160,10 @@ def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, uns
     batches = (job.accumulation or 1) * _batch_bytes(stacks[-1].block)
     shared = shared_bytes(stacks) + batches
     shared += masks if job.checkpointing else 0
+    across = across_layers(stacks, running, accumulated=accumulated)
+    shared += across.kept(checkpointing=job.checkpointing)
     width = 0.0 if keeps else gradient_width
-    return _Pass(costs, head, shared, masks, job.checkpointing, width)
+    return _Pass(costs, head, shared, masks, job.checkpointing, width, across)
 
 
 def _batch_bytes(block: Block) -> int:
@@ -181,6 +202,7 @@ def _moments(run: _Pass, held: Held, spec: ModelSpec, job: MemoryJob) -> dict[st
     last = len(run.costs) - 1
     top = [with_held(run.at(i, stack.layers - 1), held.layers) for i, (stack, _, _) in enumerate(run.costs)]
     bottom = [with_held(run.at(i, 0), held.layers if i else held.bottom) for i in range(len(run.costs))]
+    bottom.append(with_held(run.at_inputs(), held.embedding))
     bottom.append(with_held(run.at_embedding(spec, job), held.embedding))
     head = with_held(run.at_head(), held.head)
     moments = {
