@@ -73,6 +73,8 @@ class Model:
     """Width and height of the one image of a sample."""
     image_sizes: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the generated image processor."""
+    patches: int = 0
+    """That the processor makes of the image, with what it is filled up with."""
 
 
 _QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -213,9 +215,9 @@ _TOWER = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, 
 def _vision(
     model_type: str, image: tuple[int, int], text: Mapping[str, Any], tower: Mapping[str, Any], **more: Any
 ) -> Model:
-    sizes = more.pop("image_sizes", {})
+    sizes, patches = more.pop("image_sizes", {}), more.pop("patches")
     config = {"model_type": model_type, "text_config": {**_TEXT, **text}, "vision_config": tower, **more}
-    return Model(config, _QKVO, "image-text-to-text", image, sizes)
+    return Model(config, _QKVO, "image-text-to-text", image, sizes, patches)
 
 
 _ROPE = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0, "mrope_interleaved": True}
@@ -229,12 +231,12 @@ MODELS |= {
             "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 256,
             "num_position_embeddings": 1024, "deepstack_visual_indexes": [0, 2],
         },
-        image_sizes={"max_pixels": 448 * 420},
+        image_sizes={"max_pixels": 448 * 420}, patches=960,
     ),
     "gemma3-vl": _vision(
         "gemma3", (210, 210), {"sliding_window": 128},
         {**_TOWER, **_SQUARE, "model_type": "siglip_vision_model", "vision_use_head": False},
-        mm_tokens_per_image=225,
+        mm_tokens_per_image=225, patches=900,
     ),
     "gemma4-vl": _vision(
         "gemma4", (168, 96),
@@ -246,18 +248,33 @@ MODELS |= {
             **_TOWER, "num_key_value_heads": 4, "head_dim": 48, "patch_size": 4, "pooling_kernel_size": 3,
             "position_embedding_size": 1024,
         },
-        audio_config=None, image_sizes={"max_soft_tokens": 140},
+        audio_config=None, image_sizes={"max_soft_tokens": 140}, patches=1260,
     ),
     "idefics3": _vision(
-        "idefics3", (210, 210), {"model_type": "llama"}, {**_TOWER, **_SQUARE}, scale_factor=2
+        "idefics3", (210, 210), {"model_type": "llama"}, {**_TOWER, **_SQUARE}, scale_factor=2, patches=900
     ),
-    "smolvlm": _vision("smolvlm", (210, 210), {"model_type": "llama"}, {**_TOWER, **_SQUARE}, scale_factor=2),
+    "smolvlm": _vision(
+        "smolvlm", (210, 210), {"model_type": "llama"}, {**_TOWER, **_SQUARE}, scale_factor=2, patches=900
+    ),
     "llava": _vision(
         "llava", (210, 210), {"model_type": "llama"},
         {
             **_TOWER, "model_type": "clip_vision_model", "image_size": 210, "patch_size": 14,
             "projection_dim": 192,
         },
+        patches=225,
+    ),
+    "llama4-vl": _vision(
+        "llama4", (210, 210),
+        {
+            "num_hidden_layers": 4, "intermediate_size": 192, "intermediate_size_mlp": 704,
+            "num_local_experts": 4, "interleave_moe_layer_step": 2, "attention_chunk_size": 128,
+        },
+        {
+            **_TOWER, **_SQUARE, "projector_input_dim": 256, "projector_output_dim": 256,
+            "vision_output_dim": 256,
+        },
+        image_sizes={"size": {"height": 210, "width": 210}}, patches=900,
     ),
 }  # fmt: skip
 
@@ -449,10 +466,13 @@ _IMAGE_JOBS: dict[str, dict[str, Any]] = {
     "unfrozen-fp32-ckpt": {**_UNFROZEN, **_CKPT},
     "lora-bf16": {"precision": "bf16", **_LORA},
 }
+_EXPERT_JOBS = {k: v for k, v in _IMAGE_JOBS.items() if "adapter" not in v}
+_EXPERT_JOBS["lora-attention-bf16"] = {"precision": "bf16", **_ATTENTION}
+"""all-linear would leave the experts, which hold most parameters, without adapters."""
 _WITH_IMAGES = [
     Row(f"{model}-{name}", model, 2, 160 if model == "gemma4-vl" else 256, **settings)
-    for model in ("qwen3-vl", "gemma3-vl", "gemma4-vl", "idefics3", "smolvlm", "llava")
-    for name, settings in _IMAGE_JOBS.items()
+    for model in ("qwen3-vl", "gemma3-vl", "gemma4-vl", "idefics3", "smolvlm", "llava", "llama4-vl")
+    for name, settings in (_IMAGE_JOBS if model != "llama4-vl" else _EXPERT_JOBS).items()
     if model != "smolvlm" or name == "lora-bf16"  # the layers of Idefics3
 ]
 ROWS: tuple[Row, ...] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from memory_grid import MODELS, Row
@@ -12,6 +13,8 @@ from memory_traces import ask_forked
 
 from launcher.facts.model import ModelSpec
 from launcher.inputs import model_spec
+from launcher.memory.job import MemoryJob
+from launcher.plan.plan import Plan
 
 TASK = "image-text-to-text"
 
@@ -41,6 +44,14 @@ def _spec(name: str, changes: str, adapter: str, freeze: tuple[str, ...]) -> Mod
     return spec
 
 
+def with_pixels(row: Row, plan: Plan) -> MemoryJob:
+    """The plan's job as it is once the rows are prepared: each sample has the row's one image."""
+    vision = plan.spec.vision
+    assert vision is not None, f"{row.name} sees no images"
+    pixels = MODELS[row.model].patches * vision.patch_values
+    return replace(plan.job, pixels=(pixels,), pixels_of_image=pixels)
+
+
 def processor_of(row: Row) -> Any:
     """The family's processor with a generated tokenizer; an image keeps its size where a family allows it."""
     from transformers import AutoConfig
@@ -58,7 +69,8 @@ def processor_of(row: Row) -> Any:
 class ImageSamples:
     """Samples of one image and random text, `row.length` tokens long, and the batches of them.
 
-    Pixels are numpy arrays until a batch is made: they shall not count as held by the training.
+    Pixels are numpy arrays until a batch is made: they shall not count as held by the training. Llama 4's
+    image processor needs torchvision; its bfloat16 pixels are made float32, as `image_inputs` does.
     """
 
     def __init__(self, row: Row, processor: Any, count: int, vocabulary: int) -> None:
@@ -69,9 +81,9 @@ class ImageSamples:
         draw = np.random.default_rng(0)
         image = Image.fromarray(draw.integers(0, 256, (height, width, 3), dtype=np.uint8))
         texts, images = [processor.image_token] * row.micro_batch, [[image]] * row.micro_batch
-        made = processor(text=texts, images=images, return_tensors="np", padding=True)
+        made = processor(text=texts, images=images, return_tensors="pt", padding=True)
+        made = {n: (v.float() if v.is_floating_point() else v).numpy().copy() for n, v in made.items()}
         ids = made.pop("input_ids")
-        self.image_tokens = int(np.isin(ids[0], list(processor.image_token_ids)).sum())
         own, rest = ids.shape[1], row.length - ids.shape[1]
         assert rest > 0, f"{row.name}: an image of {own} tokens in a row of {row.length}"
         special = {*processor.tokenizer.all_special_ids, *processor.image_token_ids}

@@ -282,6 +282,10 @@ def measure_all(rows: Sequence[Row], jobs: int) -> Iterator[tuple[Row, dict[str,
 
 def import_stack(rows: Sequence[Row]) -> None:
     """What every row needs, imported once: the rows are forked from here."""
+    if any(one.model == "llama4-vl" for one in rows):  # its image processor needs torchvision
+        from coverage import import_torchvision
+
+        import_torchvision()
     import bitsandbytes  # noqa: F401
     import peft  # noqa: F401
 

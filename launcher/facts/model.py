@@ -121,6 +121,10 @@ class Vision:
     """Pixel values of a patch."""
     patches_per_token: int
     """Patches that the projector makes one token of."""
+    projector: int = 0
+    """Values of a token that the projectors keep for backward; 0 where they are frozen."""
+    masked: bool = False
+    """Images are filled up to one number of patches, which a mask between all of them keeps apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts import probe
+from launcher.facts import prepared_images, probe
 from launcher.facts.hardware import Hardware, device_facts, parse_hardware, probe_processor, with_host_memory
 from launcher.facts.lora import adapter_fields, is_all_linear, without_adapter
 from launcher.facts.measured_runs import Calibration, read_calibration
@@ -31,6 +31,7 @@ from launcher.schedulers.slurm_allocation import read_allocation
 from launcher.tasks import task_named
 
 if TYPE_CHECKING:
+    from launcher.facts.prepared_images import PreparedImages
     from launcher.knowledge.lint.document import Finding
     from launcher.plan.plan import Plan
 
@@ -205,6 +206,18 @@ def _with_chat_template(loaded: LoadedRecipe) -> LoadedRecipe:
     return replace(loaded, recipe=loaded.recipe.model_copy(update={"model": model}))
 
 
+def find_images(recipe: Recipe) -> PreparedImages | None:
+    """What `prepare` counted of the images in the rows of this recipe, where it has read them."""
+    if not task_named(recipe.task).sees_images:
+        return None
+    data, model = recipe.data, recipe.model
+    settings = {name: getattr(model if name.startswith("model.") else data, name.partition(".")[2], None)
+                for name in prepared_images.DECIDE}  # fmt: skip
+    settings |= {"task": recipe.task, "python.file": recipe.python}
+    settings["data.train"] = [source.model_dump() for source in data.train]
+    return prepared_images.find(settings, installed_versions().get("transformers", ""))
+
+
 def find_calibration(hardware: Hardware) -> Calibration:
     """The calibration from earlier runs on the same kind of device."""
     return read_calibration(probe.calibration_text(), hardware, str(probe.calibration_file()))
@@ -285,6 +298,7 @@ def gather(
         # of another node, only the devices are known
         host_bytes=probe.host_memory_bytes() if on is None and loaded.recipe.hardware is None else None,
         calibration=calibration,
+        images=None if tiny else find_images(loaded.recipe),
     )
     if trace or (note is not None and not tiny and (spec.foreign or (allow_torch and can_trace()))):
         from launcher.inputs.model_trace import with_trace  # rarely needed

@@ -1,8 +1,8 @@
 """Memory of the parts that read images, beside the language model's. Pure arithmetic.
 
-How many of a sample's tokens are an image's is not known before the rows are read, so all of them count as
-such: an upper bound. Tower and projector run before the language model; a frozen tower keeps nothing for the
-backward pass, and its layers are gone when the language model runs.
+How many images a batch has is known once the rows are prepared: those of the largest samples count. Before,
+all tokens count as tokens of images, an upper bound. Tower and projector run before the language model; a
+frozen tower keeps nothing for the backward pass, and its layers are gone when the language model runs.
 """
 
 from __future__ import annotations
@@ -24,27 +24,55 @@ def with_images(phases: Mapping[str, Components], spec: ModelSpec, job: MemoryJo
     vision = spec.vision
     if vision is None:
         return dict(phases)
-    rows, length = job.rows
-    patches = rows * length * vision.patches_per_token
+    patches, of_image = _patches(vision, job)
     pixels = _BATCHES * 4 * patches * vision.patch_values  # float32, as processors make them
     width = 4 if job.precision == "fp32" else 2
-    layer = patches * width * _of_layer(vision)
-    kept = 0
+    layer = patches * width * (vision.widths * vision.hidden + vision.inners * vision.inner)
+    layer += (
+        patches * width * of_image if vision.masked else 0
+    )  # in bool until sdpa makes it of the values' dtype
+    kept = patches * width * vision.projector // vision.patches_per_token
     if vision.trains_tower:
-        kept = vision.layers * (patches * width * vision.hidden if job.checkpointing else layer)
-        kept += layer if job.checkpointing else 0
+        kept += vision.layers * (patches * width * vision.hidden if job.checkpointing else layer)
     found = {
         name: parts if name == "step" else replace(parts, activations=parts.activations + pixels + kept)
         for name, parts in phases.items()
     }
-    begin = phases["forward"]
-    found[PHASE] = replace(begin, activations=pixels + kept, logits=0, temporary=layer)
+    begin = replace(phases["forward"], activations=pixels + kept, logits=0, temporary=layer)
+    if vision.trains_tower:
+        # Its last layer runs backwards when the language model has: that one's gradients are there.
+        flow = patches * width * (2 * vision.hidden + vision.inners * vision.inner // 2)
+        begin = replace(
+            begin,
+            activations=pixels + kept + (layer if job.checkpointing else 0),
+            gradients=begin.gradients + _language_share(phases, vision, job),
+            temporary=flow,
+        )
+    found[PHASE] = begin
     return found
 
 
-def _of_layer(vision: Vision) -> int:
-    """Values of a patch that a layer makes and keeps where it is trained (`vision_facts`)."""
-    return vision.widths * vision.hidden + vision.inners * vision.inner
+def _patches(vision: Vision, job: MemoryJob) -> tuple[int, int]:
+    """Patches of a micro-batch, and of an image: of the largest prepared samples, else as many as all tokens
+    can be made of."""
+    rows, length = job.rows
+    if not knows_images(vision, job):
+        return rows * length * vision.patches_per_token, length * vision.patches_per_token
+    largest = job.pixels[:rows]
+    pixels = sum(largest) + (rows - len(largest)) * largest[-1]
+    return -(-pixels // vision.patch_values), -(-job.pixels_of_image // vision.patch_values)
+
+
+def knows_images(vision: Vision, job: MemoryJob) -> bool:
+    """Whether the rows were prepared, and the pixels that they hold can be counted as patches."""
+    return bool(job.pixels and vision.patch_values)
+
+
+def _language_share(phases: Mapping[str, Components], vision: Vision, job: MemoryJob) -> int:
+    """Bytes of gradients that the language model leaves, beyond those that are there from the start."""
+    fresh = max(parts.gradients for parts in phases.values()) - phases["forward"].gradients
+    tower = (vision.params - vision.frozen) / max(job.trainable_params, 1)
+    return int(fresh * max(0.0, 1 - tower))
 
 
 def image_note(spec: ModelSpec, job: MemoryJob) -> tuple[str, ...]:
@@ -52,6 +80,8 @@ def image_note(spec: ModelSpec, job: MemoryJob) -> tuple[str, ...]:
     if spec.vision is None:
         return ()
     share = f"all {job.sequence_length:,} tokens of a sample count as tokens of images, an upper bound"
+    if knows_images(spec.vision, job):
+        share = "the images of the largest batch that the prepared rows can make are counted"
     filled: tuple[str, ...] = ()
     if job.data_parallel > 1 and (spec.vision.params > spec.vision.frozen or job.zero_stage == 3):
         filled = ("a batch without images gets a black one, so that each rank runs the vision tower",)

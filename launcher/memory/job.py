@@ -96,6 +96,11 @@ class MemoryJob:
     params_in_host: int = 1_000_000_000
     """Offload to NVMe: values of a rank's parameters that stay in host memory all the same (max_in_cpu)."""
 
+    pixels: tuple[int, ...] = ()
+    """Pixel values of the prepared samples with the most, descending; (): the rows were not read."""
+    pixels_of_image: int = 0
+    """Of the largest image, where `pixels` are known."""
+
     def to_json(self) -> dict[str, Any]:
         """Its fields, with the engine's name."""
         return {**asdict(self), "engine": self.engine.name}

@@ -12,6 +12,7 @@ from launcher.facts.model import ModelSpec
 if TYPE_CHECKING:
     from launcher.facts.measured_runs import Calibration
     from launcher.facts.memory_trace import Trace
+    from launcher.facts.prepared_images import PreparedImages
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,5 +51,7 @@ class Facts:
     """What a trace of the real model found."""
     calibration: Calibration | None = None
     """What earlier runs measured on such a device."""
+    images: PreparedImages | None = None
+    """What `prepare` counted of the images in this recipe's rows."""
     pace: Pace = Pace()
     """Of a run that is resumed."""

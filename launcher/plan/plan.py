@@ -9,6 +9,7 @@ from typing import Literal
 from launcher.facts.hardware import Hardware
 from launcher.facts.lora import Reach, adapted_by, reach_of
 from launcher.facts.model import ModelSpec
+from launcher.facts.prepared_images import PreparedImages
 from launcher.memory.estimate import MemoryEstimate
 from launcher.memory.job import MemoryJob
 from launcher.plan.inputs import Pace
@@ -123,6 +124,8 @@ class Plan(HasSettings):
     """Starts the workers."""
     versions: Mapping[str, str]
     warnings: tuple[str, ...]
+    images: PreparedImages | None = None
+    """What prepared rows hold of images, where `memory` counts them."""
 
     @property
     def trainable_params(self) -> int:

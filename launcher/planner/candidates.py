@@ -169,7 +169,7 @@ class Bench:
         """fixes: those in the draft. RecipeError where the global batch cannot be divided."""
         self.variant, self.draft, self.fixes, self._facts = variant, draft, fixes, facts
         copies = copies_of(recipe, facts.hardware)
-        self._job = base_job(draft, facts.model, facts.hardware, copies)
+        self._job = base_job(draft, facts.model, facts.hardware, copies, facts.images)
         self.batches = _one_micro_batch(draft, _batches(draft, recipe, copies))
         self.seen: dict[tuple[int, bool, int], Candidate] = {}
         self._kept: int | None = None

@@ -9,6 +9,7 @@ from launcher.engines import engine_of
 from launcher.facts.hardware import Hardware
 from launcher.facts.lora import Adapted, adapted_by
 from launcher.facts.model import ModelSpec
+from launcher.facts.prepared_images import PreparedImages
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.plan.draft import Draft
 from launcher.planner.decide import AMPERE
@@ -19,8 +20,13 @@ SMALL_DEVICE_BYTES = 25 * 10**9
 """Devices up to this size get smaller buckets to reduce and gather in."""
 
 
-def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> MemoryJob:
-    """The memory job of this draft at micro-batch 1, stage 0, without checkpointing."""
+def base_job(
+    draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int, images: PreparedImages | None = None
+) -> MemoryJob:
+    """The memory job of this draft at micro-batch 1, stage 0, without checkpointing.
+
+    images: of the prepared rows.
+    """
     quantization = draft.model.quantization
     has_adapter = draft.adapter.type is not None
     adapter = adapted_by(spec, draft.fields(draft.adapter)) if has_adapter else None
@@ -66,6 +72,8 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         cast_inputs=draft.adapter.cast_input_dtype_enabled is not False,
         padded=_padded(draft, spec),
         extra_frozen=_token_rows(draft, spec) if has_adapter else 0,
+        pixels=() if images is None else _largest(images.pixels, draft),
+        pixels_of_image=0 if images is None else images.of_image,
     )
     return engine.completed(job if adapter is None else _with_adapter(job, adapter, spec), draft)
 
@@ -81,6 +89,11 @@ def _length(draft: Draft) -> int:
     length: int = draft.data.max_length
     multiple = 1 if draft.data.padding_free else draft.data.pad_to_multiple_of or 1
     return -(-length // multiple) * multiple
+
+
+def _largest(pixels: tuple[int, ...], draft: Draft) -> tuple[int, ...]:
+    """The largest samples that one batch can hold; a source of a weight above 1 may bring one repeatedly."""
+    return pixels[:1] if any(source["weight"] > 1 for source in draft.data.train) else pixels
 
 
 def _one_by_one(draft: Draft, spec: ModelSpec, hardware: Hardware) -> bool:

@@ -87,6 +87,7 @@ def _assemble(
             *_logits_warnings(chosen, facts, draft),
             *_profile_warnings(chosen, draft),
         ),
+        images=facts.images,
     )
 
 

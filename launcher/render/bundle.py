@@ -135,6 +135,7 @@ def plan_json(
             }
             for f in plan.fixes
         ],
+        **({} if plan.spec.vision is None else {"images": plan.images and plan.images.to_json()}),
         "memory": plan.memory.to_json(),
         "time": plan.time.to_json(schedule.steps),
         "ds_config": ds_config,

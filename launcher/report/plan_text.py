@@ -90,6 +90,7 @@ def _job(plan: Plan) -> list[str]:
         f"  model     {printable(model.name)}: {model.params / 1e9:.2f} B parameters ({model.origin}{part}), "
         f"{plan.trainable_params / 1e6:.1f} M trained ({kind})",
         *_frozen(plan),
+        *_images(plan),
         *_reach(plan),
         *_router_loss(plan),
         f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s) "
@@ -107,6 +108,23 @@ def _frozen(plan: Plan) -> list[str]:
     parts = " and ".join(plan.model.freeze) or "nothing"
     why = _why(plan.provenance["model.freeze"])
     return [f"  frozen    {parts}: {vision.frozen / 1e6:.1f} M parameters ({why})"]
+
+
+def _images(plan: Plan) -> list[str]:
+    """Of a model of images and text: the images of the prepared rows."""
+    if plan.spec.vision is None:
+        return []
+    if plan.images is None:
+        return ["  images    not counted yet: `prepare` counts them, and later plans of this recipe use it"]
+    tokens, images = plan.images.tokens, plan.images.images
+    return [
+        f"  images    {_spread(images)} per sample, {_spread(tokens)} tokens of images "
+        f"({plan.images.samples:,} prepared samples)"
+    ]
+
+
+def _spread(numbers: Mapping[str, float]) -> str:
+    return f"median {numbers['p50']:,.0f}, 95 % {numbers['p95']:,.0f}, at most {numbers['max']:,}"
 
 
 def _reach(plan: Plan) -> list[str]:

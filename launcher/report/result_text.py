@@ -146,6 +146,12 @@ def _split_lines(name: str, split: Mapping[str, Any]) -> list[str]:
             f"  of images  tokens per sample: mean {images['mean']:.0f}, median {images['p50']:.0f}, "
             f"95 % {images['p95']:.0f}, maximum {images['max']:,}"
         )
+    if images := split.get("images"):
+        number = images["images"]
+        lines.append(
+            f"  images     per sample: mean {number['mean']:.1f}, median {number['p50']:.0f}, "
+            f"95 % {number['p95']:.0f}, maximum {number['max']:,}"
+        )
     unused = [source for source in split["sources"] if source["unused"]]
     return [*lines, *(f"  not read   {listed(source['unused'])} of {source['path']}" for source in unused)]
 

@@ -21,9 +21,12 @@ import memory_accuracy  # noqa: E402  (benchmarks is no package)
 import memory_grid  # noqa: E402
 import memory_measure  # noqa: E402
 import memory_page  # noqa: E402
+from memory_images import ImageSamples, processor_of, sees_images  # noqa: E402
 from memory_rows import ds_config_of, job_of, plan_of  # noqa: E402
 
+from launcher.facts import memory_trace  # noqa: E402
 from launcher.facts.model import FAMILY_TASKS  # noqa: E402
+from launcher.inputs import model_trace  # noqa: E402
 
 RECORD = memory_measure.read_record()
 AGAIN = ("llama-fp32-eager", "qwen2-lora-attention-fp32", "llama-bf16-accumulation2", "bert-lora-bf16")
@@ -85,6 +88,42 @@ def test_a_row_is_planned_as_it_says(name: str) -> None:
     config = ds_config_of(row, plan)
     if config is not None:
         assert config["zero_optimization"]["reduce_bucket_size"] == row.bucket == job.reduce_bucket_size
+
+
+@pytest.fixture
+def _asked(monkeypatch):
+    """The benchmarks answer in forked processes; undone after the test."""
+    for module in (memory_trace, model_trace):
+        monkeypatch.setattr(module, "ask_child", module.ask_child)
+
+
+SOME = ("gemma4-vl-unfrozen-fp32-ckpt", "llama4-vl-fp32", "llama4-vl-unfrozen-fp32-ckpt")
+WITH_IMAGES = [
+    pytest.param(row.name, marks=[] if row.name in SOME else pytest.mark.slow)
+    for row in memory_grid.ROWS
+    if sees_images(row)
+]
+
+
+@pytest.mark.usefixtures("_asked")
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_rows_with_images_are_within_five_percent_once_they_are_read(tmp_path, name: str) -> None:
+    measured = {entry["name"]: entry for entry in RECORD["rows"]}[name]["measured_bytes"]
+    unread, read = memory_accuracy.compare_measured("all", True, record_of(tmp_path, **{name: measured}))
+    assert (unread.half, read.half) == ("images-unread", "images")
+    assert abs(read.error("t1")) < 0.05
+    assert -0.02 < unread.error("t1") < 0.15
+    assert read.t1 <= unread.t1
+
+
+@pytest.mark.parametrize("name", ["qwen3-vl", "gemma3-vl", "gemma4-vl", "idefics3", "llava"])
+def test_patches_of_the_grid_are_those_of_the_processor(name: str) -> None:
+    """Llama 4's processor needs torchvision, which is not installed here."""
+    row = memory_grid.row(f"{name}-lora-bf16")
+    made = ImageSamples(row, processor_of(row), 1, 4000).batch
+    vision = memory_grid.MODELS[name].config["vision_config"]
+    of_patch = 3 * vision["patch_size"] ** 2 * vision.get("temporal_patch_size", 1)
+    assert made["pixel_values"].size == row.micro_batch * memory_grid.MODELS[name].patches * of_patch
 
 
 @pytest.mark.slow

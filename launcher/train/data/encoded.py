@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from array import array
 from collections import Counter
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import EffilaunchError
+from launcher.facts.prepared_images import LARGEST, PreparedImages
 from launcher.train.data.sources import bad_row
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ class EncodedBatch(Tally):
     """
     rows: list[int] = field(default_factory=list)
     """For each sample, which row of the batch it came from."""
+    pixels: list[int] = field(default_factory=list)
+    """For each sample with images beside tokens, how many values the processor makes of them."""
 
     def keep(self, row: int, sample: Mapping[str, Any]) -> None:
         """Add the only sample of a row."""
@@ -223,7 +227,9 @@ class Counts(Tally):
     targets: int = 0
     _lengths: array[int] = field(default_factory=lambda: array("i"))
     _image_tokens: array[int] = field(default_factory=lambda: array("i"))
-    """Tokens of images in each sample, of a task that has both."""
+    """Tokens of images in each sample, of a task that has both; number of images, and values of pixels."""
+    _images: array[int] = field(default_factory=lambda: array("i"))
+    _pixels: array[int] = field(default_factory=lambda: array("q"))
 
     def add(self, batch: EncodedBatch) -> None:
         for name in TOTALS[1:]:
@@ -232,7 +238,10 @@ class Counts(Tally):
         self.notes.update(batch.notes)
         lengths, targets = _lengths_and_targets(batch.columns)
         self._lengths.extend(lengths)
-        self._image_tokens.extend(_tokens_of_images(batch.columns))
+        spans = _spans(batch.columns)
+        self._image_tokens.extend(sum(one[1::2]) - sum(one[::2]) for one in spans)
+        self._images.extend(len(one) // 2 for one in spans)
+        self._pixels.extend(batch.pixels)
         self.targets += targets
 
     def since(self, read: int, dropped: Mapping[str, int]) -> dict[str, Any]:
@@ -248,9 +257,16 @@ class Counts(Tally):
         """Tokens of a sample: mean, median, 95th percentile and maximum; None for data without tokens."""
         return _spread(self._lengths)
 
-    def image_tokens(self) -> dict[str, float] | None:
-        """`lengths` of a sample's tokens that are images'; None for data without images beside tokens."""
-        return _spread(self._image_tokens)
+    def images(self) -> PreparedImages | None:
+        """The images of the samples; None for data without images beside tokens."""
+        tokens, images = _spread(self._image_tokens), _spread(self._images)
+        if tokens is None or images is None:
+            return None
+        of_image = [
+            -(-pixels // count) for pixels, count in zip(self._pixels, self._images, strict=True) if count
+        ]
+        largest = heapq.nlargest(LARGEST, self._pixels)
+        return PreparedImages(len(self._images), tokens, images, tuple(largest), max(of_image, default=0))
 
 
 def _spread(numbers: array[int]) -> dict[str, float] | None:
@@ -268,11 +284,10 @@ def _spread(numbers: array[int]) -> dict[str, float] | None:
     }
 
 
-def _tokens_of_images(columns: Mapping[str, Any]) -> list[int]:
-    """Tokens of images in each sample of a batch; none of samples without images beside tokens."""
+def _spans(columns: Mapping[str, Any]) -> list[list[int]]:
+    """Of each sample of a batch, first and last token of its images; none for data without images."""
     spans = columns.get("image_spans", [])
-    places = spans if isinstance(spans, list) else spans.to_pylist()
-    return [sum(one[1::2]) - sum(one[::2]) for one in places]
+    return spans if isinstance(spans, list) else list(spans.to_pylist())
 
 
 def _lengths_and_targets(columns: Mapping[str, Any]) -> tuple[array[int], int]:

@@ -168,6 +168,7 @@ class EncodeImageChat(EncodeChat):
             "image_paths": [file.path for file in files],
             "image_contents": [file.content for file in files],
         })  # fmt: skip
+        batch.pixels.append(_pixels(made))
 
     def _lost(
         self, batch: EncodedBatch, ids: list[int], labels: list[int], images: Sequence[Span]
@@ -238,6 +239,12 @@ class EncodeImageChat(EncodeChat):
 def _kinds_of_tokens(processor: Any) -> dict[str, bool]:
     """What asks a processor for `mm_token_type_ids`: some give them to those who ask alone."""
     return {f"return_{_KINDS}": True} if _KINDS in processor.model_input_names else {}
+
+
+def _pixels(made: Mapping[str, Any]) -> int:
+    """Values of the pixels that a processor made, with what it fills images up with."""
+    values = (value for name, value in made.items() if name not in (*_OF_TEXT, *_PLACES))
+    return sum(value.numel() for value in values if getattr(value, "is_floating_point", bool)())
 
 
 def _shape(value: Any) -> Any:

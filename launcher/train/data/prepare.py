@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.metadata
 import itertools
 import multiprocessing
 import os
@@ -10,10 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.errors import MachineError, Problem, RecipeError
+from launcher.facts import prepared_images
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import parse_json, write_json
 from launcher.tasks import FORMATS
@@ -77,12 +81,25 @@ def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
 
     cached(target, "prepared data", build, rehash=True)
     record: dict[str, Any] = parse_json((target / RECORD).read_text(encoding="utf-8"))
+    if keep and not job.tiny:
+        _keep_images(job, record["splits"]["train"], splits["train"])
     for name, sources in splits.items():
         # The files may have been moved since their contents were cached.
         record["splits"][name]["files"] = [file for source in sources for file in source.files]
         for entry, source in zip(record["splits"][name]["sources"], sources, strict=True):
             entry |= {"path": source.settings["path"], "unused": list(source.unused)}
     return {**record, "folder": str(target), "formats": formats}
+
+
+def _keep_images(job: Job, split: Mapping[str, Any], sources: Sequence[Source]) -> None:
+    """Let later plans of this recipe find what its rows hold of images."""
+    if split.get("images") is None or not job.model.name_or_path:
+        return
+    files = [file for source in sources for file in source.files]
+    settings = {name: job.at(name) for name in prepared_images.DECIDE}
+    found = prepared_images.PreparedImages(**split["images"])
+    with contextlib.suppress(OSError):  # plans then count all tokens as tokens of images
+        prepared_images.keep(settings, files, importlib.metadata.version("transformers"), found)
 
 
 def _check_inserted(job: Job, formats: Sequence[str]) -> None:
@@ -139,14 +156,14 @@ def _write_split(
             })  # fmt: skip
             if writer.samples == start:
                 raise _nothing_left(source, counts)
-    of_images = counts.image_tokens()
+    images = counts.images()
     return {
         "file": f"{name}.arrow",
         "samples": writer.samples,
         "sources": found,
         "counts": counts.to_json(),
         "lengths": counts.lengths(),
-        **({"image_tokens": of_images} if of_images else {}),
+        **({"image_tokens": images.tokens, "images": asdict(images)} if images else {}),
     }
 
 

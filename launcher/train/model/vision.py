@@ -6,6 +6,7 @@ and where adapters would go, is then not known.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -116,6 +117,7 @@ def vision_facts(model: Any, config: Any, freeze: Sequence[str]) -> dict[str, An
     sizes = {key: _first(vision, names) for key, names in _SIZES.items()}
     side = _first(vision, ("patch_size",))
     values = 3 * side * side * (_first(vision, ("temporal_patch_size",), 1)) if side else 0
+    trained = [] if "projector" in freeze else parts["projector"]
     return {
         "params": sum(count for _, count in own),
         "frozen": sum(count for name, count in own if pattern.fullmatch(name)),
@@ -123,17 +125,19 @@ def vision_facts(model: Any, config: Any, freeze: Sequence[str]) -> dict[str, An
         "patch_values": values,
         "patches_per_token": patches_per_token(config),
         **sizes,
+        "projector": sum(_of_projector(model.get_submodule(name)) for name in trained),
         **_kept(model.get_submodule((parts["vision"] or parts["projector"])[0]), sizes["inner"]),
     }
 
 
-def _kept(tower: Any, inner: int) -> dict[str, int]:
+def _kept(tower: Any, inner: int) -> dict[str, Any]:
     """How often a layer keeps a patch's hidden and inner values.
 
     Input, norms, queries, keys and values, attention and two residuals are eight hidden values, rotary
-    positions three more, each norm beyond two (RMS norms in Python) two more; both sides of the activation
-    function are two inner values, of a gated one with its product four. Counted with saved_tensors_hooks on
-    CPU in towers of Qwen3-VL (10.7, 1.9) and Gemma 4 (18, 3.8).
+    positions three more (none as complex numbers), each norm beyond two (RMS norms in Python) two more; both
+    sides of the activation function are two inner values, of a gated one with its product four. Counted with
+    saved_tensors_hooks on CPU in towers of Qwen3-VL (10.7, 1.9), Gemma 4 (18, 3.8) and Llama 4 (8, 2). Gemma
+    4's also keeps a mask between all patches of an image for each layer.
     """
     from torch import nn
 
@@ -141,9 +145,26 @@ def _kept(tower: Any, inner: int) -> dict[str, int]:
     inside = list(stacks[0][0].modules()) if stacks else []
     norms = sum("norm" in type(module).__name__.lower() for module in inside)
     wide = sum(isinstance(module, nn.Linear) and module.out_features == inner for module in inside)
-    turned = any("rotary" in type(module).__name__.lower() for module in tower.modules())
+    turned = any(
+        "rotary" in type(module).__name__.lower() and not any(one.is_complex() for one in module.buffers())
+        for module in tower.modules()
+    )
     few = max(norms - 2, 0)
-    return {"widths": 8 + 2 * few + 3 * (turned and not few), "inners": 4 if wide > 1 else 2}
+    return {
+        "widths": 8 + 2 * few + 3 * (turned and not few),
+        "inners": 4 if wide > 1 else 2,
+        "masked": "pixel_position_ids" in inspect.signature(tower.forward).parameters,
+    }
+
+
+def _of_projector(module: Any) -> int:
+    """Values of a token that a projector keeps: what its products read, and activation functions between."""
+    from torch import nn
+
+    sides: list[tuple[int, int]] = [
+        (one.in_features, one.out_features) for one in module.modules() if isinstance(one, nn.Linear)
+    ]
+    return sum(wide for wide, _ in sides) + sum(out for _, out in sides[:-1])
 
 
 _SIZES = {

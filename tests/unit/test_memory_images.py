@@ -1,0 +1,130 @@
+"""Memory of the parts that read images, on values computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from memory_cases import JOB_1B, LLAMA_1B
+
+from launcher.facts import prepared_images
+from launcher.facts.model import Vision
+from launcher.facts.prepared_images import PreparedImages
+from launcher.memory.images import image_note, with_images
+from launcher.memory.job import Components
+
+TOWER = Vision(
+    params=3_000, frozen=3_000, trains_tower=False, hidden=10, inner=40, layers=5, widths=8, inners=2,
+    patch_values=100, patches_per_token=4,
+)  # fmt: skip
+SPEC = replace(LLAMA_1B, vision=TOWER)
+JOB = replace(JOB_1B, micro_batch=2, sequence_length=50, precision="fp32", trainable_params=10_000)
+PHASES = {
+    "forward": Components(weights=7, activations=1_000, logits=500),
+    "backward": Components(weights=7, activations=900, gradients=600, logits=700),
+    "step": Components(weights=7, gradients=40_000),
+}
+LAYER = 8 * 10 + 2 * 40
+"""Values of a patch."""
+
+
+def found(job, **vision):
+    return with_images(PHASES, replace(SPEC, vision=replace(TOWER, **vision)), job)
+
+
+def test_unread_rows_count_all_tokens_as_tokens_of_images() -> None:
+    patches = 2 * 50 * 4
+    parts = found(JOB)
+    assert parts["forward"].activations == 1_000 + 2 * 4 * 100 * patches  # two batches of pixels
+    assert parts["step"] == PHASES["step"]
+    assert parts["images"] == Components(
+        weights=7, activations=2 * 4 * 100 * patches, temporary=4 * LAYER * patches
+    )
+    assert "upper bound" in image_note(SPEC, JOB)[-1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "pixels"),
+    [(1, 900), (2, 900 + 700), (3, 900 + 700 + 300), (5, 900 + 700 + 3 * 300)],
+)
+def test_prepared_rows_count_the_largest_batch_that_they_make(rows: int, pixels: int) -> None:
+    job = replace(JOB, micro_batch=rows, pixels=(900, 700, 300), pixels_of_image=400)
+    parts = found(job)
+    assert parts["images"].activations == 2 * 4 * pixels
+    assert parts["images"].temporary == 4 * LAYER * pixels // 100
+    assert "largest batch" in image_note(SPEC, job)[-1]
+
+
+def test_one_source_of_a_weight_repeats_its_largest() -> None:
+    assert found(replace(JOB, pixels=(900,)))["images"].activations == 2 * 4 * 1_800
+
+
+TRAINED = {"trains_tower": True, "frozen": 0}
+READ = replace(JOB, pixels=(1_000,), pixels_of_image=500)
+"""20 patches; images of 5."""
+
+
+def test_a_trained_tower_keeps_every_layer() -> None:
+    parts = found(READ, **TRAINED)
+    kept = 8_000 * 2 + 5 * 4 * LAYER * 20
+    assert parts["backward"].activations == 900 + kept
+    last = parts["images"]
+    assert last.activations == kept
+    assert last.temporary == 4 * 20 * (2 * 10 + 40)
+    assert last.gradients == 40_000 * (10_000 - 3_000) // 10_000  # the language model's
+    assert last.logits == 0
+
+
+def test_with_checkpointing_one_layer_is_there_when_the_language_model_is_not() -> None:
+    parts = found(replace(READ, checkpointing=True), **TRAINED)
+    kept = 8_000 * 2 + 5 * 4 * 10 * 20
+    assert parts["backward"].activations == 900 + kept
+    assert parts["images"].activations == kept + 4 * LAYER * 20
+
+
+def test_masks_between_patches_and_projectors() -> None:
+    plain, masked = found(READ, **TRAINED), found(READ, **TRAINED, masked=True)
+    # For each of 20 patches the 5 of its image, in every layer.
+    assert masked["forward"].activations - plain["forward"].activations == 5 * 4 * 20 * 5
+    projected = found(READ, **TRAINED, projector=12)
+    assert projected["forward"].activations - plain["forward"].activations == 4 * 20 * 12 // 4
+
+
+def test_pixels_of_unknown_patches_keep_the_bound() -> None:
+    assert found(READ, patch_values=0)["images"].temporary == 4 * LAYER * 2 * 50 * 4
+
+
+SETTINGS = {name: None for name in prepared_images.DECIDE}
+IMAGES = PreparedImages(3, {"p50": 4.0}, {"p50": 1.0}, (900, 700, 300), 400)
+
+
+def test_what_is_kept_is_found_until_a_file_changes(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "cache"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}\n")
+    prepared_images.keep(SETTINGS, [str(rows)], "5.23", IMAGES)
+    assert prepared_images.find(SETTINGS, "5.23") == IMAGES
+    assert prepared_images.find(SETTINGS, "5.24") is None
+    assert prepared_images.find({**SETTINGS, "data.max_length": 8}, "5.23") is None
+    rows.write_text("{}\n{}\n")
+    assert prepared_images.find(SETTINGS, "5.23") is None
+    rows.unlink()
+    assert prepared_images.find(SETTINGS, "5.23") is None
+
+
+def test_rows_that_are_no_files_are_not_kept(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "cache"))
+    for files in ([], ["organisation/rows"]):
+        prepared_images.keep(SETTINGS, files, "5.23", IMAGES)
+        assert prepared_images.find(SETTINGS, "5.23") is None
+
+
+def test_a_damaged_file_is_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "cache"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}\n")
+    prepared_images.keep(SETTINGS, [str(rows)], "5.23", IMAGES)
+    (written,) = (tmp_path / "cache" / "prepared-images").iterdir()
+    for text in ("", "[]", "{}", '{"schema_version": 1, "files": {}, "images": {"samples": 1}}'):
+        written.write_text(text)
+        assert prepared_images.find(SETTINGS, "5.23") is None
