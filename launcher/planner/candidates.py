@@ -22,7 +22,7 @@ from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix, Batch, StepTime
 from launcher.planner.decide import copies_of, engine_is_open
-from launcher.planner.job import base_job
+from launcher.planner.job import base_job, with_prepared
 from launcher.planner.speed import predict_step
 from launcher.recipe.loading import Origin
 from launcher.recipe.optimizer_needs import needs_of
@@ -169,7 +169,8 @@ class Bench:
         """fixes: those in the draft. RecipeError where the global batch cannot be divided."""
         self.variant, self.draft, self.fixes, self._facts = variant, draft, fixes, facts
         copies = copies_of(recipe, facts.hardware)
-        self._job = base_job(draft, facts.model, facts.hardware, copies, facts.images)
+        job = base_job(draft, facts.model, facts.hardware, copies)
+        self._job = with_prepared(job, facts.images, draft)
         self.batches = _one_micro_batch(draft, _batches(draft, recipe, copies))
         self.seen: dict[tuple[int, bool, int], Candidate] = {}
         self._kept: int | None = None

@@ -20,13 +20,8 @@ SMALL_DEVICE_BYTES = 25 * 10**9
 """Devices up to this size get smaller buckets to reduce and gather in."""
 
 
-def base_job(
-    draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int, images: PreparedImages | None = None
-) -> MemoryJob:
-    """The memory job of this draft at micro-batch 1, stage 0, without checkpointing.
-
-    images: of the prepared rows.
-    """
+def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> MemoryJob:
+    """The memory job of this draft at micro-batch 1, stage 0, without checkpointing."""
     quantization = draft.model.quantization
     has_adapter = draft.adapter.type is not None
     adapter = adapted_by(spec, draft.fields(draft.adapter)) if has_adapter else None
@@ -72,8 +67,6 @@ def base_job(
         cast_inputs=draft.adapter.cast_input_dtype_enabled is not False,
         padded=_padded(draft, spec),
         extra_frozen=_token_rows(draft, spec) if has_adapter else 0,
-        pixels=() if images is None else _largest(images.pixels, draft),
-        pixels_of_image=0 if images is None else images.of_image,
     )
     return engine.completed(job if adapter is None else _with_adapter(job, adapter, spec), draft)
 
@@ -91,9 +84,14 @@ def _length(draft: Draft) -> int:
     return -(-length // multiple) * multiple
 
 
-def _largest(pixels: tuple[int, ...], draft: Draft) -> tuple[int, ...]:
-    """The largest samples that one batch can hold; a source of a weight above 1 may bring one repeatedly."""
-    return pixels[:1] if any(source["weight"] > 1 for source in draft.data.train) else pixels
+def with_prepared(job: MemoryJob, images: PreparedImages | None, draft: Draft) -> MemoryJob:
+    """The job with the images of its prepared rows, of which a source of a weight above 1 may bring the
+    largest sample repeatedly."""
+    if images is None:
+        return job
+    repeats = any(source["weight"] > 1 for source in draft.data.train)
+    pixels = images.pixels[:1] if repeats else images.pixels
+    return replace(job, pixels=pixels, pixels_of_image=images.of_image)
 
 
 def _one_by_one(draft: Draft, spec: ModelSpec, hardware: Hardware) -> bool:
