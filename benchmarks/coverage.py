@@ -73,6 +73,26 @@ IMAGE_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "hunyuan_vl": {
         "text_config": {"head_dim": 128, "rope_parameters": {**_MROPE, "mrope_section": [16, 16, 16, 16]}}
     },
+    "granite4_vision": {
+        "deepstack_layer_map": [[-19, 9], [-13, 6], [-7, 3], [-1, 0]],
+        "downsample_rate": "4/8",
+    },
+    "perception_lm": {
+        "vision_config": {
+            "model_type": "timm_wrapper",
+            "architecture": "vit_pe_core_large_patch14_336",
+            "do_pooling": True,
+            "model_args": {
+                "depth": 23,
+                "embed_dim": 1024,
+                "global_pool": "",
+                "img_size": [448, 448],
+                "init_values": 0.1,
+                "ref_feat_shape": [32, 32],
+                "use_post_transformer_norm": False,
+            },
+        }
+    },
     "paddleocr_vl": {"text_config": {"rope_parameters": _MROPE}},
     "qwen2_5_omni_thinker": _OMNI,
     "qwen3_omni_moe_thinker": _OMNI,
@@ -211,7 +231,7 @@ def plan(run: Path, config: dict[str, Any], plans: list[Any], what: tuple[str, s
     memory_trace.ask_child = ask  # model_spec imports it when it is called
     model_trace.ask_child = ask
     task, row = what
-    length = 32 if what is TEXT else 256
+    length = 32 if what is TEXT else 384
     (run / "rows.jsonl").write_text(f"{row}\n")
     (run / "recipe.yaml").write_text(
         f"task: {task}\nmodel: {{config: {{model_type: {config['model_type']}}}}}\n"

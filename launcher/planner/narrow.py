@@ -53,8 +53,9 @@ NARROW: Mapping[str, int] = {
            "rotary_dim"),
     **_all(32, "kv_lora_rank", "q_lora_rank", "o_lora_rank", "image_size"),
     # Four by four patches, of which a projector makes two by two tokens.
+    "img_size": 32,
     "patch_size": 8, "mm_tokens_per_image": 4, "scale_factor": 2, "num_query_tokens": 4,
-    "vision_soft_tokens_per_image": 4, "resampler_n_latents": 4,
+    "vision_soft_tokens_per_image": 4, "resampler_n_latents": 4, "ref_feat_shape": 4,
     **_all(2, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k",
            "linear_num_key_heads", "swa_num_key_value_heads"),
     **_all(1, "n_group", "topk_group", "num_expert_group", "mamba_n_groups", "n_groups", "mamba_ngroups",
@@ -65,6 +66,8 @@ NARROW: Mapping[str, int] = {
     **_all(512, "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"),
 }  # fmt: skip
 """Size -> what it is in the small configuration, see `_LIMIT`."""
+WITH_PLACES = 2048
+"""Vocabulary of a model of images and text: processors add up to 1,152 tokens for places in an image."""
 SPECIAL_IDS: Mapping[str, int] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 FIRST_DECODED = "decoder_start_token_id"
 _DEPTHS = (
@@ -77,13 +80,20 @@ _INDICES = re.compile(r"(_indexes|_indices|_idxs|_layers|layer_ids)$")
 """Lists of the layers that are of a kind."""
 _PERIOD = re.compile(r"_(period|interval|pattern|frequency|n_layers|sparse_step|layer_step|group_size)$")
 """Every so many layers one is of another kind."""
-_LAYER = re.compile(r"feature_layers?$")
+_LAYER = re.compile(r"(feature|target)_layers?$")
 """A layer, or several, counted from the first or from the last."""
 _OF_IMAGES: Mapping[str, Any] = {
     "image_grid_pinpoints": [[32, 32], [32, 64], [64, 32]],
     "projector_patch_to_query_dict": {"16": 4},
+    "downsample_rate": "2/4",
 }
-"""Sizes in pixels into which images are divided, and patches -> tokens, for this size of images."""
+"""Sizes in pixels into which images are divided, patches -> tokens, and the side of a window in tokens / in
+patches, for this size of images."""
+_TIMM: Mapping[str, Mapping[str, Any]] = {
+    "fastvit_mci3": {"layers": [1, 1, 1, 1, 1]},
+    "mobilenetv5_300m_enc": {"channel_multiplier": 0.125, "msfa_output_resolution": 2},
+}
+"""Architecture of timm -> arguments that make it small. Its `hidden_size` stays: these arguments leave it."""
 _OFFSET = re.compile(r"layer_offset$")
 _LIMIT = re.compile(r"vocab_size|_per_tok|topk|top_k")
 """Sizes that are not made larger."""
@@ -100,6 +110,9 @@ def narrow_config(config: Mapping[str, Any]) -> dict[str, Any]:
     narrow = _narrow(config)
     if "image_size" not in config:
         narrow |= SPECIAL_IDS
+    text, own = narrow.get("text_config"), config.get("text_config")
+    if isinstance(text, dict) and isinstance(own, Mapping) and own.get("vocab_size"):
+        text["vocab_size"] = min(own["vocab_size"], WITH_PLACES)
     if "d_model" in config:
         # Labels become the decoder's input after this token; older configurations leave it out.
         narrow[FIRST_DECODED] = 0
@@ -115,6 +128,10 @@ def _narrow(config: Mapping[str, Any]) -> dict[str, Any]:
         if key not in _DROPPED and _is_finite(value)
     }
     _fit(config, narrow)
+    if "architecture" in config:
+        more = {**(narrow.get("model_args") or {}), **_TIMM.get(config["architecture"], {})}
+        kept = {key: config[key] for key in ("hidden_size",) if key in config}
+        narrow |= {"model_args": more or None, **kept}
     return narrow
 
 
@@ -167,7 +184,7 @@ def _smaller(key: str, value: Any, depth: int, kept: Sequence[int]) -> Any:
     if key in _DEPTHS:
         return len(kept) if value == depth else min(value, LAYERS)
     if _LAYER.search(key):
-        return max(-LAYERS, min(value, LAYERS - 1))
+        return _of_two(value)
     if key == "first_k_dense_replace":
         return sum(layer < value for layer in kept)
     for pattern, most in ((_PERIOD, 2), (_OFFSET, 1)):
@@ -176,7 +193,15 @@ def _smaller(key: str, value: Any, depth: int, kept: Sequence[int]) -> Any:
     return _smaller_size(key, value)
 
 
+def _of_two(layer: int) -> int:
+    """A layer of the small model in the place of this one, counted from the first or from the last."""
+    return max(-LAYERS, min(layer, LAYERS - 1))
+
+
 def _smaller_list(key: str, value: list[Any], depth: int, kept: Sequence[int]) -> list[Any]:
+    if key == "deepstack_layer_map":  # layers of the tower, each with one of the language model
+        pairs = dict([_of_two(layer) for layer in reversed(pair)] for pair in value)
+        return [[tower, text] for text, tower in sorted(pairs.items())]
     if _LAYER.search(key):
         return sorted({_smaller(key, layer, depth, kept) for layer in value})
     if _is_indices(key, value):

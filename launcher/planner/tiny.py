@@ -16,7 +16,7 @@ from launcher.recipe.schema import AdapterSection, Recipe
 from launcher.tasks import task_named
 
 STEPS = 4
-MAX_LENGTH, WITH_IMAGES = 128, 256
+MAX_LENGTH, WITH_IMAGES = 128, 384
 """Most tokens of a sample, of text and with images."""
 _LAYER = re.compile(r"(?<!\w)\d")
 """A layer's index in a module's name or a pattern of it: `layers.11.`, not `fc1`."""

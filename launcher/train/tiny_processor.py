@@ -7,6 +7,7 @@ model gives it.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,6 +99,27 @@ def _of_llava(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}, more
 
 
+def _of_fast_vlm(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    patch, side = 64, 128  # FastViT makes a token of 64 x 64 pixels, of which no configuration has the number
+    more = {"patch_size": patch, "vision_feature_select_strategy": "full", "num_additional_image_tokens": 0}
+    return {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}, more
+
+
+def _of_deepseek_ocr2(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    # The tower has queries for images of 12 x 12 and of 16 x 16 tokens, whatever the configuration says.
+    patch, share = config.vision_config.sam_config.patch_size, 4
+    side = 12 * patch * share
+    sizes = {"size": {"height": side, "width": side}, "tile_size": side, "crop_to_patches": False}
+    return sizes, {"patch_size": patch, "downsample_ratio": share}
+
+
+def _of_perception_lm(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    vision = config.vision_config
+    patch = int(re.findall(r"patch(\d+)", vision.architecture)[0])
+    sizes = {"tile_size": vision.model_args["img_size"][0], "vision_input_type": "vanilla"}
+    return sizes, {"patch_size": patch, "pooling_ratio": config.projector_pooling_ratio}
+
+
 _QWEN_TOKENS = {
     "vision_start_token_id": "<|vision_start|>",
     "vision_end_token_id": "<|vision_end|>",
@@ -171,6 +193,24 @@ FAMILIES: Mapping[str, Family] = {
     "llava": Family(
         "LlavaProcessor", "LlavaImageProcessorPil", {"image_token_index": "<image>"}, "<image>", _of_llava
     ),
+    "deepseek_ocr2": Family(
+        "DeepseekOcr2Processor",
+        "DeepseekOcr2ImageProcessorPil",
+        {"image_token_id": "<image>"},
+        "<image>",
+        _of_deepseek_ocr2,
+    ),
+    "fast_vlm": Family(
+        "LlavaProcessor", "CLIPImageProcessorPil", {"image_token_index": "<image>"}, "<image>", _of_fast_vlm
+    ),
+    "perception_lm": Family(
+        "PerceptionLMProcessor",
+        "PerceptionLMImageProcessor",
+        {"image_token_id": "<|image|>", "video_token_id": "<|video|>"},
+        "<|image|>",
+        _of_perception_lm,
+        {"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
 }
 """Families whose processors need more than `derived_processor` finds, by model type."""
 
@@ -180,7 +220,7 @@ def tiny_processor(config: Any) -> Any:
 
     RecipeError for a model type whose processor is not known.
     """
-    from launcher.train.model.processors import around_image, image_mark, make_processor
+    from launcher.train.model.processors import around_image, image_mark, make_processor, preferring
     from launcher.train.tiny import tiny_tokenizer
 
     kind, family = config.model_type, FAMILIES.get(config.model_type)
@@ -203,7 +243,7 @@ def tiny_processor(config: Any) -> Any:
         begin, end = around_image(processor)
         image = f"{begin}{image}{end}\n"  # two images beside each other can be told apart
     processor.chat_template = tokenizer.chat_template = _TEMPLATE.replace("IMAGE", image)
-    return processor
+    return preferring(processor, made.sizes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from launcher.report.result_text import prepared_text
 from launcher.report.terminal import Page
 from launcher.train.data.build import build_data
 from launcher.train.data.gate import check_first_batch
-from launcher.train.data.image_chat import ImageBatches, image_tokens
+from launcher.train.data.image_chat import ImageBatches, image_inputs, image_tokens
 from launcher.train.data.image_rows import made_up_chat, made_up_prompt
 from launcher.train.data.store import open_samples
 from launcher.train.job import read_job
@@ -316,6 +316,22 @@ def test_image_sizes_decide_the_tokens_of_an_image(tmp_path, base):
         _, _, samples = samples_of(tmp_path / f"{pixels}", given)
         tokens[pixels] = image_tokens(samples[0])
     assert tokens == {9 * 28 * 28: 6, 4 * 28 * 28: 2}
+
+
+def test_a_size_comes_before_the_value_that_a_processor_class_has(tmp_path, base):
+    """Gemma 3's class never pans and scans, whatever its image processor is set to."""
+    from launcher.train.model.processors import read_processor, save_processing
+
+    wide, folder = Image.new("RGB", (900, 300)), str(base("gemma3"))
+    sizes = {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 2}
+    crops = []
+    for given in ({}, {"do_pan_and_scan": False}, sizes):
+        processor = read_processor(folder, {}, given)
+        crops.append(len(image_inputs(processor, [[wide]])["pixel_values"]))
+    assert crops == [1, 1, 3]
+    save_processing(processor, tmp_path)
+    assert type(processor).__name__ == "Gemma3Processor"
+    assert "images_kwargs" not in json.loads((tmp_path / "processor_config.json").read_text())
 
 
 def test_a_size_that_the_image_processor_does_not_read_is_refused(tmp_path, base):

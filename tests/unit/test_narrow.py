@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launcher.planner.narrow import NARROW, narrow_config
+from launcher.planner.narrow import NARROW, WITH_PLACES, narrow_config
 
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 
@@ -47,6 +47,47 @@ def test_parts_are_made_small_as_well() -> None:
         narrow["vision_config"] | {"depth": 2, "image_size": 32, "patch_size": 8} == narrow["vision_config"]
     )
     assert narrow["image_token_id"] < NARROW["vocab_size"]
+
+
+def test_places_in_an_image_have_room_in_the_vocabulary() -> None:
+    """PaliGemma's processor adds 1,024 tokens for places and 128 for segments."""
+    large, small = ({"text_config": {"vocab_size": size}, "vision_config": {}} for size in (257216, 900))
+    assert narrow_config(large)["text_config"]["vocab_size"] == WITH_PLACES
+    assert narrow_config(small)["text_config"]["vocab_size"] == 900
+    assert narrow_config({"vocab_size": 257216})["vocab_size"] == NARROW["vocab_size"]
+
+
+@pytest.mark.parametrize(
+    ("tower", "hidden", "arguments"),
+    [
+        (
+            {"architecture": "mobilenetv5_300m_enc", "hidden_size": 2048, "model_args": None},
+            2048,
+            {"channel_multiplier": 0.125, "msfa_output_resolution": 2},
+        ),
+        (
+            {
+                "architecture": "vit_pe",
+                "model_args": {"embed_dim": 1024, "depth": 23, "img_size": [448, 448]},
+            },
+            None,
+            {"embed_dim": 64, "depth": 2, "img_size": [32, 32]},
+        ),
+        ({"architecture": "resnet50", "model_args": None}, None, None),
+    ],
+)
+def test_a_tower_of_timm_has_the_width_of_its_architecture(
+    tower: dict, hidden: int | None, arguments: dict | None
+) -> None:
+    narrow = narrow_config({"vision_config": tower})["vision_config"]
+    assert (narrow.get("hidden_size"), narrow["model_args"]) == (hidden, arguments)
+
+
+def test_layers_that_take_an_image_are_layers_that_stay() -> None:
+    """Pairs of a tower's and a language model's layer: one for each that is left of the language model's."""
+    pairs = [[-19, 9], [-13, 6], [-7, 3], [-1, 0]]
+    narrow = narrow_config({"deepstack_layer_map": pairs, "spatial_target_layers": [12, 15, 18, 21]})
+    assert narrow == narrow | {"deepstack_layer_map": [[-1, 0], [-2, 1]], "spatial_target_layers": [1]}
 
 
 @pytest.mark.parametrize(("share", "pairs"), [(1.0, 8), (0.25, 2)])

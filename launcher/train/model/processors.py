@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def read_processor(reference: str, options: Mapping[str, Any], sizes: Mapping[st
         hint = "save the model's processor beside the weights: processor_config.json"
         raise RecipeError(Problem("processor-missing", message, path="model.name_or_path", hint=hint))
     found.image_processor = with_sizes(found.image_processor, sizes)
-    return found
+    return preferring(found, sizes)
 
 
 def _read_without_video(kind: type[Any], reference: str, options: Mapping[str, Any]) -> Any:
@@ -157,6 +157,20 @@ def with_sizes(image_processor: Any, sizes: Mapping[str, Any]) -> Any:
             message, hint = f"{kind.__name__} has no {name}", f"it has {', '.join(known)}"
             raise RecipeError(Problem("image-size", message, path=f"model.image_sizes.{name}", hint=hint))
     return kind.from_dict(image_processor.to_dict(), **sizes) if sizes else image_processor
+
+
+def preferring(processor: Any, fields: Collection[str]) -> Any:
+    """The processor, made to use its image processor's values of these fields.
+
+    Some classes have values of their own (`images_kwargs`) that come before those of the image processor:
+    Gemma 3 never pans and scans, InternVL always crops, whatever the image processor's file says.
+    """
+    kind = type(processor)
+    own = getattr(kind, "images_kwargs", {})
+    kept = {name: value for name, value in own.items() if name not in fields}
+    if kept != own:
+        processor.__class__ = type(kind.__name__, (kind,), {"images_kwargs": kept})
+    return processor
 
 
 SIZES = (

@@ -21,7 +21,7 @@ PROJECTORS = frozenset({
     "multi_modal_projector", "connector", "projector", "mm_projector", "aligner", "merger", "embed_vision",
     "vision_projection", "vision_adapter", "resampler_model", "vision_resampler", "perception_emb_norm",
     "qformer", "language_projection", "image_to_text_projection", "high_res_vision_proj",
-    "visual_embeddings_table",
+    "visual_embeddings_table", "layerwise_projectors", "spatial_projectors",
 })  # fmt: skip
 IN_TOWER = frozenset({"merger", "deepstack_merger_list", "vision_adapter"})
 """Projectors that are modules of the tower: those of Qwen-VL and Llama 4."""

@@ -438,14 +438,13 @@ def probes(job: Job, processing: Any, record: Mapping[str, Any]) -> list[dict[st
 
 
 def _with_images(job: Job, processor: Any) -> list[dict[str, Any]]:
-    """A question about two images, and the ids of added tokens without one."""
+    """A question about two images that has all added tokens."""
     from launcher.train.data.image_chat import prompt_inputs
     from launcher.train.data.image_rows import MARK
 
-    turns = [{"role": "user", "content": MARK * 2 + _TEXT}]
-    extra = added_ids(job, processor.tokenizer)
-    alone = [dict(processor(text=_TEXT + processor.tokenizer.decode(extra), return_tensors="pt"))]
-    return [dict(prompt_inputs(processor, turns, [_image(), _image()])), *(alone if extra else [])]
+    added = processor.tokenizer.decode(added_ids(job, processor.tokenizer))
+    turns = [{"role": "user", "content": MARK * 2 + _TEXT + added}]
+    return [dict(prompt_inputs(processor, turns, [_image(), _image()]))]
 
 
 def _image() -> Any:
