@@ -188,10 +188,14 @@ def _weights(facts: CardFacts) -> list[tuple[str, str]]:
     if merged is None:
         return []
     dtype, kind = merged["dtype"], merged["quantization"]
+    compared = merged["merge"].get("dtype", "float32")
     rows = [
         ("dtype", str(dtype)),
         ("weights", _numbers(merged["params"])),
-        ("logits from those of base and adapter, in float32", f"{merged['merge']['largest']:.2g} at most"),
+        (
+            f"logits from those of base and adapter, in {compared}",
+            f"{merged['merge']['largest']:.2g} at most",
+        ),
     ]
     if dtype != "float32":
         rows.append((f"the same after rounding to {dtype}", _difference(merged["cast"])))

@@ -169,7 +169,13 @@ def _piece(text: str, is_target: bool, page: Page) -> str:
 def merged_text(found: Mapping[str, Any], pushed: Mapping[str, Any] | None) -> str:
     """What was written, and how far its logits are from those of the trained model."""
     dtype, kind, size = found["dtype"], found["quantization"], gib(found["bytes"])
-    rows = [("adapter on its base", found["merge"], f"float32; {found['merge']['allowed']:.1g} is allowed")]
+    rows = [
+        (
+            "adapter on its base",
+            found["merge"],
+            f"{found['merge']['dtype']}; {found['merge']['allowed']:.1g} is allowed",
+        )
+    ]
     rows.append(("after the cast", found["cast"], f"weights in {dtype}; {_same_choice(found['cast'])}"))
     lines = [
         f"merged    {printable(found['folder'])}  {found['params']:,} weights in {dtype}, {size}",

@@ -242,6 +242,27 @@ def test_a_sum_that_says_something_else_is_not_written(run, monkeypatch):
     assert left(run) == []
 
 
+@pytest.mark.parametrize("memory", [2**40, 0])
+def test_float64_decides_what_float32_leaves_open(run, monkeypatch, memory):
+    """With less allowed than float32 can tell, the same sum passes where it is computed in float64."""
+    monkeypatch.setattr(merging, "TOLERANCE", 1e-9)
+    real = merging._in_float64
+
+    def asked(*args):
+        monkeypatch.setattr(merging, "available_memory", lambda: memory)
+        return real(*args)
+
+    monkeypatch.setattr(merging, "_in_float64", asked)
+    if memory:
+        found = merge(run, run / "merged", "float32", no_card)
+        assert (found.compared_in, found.sum.is_none) == ("float64", True)
+        assert found.to_json()["merge"]["dtype"] == "float64"
+        return
+    with pytest.raises(RunFailed) as caught:
+        merge(run, run / "merged", "float32", no_card)
+    assert caught.value.problems[0].code == "merge-differs"
+
+
 def test_a_file_that_says_something_else_gets_no_name(run, monkeypatch):
     real = merging._cast
 

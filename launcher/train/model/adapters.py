@@ -42,7 +42,7 @@ from launcher.train.model.processing import (
 )
 from launcher.train.model.processors import tokenizer_of
 from launcher.train.model.vision import freeze_parts, frozen_pattern
-from launcher.train.upstream.model_seams import leave_casts_to_autocast
+from launcher.train.upstream.model_seams import adapters_by_own_names, leave_casts_to_autocast
 
 _REFUSALS = (
     ValueError, TypeError, AttributeError, LookupError, AssertionError, NotImplementedError, ImportError,
@@ -252,9 +252,10 @@ def _continue_adapter(
     from peft import PeftModel
 
     try:
-        continued = PeftModel.from_pretrained(
-            model, folder, is_trainable=True, autocast_adapter_dtype=autocast_adapter_dtype
-        )
+        with adapters_by_own_names():
+            continued = PeftModel.from_pretrained(
+                model, folder, is_trainable=True, autocast_adapter_dtype=autocast_adapter_dtype
+            )
     except (OSError, ValueError) as error:
         message = f"cannot continue the adapter: {error}"
         raise RecipeError(Problem("adapter-missing", message, file=folder, path="adapter.path")) from error

@@ -93,7 +93,9 @@ class Merged:
     places: int
     """Tokens (rows of a classifier) whose logits were compared."""
     sum: Difference
-    """Merged model in float32, compared with the adapter on its base in float32."""
+    """Merged model, compared with the adapter on its base."""
+    compared_in: str
+    """dtype in which `sum` was computed."""
     cast: Difference
     """Written weights, computed in float32, compared with the same."""
     quantized: Difference | None
@@ -108,7 +110,7 @@ class Merged:
             "bytes": self.bytes,
             "compared": self.places,
             "largest_logit": self.sum.scale,
-            "merge": self.sum.to_json(),
+            "merge": {**self.sum.to_json(), "dtype": self.compared_in},
             "cast": self.cast.to_json(),
             "quantization": self.quantization,
             "quantized": None if self.quantized is None else self.quantized.to_json(),
@@ -152,8 +154,9 @@ def _merged(
     restore_conv1d(job, model)
     found = logits_of(model, inputs)
     exact = difference(found, wanted)
-    if not exact.is_none:
-        raise RunFailed(_unlike("the merged model", "the adapter on its base", exact))
+    closer = None if exact.is_none else _in_float64(job, folder, processing, inputs)
+    if not (closer or exact).is_none:
+        raise RunFailed(_unlike("the merged model", "the adapter on its base", closer or exact))
     round_to(model, dtype)
     rounded = logits_of(model, inputs)
     cast = difference(rounded, wanted)
@@ -165,7 +168,8 @@ def _merged(
         params=sum(parameter.numel() for parameter in model.parameters()),
         bytes=sum(parameter.numel() for parameter in model.parameters()) * getattr(torch, dtype).itemsize,
         places=sum(one[..., 0].numel() for one in wanted),
-        sum=exact,
+        sum=closer or exact,
+        compared_in="float32" if closer is None else "float64",
         cast=cast,
         quantized=None if running is None else difference(found, running),
         quantization=kind,
@@ -180,6 +184,23 @@ def _merged(
         gc.collect()
         _check_written(job, aside, inputs, rounded, attention)
     return result
+
+
+def _in_float64(
+    job: Job, folder: Path, processing: Any, inputs: Sequence[Mapping[str, Any]]
+) -> Difference | None:
+    """How far the logits of the merged model are in float64; None where the host has no memory for it.
+
+    Rounding vanishes there, a wrong sum does not. Models whose gradients are large need it: of a Gemma 4 of
+    two layers the float32 logits are 1.9e-5 from those in float64, merged or not, which are equal.
+    """
+    adapted = on_base(_base(job, processing, dequantized=True), folder)
+    available = available_memory()
+    if available is not None and available < 8 * sum(p.numel() for p in adapted.parameters()) + _HOST_SPARE:
+        return None
+    adapted = adapted.double()
+    wanted = logits_of(adapted, inputs, torch.float64)
+    return difference(logits_of(_added(adapted), inputs, torch.float64), wanted)
 
 
 def on_cpu(job: Job) -> Job:
@@ -456,8 +477,10 @@ def _image() -> Any:
     return Image.fromarray(pixels)
 
 
-def logits_of(model: Any, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
-    """Logits of each input, [..., classes] in float32, on the CPU; without a cache, which some models with
+def logits_of(
+    model: Any, inputs: Sequence[Mapping[str, Any]], dtype: torch.dtype = torch.float32
+) -> list[torch.Tensor]:
+    """Logits of each input, [..., classes] in `dtype`, on the CPU; without a cache, which some models with
     layers beside attention cannot make for a first call."""
     model.eval()
     config = model.config.get_text_config()
@@ -466,10 +489,17 @@ def logits_of(model: Any, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Ten
         if caches:
             config.use_cache = False
         with torch.inference_mode():
-            return [model(**one).logits.float().cpu() for one in inputs]
+            return [model(**_cast_to(dtype, one)).logits.to("cpu", dtype) for one in inputs]
     finally:
         if caches:
             config.use_cache = caches
+
+
+def _cast_to(dtype: torch.dtype, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.to(dtype) if torch.is_tensor(value) and value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
 
 
 def difference(these: Sequence[torch.Tensor], those: Sequence[torch.Tensor]) -> Difference:

@@ -214,10 +214,12 @@ def on_base(base: Any, folder: Path, **options: Any) -> Any:
     from peft import PeftModel
 
     from launcher.train.model.experts import seen_as_plain
+    from launcher.train.upstream.model_seams import adapters_by_own_names
 
     try:
         with (
             seen_as_plain(base),
+            adapters_by_own_names(),
             warnings.catch_warnings(),
         ):  # peft continues with new values
             warnings.filterwarnings("error", message="Found missing adapter keys")

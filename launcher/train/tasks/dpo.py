@@ -120,8 +120,11 @@ class TrainDPO(TrainPairs):
         if job.adapter.path:
             from peft import load_peft_weights, set_peft_model_state_dict
 
+            from launcher.train.upstream.model_seams import adapters_by_own_names
+
             weights = load_peft_weights(local_or_hub(job.adapter.path), device="cpu")
-            set_peft_model_state_dict(trainer.model, weights, adapter_name="ref")
+            with adapters_by_own_names():
+                set_peft_model_state_dict(trainer.model, weights, adapter_name="ref")
         elif not job.has_adapter:
             trainer.ref_model.load_state_dict(load_model(job, processing).state_dict())
 

@@ -48,6 +48,35 @@ def save_own_names(model: Any) -> None:
     model._weight_conversions = [one for one in read if not isinstance(one, WeightRenaming)]
 
 
+@contextlib.contextmanager
+def adapters_by_own_names() -> Iterator[None]:
+    """Let peft load an adapter whose names are the model's as it is.
+
+    peft renames an adapter's weights as transformers renames those of the model's published checkpoint, for
+    adapters of older versions; some of these rules also match the names that peft saves today (`layers.` to
+    `language_model.layers.`), and all that was trained would be lost with a warning.
+    """
+    from peft.utils import transformers_weight_conversion as conversion
+
+    convert = conversion.convert_peft_adapter_state_dict_for_transformers
+
+    def fitting(
+        model: Any, peft_config: Any, adapter_state_dict: dict[str, Any], adapter_name: str = "default"
+    ) -> dict[str, Any]:
+        own = {name.replace(f".{adapter_name}", "") for name, _ in model.named_parameters()}
+        adapted = [name for name in adapter_state_dict if ".lora_" in name]
+        if all(name in own or f"{name}.weight" in own for name in adapted):  # DoRA's magnitudes
+            return adapter_state_dict
+        converted: dict[str, Any] = convert(model, peft_config, adapter_state_dict, adapter_name)
+        return converted
+
+    conversion.convert_peft_adapter_state_dict_for_transformers = fitting
+    try:
+        yield
+    finally:
+        conversion.convert_peft_adapter_state_dict_for_transformers = convert
+
+
 def attention_of(config: Any) -> str:
     """The attention implementation that a model was loaded with."""
     name: str = config._attn_implementation

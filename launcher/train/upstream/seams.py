@@ -196,6 +196,14 @@ SEAMS = (
     ),
     # --- peft -------------------------------------------------------------------------------------
     Seam(
+        "peft.utils.transformers_weight_conversion", "convert_peft_adapter_state_dict_for_transformers",
+        ("0.21.2", 536), _MODELS, "patch",
+        "Renames the weights of an adapter as those of a checkpoint, also where they have the model's names. "
+        "peft/utils/save_and_load.py imports it when an adapter is loaded.",
+        ("model: torch.nn.Module, peft_config, adapter_state_dict: dict[str, torch.Tensor], "
+         'adapter_name: str = "default", )',),
+    ),
+    Seam(
         "peft.tuners.tuners_utils", "BaseTunerLayer._cast_input_dtype", ("0.21.2", 2215), _MODELS, "patch",
         "Casts, and so copies, each input before autocast would; its public switch also turns the cast off "
         "where no autocast is.",

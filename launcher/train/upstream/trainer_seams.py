@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import Trainer
 
+from launcher.train.upstream.model_seams import adapters_by_own_names
+
 
 class SeamTrainer(Trainer):
     """Trainer whose private steps call the public methods below.
@@ -63,11 +65,13 @@ class SeamTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not self.read_weights(Path(resume_from_checkpoint)):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            with adapters_by_own_names():
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
         if not self.read_best(Path(self.state.best_model_checkpoint)):
-            super()._load_best_model()
+            with adapters_by_own_names():
+                super()._load_best_model()
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         self.count_tokens(inputs)
