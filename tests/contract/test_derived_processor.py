@@ -18,6 +18,7 @@ from launcher.train.derived_processor import (  # noqa: E402
     processor_classes,
     tokens_of,
 )
+from launcher.train.tiny_processor import tiny_processor  # noqa: E402
 
 SQUARE = {"height": 32, "width": 32}
 
@@ -71,6 +72,19 @@ def test_a_field_that_the_processor_reads_is_made() -> None:
     config = transformers.AutoConfig.for_model("paligemma")
     assert "image_seq_length" not in image_fields(kind, config)
     assert "image_seq_length" in image_fields(kind, config, "image_processor.image_seq_length")
+
+
+def test_an_image_has_the_tokens_that_a_tower_of_fixed_queries_gives() -> None:
+    """DeepSeek-OCR 2 has 144 queries for a small image, and a token after them."""
+    from PIL import Image
+
+    whole = transformers.AutoConfig.for_model("deepseek_ocr2").to_dict() | {"model_type": "deepseek_ocr2"}
+    config = transformers.AutoConfig.for_model(**narrow_config(whole))
+    processor = tiny_processor(config)
+    image = Image.new("RGB", (900, 300))  # its class would crop it
+    made = processor(text=["<image>"], images=[[image]], return_tensors="pt")
+    assert int((made["input_ids"] == processor.image_token_id).sum()) == 145
+    assert made["num_local_patches"].tolist() == [0]
 
 
 def test_a_type_without_a_processor_has_no_classes() -> None:
