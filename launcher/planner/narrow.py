@@ -130,8 +130,9 @@ def _narrow(config: Mapping[str, Any]) -> dict[str, Any]:
     _fit(config, narrow)
     if "architecture" in config:
         more = {**(narrow.get("model_args") or {}), **_TIMM.get(config["architecture"], {})}
-        kept = {key: config[key] for key in ("hidden_size",) if key in config}
-        narrow |= {"model_args": more or None, **kept}
+        narrow["model_args"] = more or None
+        if "hidden_size" in config:
+            narrow["hidden_size"] = config["hidden_size"]
     return narrow
 
 
@@ -200,7 +201,7 @@ def _of_two(layer: int) -> int:
 
 def _smaller_list(key: str, value: list[Any], depth: int, kept: Sequence[int]) -> list[Any]:
     if key == "deepstack_layer_map":  # layers of the tower, each with one of the language model
-        pairs = dict([_of_two(layer) for layer in reversed(pair)] for pair in value)
+        pairs = {_of_two(text): _of_two(tower) for tower, text in value}
         return [[tower, text] for text, tower in sorted(pairs.items())]
     if _LAYER.search(key):
         return sorted({_smaller(key, layer, depth, kept) for layer in value})
