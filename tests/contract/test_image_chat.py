@@ -17,7 +17,7 @@ pytest.importorskip("PIL")
 
 import torch
 from PIL import Image
-from plans import prepared
+from plans import prepared, write_run
 from transformers import ProcessorMixin
 from vision_models import EVERY, chat, colour_rows, config, image_bytes, save_base, write_rows
 
@@ -32,6 +32,7 @@ from launcher.train.data.store import open_samples
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing
 from launcher.train.model.processors import with_sizes
+from launcher.train.results.trained import trained_processing
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TASK = "image-text-to-text"
@@ -329,9 +330,12 @@ def test_a_size_comes_before_the_value_that_a_processor_class_has(tmp_path, base
         processor = read_processor(folder, {}, given)
         crops.append(len(image_inputs(processor, [[wide]])["pixel_values"]))
     assert crops == [1, 1, 3]
-    save_processing(processor, tmp_path)
+    save_processing(processor, tmp_path / "adapter")
     assert type(processor).__name__ == "Gemma3Processor"
-    assert "images_kwargs" not in json.loads((tmp_path / "processor_config.json").read_text())
+    assert "images_kwargs" not in json.loads((tmp_path / "adapter" / "processor_config.json").read_text())
+    given = settings(tmp_path / "rows.jsonl", base("gemma3"), model__image_sizes=sizes)
+    saved = trained_processing(read_job(write_run(tmp_path, given)), tmp_path / "adapter")
+    assert len(image_inputs(saved, [[wide]])["pixel_values"]) == 3
 
 
 def test_a_size_that_the_image_processor_does_not_read_is_refused(tmp_path, base):

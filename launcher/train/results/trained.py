@@ -132,7 +132,8 @@ def trained_processing(job: Job, folder: Path) -> Any:
         return load_processing(job)
     try:
         if job.task.sees_images:
-            return read_processor(str(folder), trust(job), {})
+            # Its files have these sizes too, but a class's own values would come before them.
+            return read_processor(str(folder), trust(job), {} if job.tiny else job.model.image_sizes)
         if not job.task.reads_tokens:
             return AutoImageProcessor.from_pretrained(str(folder), backend="pil", **trust(job))
         return AutoTokenizer.from_pretrained(str(folder), **trust(job))
