@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,8 @@ _REFUSALS = (
     re.error,
 )  # fmt: skip
 """What peft raises for fields that it cannot use; a RuntimeError may be the device's."""
+_ERROR = 600
+"""Characters of an error that lists tensors."""
 _BEFORE_FUSION = {"gate_up_proj": ("gate_proj", "up_proj", "w1", "w3"), "down_proj": ("down_proj", "w2")}
 """Names of an expert's own linear layers, by the weight of all experts that holds them now."""
 _CHOICES = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
@@ -252,7 +255,8 @@ def _continue_adapter(
     from peft import PeftModel
 
     try:
-        with adapters_by_own_names():
+        with adapters_by_own_names(), warnings.catch_warnings():  # peft would go on with new values
+            warnings.filterwarnings("error", message="Found missing adapter keys")
             continued = PeftModel.from_pretrained(
                 model, folder, is_trainable=True, autocast_adapter_dtype=autocast_adapter_dtype
             )
@@ -265,8 +269,8 @@ def _continue_adapter(
         raise RecipeError(
             Problem("unsafe-pickle", message, file=folder, path="adapter.path", hint=hint)
         ) from error
-    except (IndexError, RuntimeError) as error:
-        message = f"the adapter does not fit the model: {first_lines(error)}"
+    except (IndexError, RuntimeError, UserWarning) as error:
+        message = f"the adapter does not fit the model: {first_lines(error)[:_ERROR]}"
         hint = "name the base model, and the model.add_tokens, that it was trained with"
         raise RecipeError(
             Problem("adapter-mismatch", message, file=folder, path="adapter.path", hint=hint)
