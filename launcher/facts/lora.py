@@ -472,3 +472,14 @@ def idle_choice(field: str, value: Any) -> Problem:
     what = {"exclude_modules": "no module", "layers_to_transform": "no layer", "layers_pattern": "no layers"}
     message = f"{value!r} matches {what[field]} of the model: peft would ignore it"
     return Problem("target-modules-missing", message, path=f"adapter.{field}")
+
+
+def idle_adapters(found: Mapping[str, Any]) -> str:
+    """Which adapters a run did not train; `idle_adapters` of result.json."""
+    names = [str(name) for name in found["first"]]
+    more = ", …" if found["count"] > len(names) else ""
+    experts = "; an expert that no token chose has none" if any("expert" in name for name in names) else ""
+    return (
+        f"{found['count']:,} of {found['of']:,} got no gradient in {found['steps']} steps, so they have not "
+        f"changed: {', '.join(names)}{more}{experts}"
+    )

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.facts.lora import idle_adapters
 from launcher.knowledge.lint.document import printable
 from launcher.recipe.suggestions import listed
 from launcher.report.tables import gib, table
@@ -46,6 +47,8 @@ def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[s
         f"  samples   {rows['train']:,} to train on, {rows['eval']:,} held out",
         f"  {result['output']:9s} {printable(run_dir)}/{result['output']}",
     ]
+    if result.get("idle_adapters"):  # older versions do not write it
+        lines.append(f"  adapters  {printable(idle_adapters(result['idle_adapters']))}")
     if result.get("eval"):
         names = [k for k in result["eval"] if k.startswith("eval_") and not k.endswith(_TIMINGS)]
         scores = {name: result["eval"][name] for name in names}

@@ -208,6 +208,7 @@ def _result(
         "labels": None if data.labels is None else list(data.labels),
         "trainable_params": measured.trainable_params,
         "total_params": measured.total_params,
+        "idle_adapters": measured.idle_adapters,
         "optimizer": _optimizer_name(trainer),
         "processes": trainer.accelerator.num_processes,
         "distributed_type": trainer.accelerator.distributed_type.value,

@@ -31,6 +31,7 @@ from launcher.train.collectives import of_all, of_rank_0
 from launcher.train.data.build import Data
 from launcher.train.engines import train_engine
 from launcher.train.hooks import Hooks, load_hooks
+from launcher.train.idle_adapters import IdleAdapters
 from launcher.train.job import Job, rank, world_size
 from launcher.train.memory_meter import (
     CPU,
@@ -72,6 +73,8 @@ class Measured:
     """Bytes of the model's parameters and buffers before training."""
     trainable_params: int
     total_params: int
+    idle_adapters: dict[str, Any] | None
+    """Adapters without a gradient (idle_adapters.py)."""
 
 
 def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any, data: Data) -> Any:
@@ -186,6 +189,8 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     gradients = GradientBytes(steps_in_backward=train_engine(job).steps_in_backward)
     trainer.add_callback(gradients)
     trainer.add_callback(MeteredSteps(meter))
+    idle = IdleAdapters()
+    trainer.add_callback(idle)
     trainer.meter, meter.held = meter, lambda: _all_tensors(trainer)
     started = time.monotonic()
     with meter.phase("train"), _autocast(job, trainer):
@@ -201,6 +206,7 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
         footprint=footprint,
         trainable_params=trainable,
         total_params=total,
+        idle_adapters=idle.found,
     )
 
 

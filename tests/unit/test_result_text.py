@@ -67,3 +67,15 @@ def test_shorter_batches_than_planned_are_reported():
 def test_the_time_of_a_resumed_run_is_that_of_its_last_steps(told, line):
     rows = {"read": 9, "kept": 9, "truncated": 0, "split": 0, "dropped": 0, "train": 9, "eval": 0}
     assert line in result_text(result(rows=rows, **told), "R", []).splitlines()
+
+
+@pytest.mark.parametrize(("of", "shown"), [(3, ", …"), (1, "")])
+def test_adapters_without_a_gradient_have_a_line(of, shown):
+    rows = {"read": 9, "kept": 9, "truncated": 0, "split": 0, "dropped": 0, "train": 9, "eval": 0}
+    idle = {"count": of, "of": 1200, "steps": 20, "first": ["a.b"]}
+    lines = result_text(result(rows=rows, idle_adapters=idle), "R", []).splitlines()
+    line = next(line for line in lines if line.startswith("  adapters  "))
+    assert f"{of} of 1,200 " in line
+    assert line.endswith(f"a.b{shown}")
+    none = result_text(result(rows=rows, idle_adapters=None), "R", [])
+    assert "  adapters  " not in none

@@ -390,6 +390,9 @@ def _result_rows(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "training time", duration(result.get("train_seconds"))
     trained, total = parameters(result.get("trainable_params")), parameters(result.get("total_params"))
     yield "parameters", f"{trained} trained of {total}"
+    if idle := mapping(result.get("idle_adapters")):
+        names = ", ".join(map(str, listed(idle.get("first"))))
+        yield "adapters without gradient", f"{count(idle.get('count'))} of {count(idle.get('of'))}: {names}"
     yield "optimizer", str(result.get("optimizer") or NONE)
     yield "processes", count(result.get("processes"))
     yield "weights in memory", size(result.get("memory_footprint"))

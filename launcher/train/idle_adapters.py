@@ -1,0 +1,77 @@
+"""Adapters that get no gradient in the first steps: their module is not called, or nothing reads it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from launcher.facts.lora import idle_adapters
+from launcher.train.collectives import of_all
+from launcher.train.job import rank
+from launcher.train.upstream.torch_seams import local_part
+
+WATCHED = 20
+"""Steps: experts that no token chose have no gradient in the first ones."""
+_SECONDS = (".lora_B.", ".lora_embedding_B.")
+"""The first matrix has a gradient of zero where the second one is still zero."""
+_SHOWN = 5
+
+
+class IdleAdapters(TrainerCallback):
+    """Counts adapters whose second matrix got no gradient, or zeros alone, on every rank.
+
+    Hooks on the parameters see gradients that ZeRO does not leave in `grad`; FSDP2's shards call no hooks,
+    and have `grad` before the optimizer's step.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] | None = None
+        """For result.json; None where all adapters have gradients, or the model has none."""
+        self._waiting: dict[str, Any] = {}
+        """Name of a parameter without a gradient so far -> handle of its hook."""
+        self._began = self._adapters = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self._began = state.global_step
+        self._waiting = {
+            name: parameter.register_hook(partial(self._see, name))
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and any(part in name for part in _SECONDS)
+        }
+        self._adapters = len(self._waiting)
+
+    def _see(self, name: str, gradient: torch.Tensor) -> None:
+        if name in self._waiting and bool(local_part(gradient).any()):
+            self._waiting.pop(name).remove()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if self._waiting:
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    self._see(name, parameter.grad)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self._began + WATCHED:
+            self._count(WATCHED)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if 0 < state.global_step - self._began < WATCHED:
+            self._count(state.global_step - self._began)
+
+    def _count(self, steps: int) -> None:
+        """Every rank must call it: one may have read what another has not."""
+        for handle in self._waiting.values():
+            handle.remove()
+        of_ranks = of_all(list(self._waiting))
+        names = [name for name in of_ranks[0] if all(name in others for others in of_ranks)]
+        self._waiting = {}
+        if not names:
+            return
+        modules = [name.removeprefix("base_model.model.").partition(".lora_")[0] for name in names]
+        first = modules[:_SHOWN]
+        self.found = {"count": len(modules), "of": self._adapters, "steps": steps, "first": first}
+        if rank() == 0:
+            print(f"WARNING: adapters: {idle_adapters(self.found)}", flush=True)
