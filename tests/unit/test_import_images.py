@@ -79,6 +79,12 @@ def of_trl(word: str, **values: Any) -> Reading:
     return trl.read("", "run.sh", call)
 
 
+def check_read(reading: Reading, given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert not reading.refusals
+    assert {*given} <= reading.seen
+    assert {key: reading.value(key) for key in expected} == expected
+
+
 def effects(reading: Reading) -> dict[str, Effect]:
     return {entry.key: entry.effect for entry in reading.dropped}
 
@@ -92,9 +98,7 @@ def hooked(reading: Reading, row: dict[str, Any]) -> dict[str, Any]:
 
 def test_an_axolotl_recipe_with_a_processor_trains_on_images() -> None:
     reading = of_axolotl()
-    assert not reading.refusals
-    assert {*AXOLOTL} <= reading.seen
-    expected = {
+    check_read(reading, AXOLOTL, {
         "task": TASK,
         "model.freeze": [],
         "data.train": [{"path": "org/vqa", "format": "image-chat", "columns": {"messages": "m"}}],
@@ -102,8 +106,7 @@ def test_an_axolotl_recipe_with_a_processor_trains_on_images() -> None:
         "data.max_length": 2048,
         "data.overlong": "drop",
         "data.packing": None,
-    }
-    assert {key: reading.value(key) for key in expected} == expected
+    })  # fmt: skip
     assert effects(reading)["chat_template"] is Effect.TRAINING
     assert effects(reading)["sequence_len"] is Effect.TRAINING
     assert "skip_prepare_dataset" not in effects(reading)
@@ -147,9 +150,7 @@ def test_a_hook_for_other_names_of_roles_keeps_the_images() -> None:
 
 def test_a_llamafactory_recipe_whose_data_sets_have_images() -> None:
     reading = of_llamafactory()
-    assert not reading.refusals
-    assert {*LLAMAFACTORY} <= reading.seen
-    expected = {
+    check_read(reading, LLAMAFACTORY, {
         "task": TASK,
         "model.freeze": ["vision", "projector"],
         "model.image_sizes": {"max_pixels": 262144},
@@ -157,8 +158,7 @@ def test_a_llamafactory_recipe_whose_data_sets_have_images() -> None:
             {"path": "vqa.json", "format": "image-chat", "columns": {"images": "pictures"}},
             {"path": "alpaca.json", "format": "image-chat"},
         ],
-    }
-    assert {key: reading.value(key) for key in expected} == expected
+    })  # fmt: skip
     assert effects(reading)["template"] is Effect.TRAINING
     assert effects(reading)["video_max_pixels"] is Effect.NONE
 

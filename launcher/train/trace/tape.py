@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,13 +44,7 @@ class StorageWatch(DispatchMode):
     def _free(self, key: int) -> None:
         self.died(self._known.pop(key))
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         # Most operations return one tensor, and walking a tree of one costs more than looking.
         for leaf in (out,) if isinstance(out, torch.Tensor) else leaves(out):
@@ -125,13 +119,7 @@ class Recorder(StorageWatch):
         self.tape, self.on_cpu = Tape(), on_cpu
         self.phase, self.in_head = "build", False
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         copies = _widened(args) if self.on_cpu and func in _BINARY else []
         for copy in copies:
             self.add(copy)
