@@ -243,4 +243,7 @@ def test_matrices_of_all_experts_are_not_left_in_16_bits_silently(tmp_path, monk
     monkeypatch.setitem(MODELS, "dbrx", dbrx)
     with pytest.raises(MachineError) as caught:
         loaded(run_of(tmp_path, "dbrx", {}))
-    assert caught.value.problems[0].code == "not-quantized"
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("not-quantized", "model.quantization")
+    assert "3 parameters of experts" in problem.message
+    assert "experts.mlp." in problem.message

@@ -315,10 +315,14 @@ def _check_quantized(job: Job, model: Any) -> None:
         message = f"the model was loaded without {kind} quantisation"
         raise MachineError(Problem("not-quantized", message, path="model.quantization"))
     if kind != "int8":
-        left = [*(name for name, _, _ in expert_parameters(model)), *flat_experts(model)]
+        flat = list(flat_experts(model))
+        left = [*flat, *(name for name, _, _ in expert_parameters(model))]
         if left:
             message = f"{len(left)} parameters of experts were not quantised to {kind}, such as {left[0]}"
-            raise MachineError(Problem("not-quantized", message, path="model.quantization"))
+            if flat:
+                message += ", a matrix of which the rows are all experts of a layer: nothing packs these"
+            hint = "model.quantization: none"
+            raise MachineError(Problem("not-quantized", message, path="model.quantization", hint=hint))
         import torch
         from bitsandbytes.nn import Linear4bit
 
