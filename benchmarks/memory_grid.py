@@ -377,8 +377,10 @@ _DECODERS = [
     Row("mixtral-lora-bf16", "mixtral", 2, precision="bf16", **_LORA),
     Row("qwen3-moe-fp32", "qwen3-moe", 2),
     Row("qwen3-moe-bf16-ckpt", "qwen3-moe", precision="bf16", **_CKPT),
+    Row("qwen3-moe-nf4-lora-attention-fp32", "qwen3-moe", 2, quantization="nf4", **_ATTENTION),
 ]
 _TRUE: dict[str, Any] = {"precision": "bf16-true"}
+_SHALLOW = {"num_hidden_layers": 4, "vocab_size": 1000}
 _OF_2025 = [
     Row("qwen2-moe-fp32", "qwen2-moe", 2),
     Row("qwen2-moe-bf16-ckpt", "qwen2-moe", precision="bf16", **_CKPT),
@@ -417,6 +419,7 @@ _OF_2025 = [
     Row("glm-bf16", "glm", precision="bf16"),
     Row("glm-lora-bf16true-ckpt", "glm", **_TRUE, **_LORA, **_CKPT),
     Row("glm-lora-bf16true", "glm", **_TRUE, **_LORA),
+    Row("glm-lora-bf16true-v1k", "glm", **_TRUE, **_LORA, config=_SHALLOW),
     Row("glm4-fp32", "glm4", 2),
     Row("glm4-lora-bf16true-ckpt", "glm4", **_TRUE, **_LORA, **_CKPT),
     Row("phi4-mini-bf16true-padded", "phi4-mini", **_TRUE, padded=True),

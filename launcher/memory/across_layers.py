@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launcher.memory.activations import Stack
 
 
-_NOTHING = LayerCost(0, 0, 0, 0, Peak())
+_NOTHING = LayerCost(0, 0, 0, 0, Peak(), Peak())
 
 
 @dataclass(frozen=True, slots=True)

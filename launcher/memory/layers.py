@@ -582,6 +582,9 @@ class LayerCost:
     """Parameters that are trained, as counted by the products."""
     peak: Peak
     """The worst moment of the layer's backward pass; nothing outside the layer is counted."""
+    first_pass: Peak
+    """That of its forward pass; of no interest under checkpointing, whose second forward pass has more beside
+    it."""
 
 
 def _add_residual(tape: Tape, block: Block, x: Value, made: Value) -> Value:
@@ -650,13 +653,16 @@ def record(block: Block, *, counted: bool) -> tuple[Tape, Value]:
     size = block.tokens * block.hidden
     x = tape.source(size, block.dtypes.residual, grad=block.grad, counted=counted)
     if block.layout.post_norm:
-        return tape, _post_norm(tape, block, x)
-    if block.layout.parallel:
-        return tape, _parallel(tape, block, x)
-    encoder = None
-    if block.layout.crossed:
-        encoder = tape.source(size, block.dtypes.residual, counted=False)
-    return tape, _pre_norm(tape, block, x, encoder)
+        out = _post_norm(tape, block, x)
+    elif block.layout.parallel:
+        out = _parallel(tape, block, x)
+    else:
+        encoder = None
+        if block.layout.crossed:
+            encoder = tape.source(size, block.dtypes.residual, counted=False)
+        out = _pre_norm(tape, block, x, encoder)
+    tape.reads(x)  # an argument of the layer
+    return tape, out
 
 
 @functools.lru_cache(maxsize=4096)
@@ -676,5 +682,6 @@ def tape_cost(
     saved, weights = tape.saved()
     held = sum({id(kept): kept.size for kept in tape.held}.values())
     params = sum(node.params for node in tape.nodes)
+    first_pass = Peak() if checkpointed else tape.first_pass()
     peak = tape.backward(out, gradient_width, accumulated=accumulated, recompute=checkpointed)
-    return LayerCost(saved, weights, held, params, peak)
+    return LayerCost(saved, weights, held, params, peak, first_pass)

@@ -116,6 +116,17 @@ class _Pass:
             temporary=weights + (0 if self.checkpointing else self.masks),
         )
 
+    def in_forward(self, index: int) -> Components:
+        """The worst moment of the forward pass of the last layer of stack `index`."""
+        stack, cost, first = self.costs[index]
+        saved, weights = self.below(index, stack.layers - 1)
+        peak = cost.first_pass if stack.layers > 1 else first.first_pass
+        block = self.costs[0][0].first
+        # The model's function has the embedded tokens as a variable; some first layers keep them anyway.
+        kept = block.grad and (block.dtypes.residual == 4 or not block.layout.rms_norm)
+        saved += 0 if kept else block.tokens * block.hidden * block.dtypes.residual
+        return self._parts(peak, saved + self.shared + self.masks, weights, 0)
+
     def at_inputs(self) -> Components:
         """After the first layer, what made the layers' own inputs runs backwards."""
         block, inputs = self.costs[0][0].block, self.across.inputs
@@ -205,8 +216,9 @@ def _moments(run: _Pass, held: Held, spec: ModelSpec, job: MemoryJob) -> dict[st
     bottom.append(with_held(run.at_inputs(), held.embedding))
     bottom.append(with_held(run.at_embedding(spec, job), held.embedding))
     head = with_held(run.at_head(), held.head)
+    ends = [] if job.checkpointing else [run.in_forward(i) for i in range(len(run.costs))]
     moments = {
-        "forward": with_held(run.forward(), held.forward),
+        "forward": with_held(_most([run.forward(), *ends]), held.forward),
         "backward": head if job.checkpointing else _most([head, top[last]]),
         "gradients": _most(bottom + top[:last]),
     }

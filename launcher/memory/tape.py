@@ -153,9 +153,16 @@ class Tape:
     def recomputed(self) -> Peak:
         """The worst moment of the forward pass up to the last operation that keeps something.
 
-        There a checkpoint stops computing again. What is not kept lives until its last use.
+        There a checkpoint stops computing again.
         """
-        end = max((i for i, (_, keeps) in enumerate(self.forward) if keeps), default=-1) + 1
+        return self._forward(max((i for i, (_, keeps) in enumerate(self.forward) if keeps), default=-1) + 1)
+
+    def first_pass(self) -> Peak:
+        """The worst moment of the complete forward pass."""
+        return self._forward(len(self.forward))
+
+    def _forward(self, end: int) -> Peak:
+        """The worst moment of the first `end` operations. What is not kept lives until its last use."""
         kept = {id(one) for node in self.nodes for one in node.saved}
         spans: dict[int, tuple[Storage, int, int]] = {}
         for i, (touched, _) in enumerate(self.forward):
@@ -165,10 +172,10 @@ class Tape:
         worst = Peak()
         for i in range(end):
             live = [one for one, first, last in spans.values() if first <= i <= last]
-            weights = sum(one.size for one in live if one.weight)
-            saved = sum(one.size for one in live if not one.weight and id(one) in kept)
             total = sum(one.size for one in live)
             if total > worst.total:
+                weights = sum(one.size for one in live if one.weight)
+                saved = sum(one.size for one in live if not one.weight and id(one) in kept)
                 worst = Peak(total, saved, weights)
         return worst
 

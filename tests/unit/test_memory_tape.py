@@ -72,6 +72,17 @@ def test_a_checkpoint_computes_again_what_is_not_kept_up_to_the_last_that_is() -
     assert (peak.total, peak.saved) == (80 + 800 + 1200, 80)
 
 
+def test_the_first_pass_is_complete_and_has_the_copies_of_a_cpu() -> None:
+    tape, out = recomputed_tape()
+    narrow = tape.step([], 400, 2)
+    tape.step([out, narrow], 400, 4)
+    # The 80 bytes that are kept, 7 of the product before, the operands and the sum.
+    assert tape.first_pass().total == max(80 + 800 + 1200, 80 + 7 + 400 + 800 + 1600)
+    tape.on_cpu = True
+    tape.step([out, narrow], 400, 4)
+    assert tape.first_pass().total == 80 + 7 + 400 + 800 + 1600 + 1600
+
+
 def test_what_a_checkpoint_computes_again_adds_to_the_gradients_that_wait() -> None:
     tape, out = recomputed_tape()
     without = tape.backward(out, 0.0, accumulated=True)
