@@ -1,6 +1,6 @@
 """The closed form against the trace of the real model, family by family; nothing is trained.
 
-Seen with torch 2.13, transformers 5.23 and peft 0.21: every row within 1 %, but two.
+Seen with torch 2.13, transformers 5.23 and peft 0.21: every row within 0.5 %.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm": {"model_type": "glm", **WIDE},
     "glm4": {"model_type": "glm4", **WIDE},
 }
+EXPERTS = {
+    "model_type": "qwen3_moe", **SIZES, "head_dim": 32, "moe_intermediate_size": 192, "num_experts": 8,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 JOBS = {
     "full": {},
     "full-checkpointing": {"checkpointing": True},
@@ -74,7 +79,8 @@ def job_of(spec: ModelSpec, **more: Any) -> MemoryJob:
 
 
 def traced(spec: ModelSpec, job: MemoryJob, device: str) -> MemoryEstimate:
-    settings = {**LORA_16, "adapter.r": RANK} if job.adapter else {}
+    targets = "all-linear" if job.adapted is None else ATTENTION
+    settings = {**LORA_16, "adapter.r": RANK, "adapter.target_modules": targets} if job.adapter else {}
     settings["model.enable_input_require_grads"] = job.adapter and job.checkpointing
     on_cpu = device == "cpu"
     asked = request(spec.config, job.to_json(), settings, batches=(ROWS // 2, ROWS), on_cpu=on_cpu)
@@ -89,11 +95,12 @@ def without_context(estimate: MemoryEstimate) -> int:
 
 
 def rows() -> list[Any]:
-    """All but two jobs of each family are `slow`."""
+    """All but two jobs of each family are `slow`, and but one whose peak is in the forward pass."""
     usual = {("cpu", "full"), ("cuda", "lora-checkpointing")}
-    every = itertools.product(FAMILIES, DEVICES, JOBS)
+    every, peak = itertools.product(FAMILIES, DEVICES, JOBS), ("glm", "cpu", "lora")
+    slow = {True: pytest.mark.slow, False: ()}
     return [
-        pytest.param(*row, marks=() if row[1:] in usual else pytest.mark.slow, id="-".join(row))
+        pytest.param(*row, marks=slow[row[1:] not in usual and row != peak], id="-".join(row))
         for row in every
     ]
 
@@ -104,7 +111,16 @@ def test_the_closed_form_is_what_is_traced(name: str, device: str, kind: str) ->
     job = job_of(spec, **JOBS[kind])
     closed, found = estimate_memory(spec, job, DEVICES[device]), traced(spec, job, device)
     assert (closed.method, found.method) == ("closed-form", "trace")
-    # The trace has the copies that a CPU's kernel makes of 16-bit operands in the order of its own; of fused
-    # projections as wide as these it is 2.1 % above (the grid's glm-lora-bf16true: closed form 0.1 % low).
-    fused = name in ("phi4-mini", "glm") and (device, kind) == ("cpu", "lora")
-    assert without_context(closed) == pytest.approx(without_context(found), rel=0.025 if fused else 0.01)
+    assert without_context(closed) == pytest.approx(without_context(found), rel=0.01)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("quantization", [pytest.param("none", marks=pytest.mark.slow), "nf4"])
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])
+def test_frozen_experts_keep_no_rows(device: str, quantization: str, precision: str, dtype: str) -> None:
+    spec = read_model_spec("experts", EXPERTS, "test")
+    job = job_of(spec, adapter=True, quantization=quantization, precision=precision, dtype=dtype)
+    trained = spec.lora_params(RANK, ATTENTION)
+    job = replace(job, adapted=spec.adapted_paths(ATTENTION), trainable_params=trained)
+    closed, found = estimate_memory(spec, job, DEVICES[device]), traced(spec, job, device)
+    assert without_context(closed) == pytest.approx(without_context(found), rel=0.01)

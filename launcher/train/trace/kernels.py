@@ -211,6 +211,33 @@ class _FourBit(torch.autograd.Function):
         return gradient @ weight.clone().to(gradient.dtype), None
 
 
+class _Grouped(torch.autograd.Function):
+    """Each expert's product with its rows: keeps the rows for the weights' gradient, the weights for theirs
+    (torch 2.13, derivatives.yaml, `_grouped_mm`)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        of_rows, of_weights = ctx.needs_input_grad
+        ctx.save_for_backward(rows if of_weights else None, weights if of_rows else None)
+        ctx.made = weights.shape, weights.stride()
+        return rows.new_empty(rows.shape[0], weights.shape[2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        of_rows, of_weights = ctx.needs_input_grad
+        (_, width, _), _ = ctx.made
+        return (
+            gradient.new_empty(gradient.shape[0], width) if of_rows else None,
+            gradient.new_empty_strided(*ctx.made) if of_weights else None,
+        )
+
+
+def multiply_groups(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """What torch's grouped product keeps and allocates, of any dtype."""
+    out: torch.Tensor = _Grouped.apply(rows, weights)
+    return out
+
+
 class Quantized(torch.nn.Linear):
     """A frozen linear; `stand_in` sets the kind."""
 

@@ -102,11 +102,11 @@ def _replays(
 @contextlib.contextmanager
 def device_of(request: Any) -> Iterator[None]:
     """What the plan's device does otherwise than fake CPU tensors."""
-    from launcher.train.trace.kernels import documents_one_by_one, imitating_cuda
-    from launcher.train.upstream.model_seams import experts_of_any_dtype, plain_positions
+    from launcher.train.trace.kernels import documents_one_by_one, imitating_cuda, multiply_groups
+    from launcher.train.upstream.model_seams import grouped_products, plain_positions
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(experts_of_any_dtype())
+        stack.enter_context(grouped_products(multiply_groups))
         stack.enter_context(plain_positions(documents=request.document_mask))
         if request.one_by_one:
             stack.enter_context(documents_one_by_one(request.memory["sequence_length"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -109,20 +109,20 @@ def leave_casts_to_autocast(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def experts_of_any_dtype() -> Iterator[None]:
-    """Let experts run on fake tensors of any dtype.
+def grouped_products(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Let experts multiply their rows with `product(rows, weights)`.
 
     Grouped products of fake tensors are checked as if compiled, for bfloat16 alone; upstream's own fallback
-    keeps the same tensors and takes every dtype.
+    takes every dtype, but keeps its rows, and makes a gradient of the weights, where these are frozen, too.
     """
     from transformers.integrations import moe
 
-    upstream = moe._can_use_grouped_mm
-    moe._can_use_grouped_mm = lambda *given: given[0].dtype == torch.bfloat16 and upstream(*given)
+    upstream = moe._grouped_mm
+    moe._grouped_mm = lambda input, weight, offs: product(input.to(weight.dtype), weight)
     try:
         yield
     finally:
-        moe._can_use_grouped_mm = upstream
+        moe._grouped_mm = upstream
 
 
 @contextlib.contextmanager

@@ -161,8 +161,9 @@ SEAMS = (
         "A merged model is read back with the attention that it was loaded with.", ("_attn_implementation",),
     ),
     Seam(
-        "transformers.integrations.moe", "_can_use_grouped_mm", ("5.23.0", 302), _MODELS, "patch",
-        "Grouped products of fake tensors are refused for all but bfloat16; a trace uses the fallback.",
+        "transformers.integrations.moe", "_grouped_mm", ("5.23.0", 354), _MODELS, "patch",
+        "Grouped products of fake tensors are refused for all but bfloat16, and the fallback keeps more.",
+        ("grouped_mm(input.to(weight.dtype), weight, offs=offs)",),
     ),
     Seam(
         "transformers.masking_utils", "find_packed_sequence_indices", ("5.23.0", 750), _MODELS, "patch",
