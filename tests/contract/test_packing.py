@@ -191,7 +191,11 @@ def assert_same_as_separate(model: Any, rows: Any, kind: str) -> None:
     found = gradients(model)
     assert found.keys() == grads.keys()
     for name, grad in grads.items():
-        assert float((found[name] - grad).abs().max()) < 1e-5 * float(grad.abs().max()) + 3e-7, name
+        # A bias that all keys share, unrotated, moves all scores of a query alike: its gradient is zero, and
+        # both of these are rounding (in float64 they are 1e-15).
+        zero = model.config.model_type == "opt" and name.endswith("k_proj.bias")
+        largest = 0.0 if zero else float(grad.abs().max())
+        assert float((found[name] - grad).abs().max()) < 1e-5 * largest + (3e-7 if zero else 1e-7), name
 
 
 def pairs(attentions: tuple[str, ...], *, apart: bool) -> list[tuple[str, str]]:
