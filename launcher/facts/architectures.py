@@ -155,6 +155,8 @@ class Layout:
     of half its width and joins them by a copy. complex: of Llama 4, as complex numbers in float32."""
     window: int = 0
     """Positions that a token attends to; 0: all before it."""
+    windowed: tuple[int, ...] | None = None
+    """Indices of the layers that have the window; None: all of this kind."""
     qk_norm_plain: bool = False
     """Llama 4: norms without a weight on each head of queries and keys, after rotation."""
     qkv_sliced: bool = False

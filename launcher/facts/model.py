@@ -18,6 +18,7 @@ from launcher.facts.architectures import ENCODER_FAMILIES, ENCODER_KINDS, FAMILI
 from launcher.facts.lora import Adapted, adapted_by, lora_width
 from launcher.facts.mixed_layers import MIXED_FAMILIES
 from launcher.facts.shipped import facts_file
+from launcher.facts.windows import sliding_window
 from launcher.tasks import DEFAULT_TASK, task_named, tasks_of
 from launcher.tasks.task import Architecture
 
@@ -441,6 +442,10 @@ def family_layout(model_type: str, sizes: Sizes, task: str) -> Layout:
     """The layout of a family that `check_task` accepted."""
     family = _DECODERS.get(model_type) or ENCODER_FAMILIES[model_type]
     layout = family(sizes)
+    window, layers = sliding_window(model_type, sizes.config, sizes.layers)
+    if window and layers:
+        others = tuple(replace(kind, window=window, windowed=layers) for kind in layout.others)
+        layout = replace(layout, window=window, windowed=layers, others=others)
     if task_named(task).head == "token-classifier":
         # Without the pooler (add_pooling_layer=False).
         linears = tuple(one for one in layout.linears if not one.path.endswith(".pooler.dense"))

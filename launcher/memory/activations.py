@@ -71,11 +71,12 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
     reached, stacks = asks, []
     width = spec.layout.layer_table[1]
     inputs_grad = False
+    masked = job.document_mask or job.padded
 
     def block_of(layout: Layout) -> Block:
         return replace(
             make_block(spec, d, layout, rows, length, job.attention),
-            masked=job.document_mask or job.padded or 0 < layout.window <= length,
+            masked=masked or 0 < layout.window <= length,
             padded=job.padded,
             rank=rank,
             adapted=job.adapted,
@@ -95,7 +96,8 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
         inputs_grad = made.node is not None
 
     for part in (spec.layout, spec.layout.decoder):
-        kinds = part.kinds if part else ()
+        unmasked = 0 if masked else length
+        kinds = [one for kind in (part.kinds if part else ()) for one in _by_window(kind, unmasked)]
         blocks = [block_of(kind) for kind in kinds]
         flows = asks
         for number, layers in _runs(kinds):
@@ -105,6 +107,34 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
             stacks.append(Stack(block if reached else first, layers, first, part is not spec.layout))
             flows = reached
     return stacks
+
+
+def _by_window(kind: Layout, unmasked: int) -> tuple[Layout, ...]:
+    """Layers of one kind, those apart whose window has a mask of its own.
+
+    `unmasked`: tokens of a row that needs none for other reasons: one shorter than the window has no mask
+    (`_ignore_causal_mask_sdpa` of transformers 5.23). 0: all layers have masks.
+    """
+    if kind.windowed is None:
+        return (kind,)
+    inside = set(kind.windowed) & set(kind.indices)
+    outside = set(kind.indices) - inside
+    if kind.window > unmasked > 0 or not inside:
+        return (replace(kind, window=0, windowed=None),)
+    if not outside:
+        return (replace(kind, windowed=None),)
+    return tuple(
+        replace(
+            kind,
+            window=window,
+            windowed=None,
+            linears=tuple(
+                replace(one, count=len(indices), indices=tuple(sorted(indices))) if "{}" in one.path else one
+                for one in kind.linears
+            ),
+        )
+        for window, indices in ((kind.window, inside), (0, outside))
+    )
 
 
 def _runs(kinds: Sequence[Layout]) -> Iterator[tuple[int, int]]:
@@ -144,15 +174,24 @@ def _shared(stack: Stack) -> int:
     return shared
 
 
-def mask_bytes(stack: Stack, *, documents: bool) -> int:
-    """The mask of positions that all layers read, until the forward pass ends or checkpoints have run.
+def mask_bytes(stacks: Sequence[Stack], *, documents: bool) -> int:
+    """The masks of positions that all layers read, until the forward pass ends or checkpoints have run.
 
-    `documents`: the mask of documents is counted among the buffers already.
+    `documents`: one mask of documents is counted among the buffers already.
     """
-    block = stack.block
+    block = stacks[-1].block
     maps = block.rows * block.length**2
-    if documents:
-        return 0
     if block.attention == "eager":
-        return block.layout.masks * maps * block.dtypes.residual if block.layout.causal else 0
-    return maps if block.masked and block.attention == "sdpa" else 0
+        return 0 if documents else max(_eager_masks(stack.block, maps) for stack in stacks)
+    if block.attention != "sdpa":
+        return 0
+    part = [stack.block for stack in stacks if stack.decodes == stacks[-1].decodes]
+    kinds = {one.layout.window for one in part if one.masked}
+    if documents:
+        return maps * max(0, len(kinds) - 1)
+    # Without padding all rows share a mask.
+    return len(kinds) * (maps if block.padded else block.length**2)
+
+
+def _eager_masks(block: Block, maps: int) -> int:
+    return block.layout.masks * maps * block.dtypes.residual if block.layout.causal else 0

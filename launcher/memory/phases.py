@@ -166,7 +166,7 @@ def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, uns
 
     costs = [(stack, cost(stack.block), cost(stack.first)) for stack in stacks]
     head = head_cost(stacks[-1].block, part.head, part.task, running, accumulated)
-    masks = max(mask_bytes(stack, documents=job.document_mask) for stack in stacks)
+    masks = mask_bytes(stacks, documents=job.document_mask)
     # The Trainer fetches all micro-batches of a step before it computes the first (get_batch_samples).
     batches = (job.accumulation or 1) * _batch_bytes(stacks[-1].block)
     shared = shared_bytes(stacks) + batches

@@ -114,6 +114,34 @@ def test_the_closed_form_is_what_is_traced(name: str, device: str, kind: str) ->
     assert without_context(closed) == pytest.approx(without_context(found), rel=0.01)
 
 
+WINDOWS = {
+    "gemma3": {}, "olmo3": {}, "mistral": {"model_type": "mistral", **SIZES},
+    "ministral": {"layer_types": ["full_attention", "sliding_attention"] * 2},
+    "qwen3": {"use_sliding_window": True, "max_window_layers": 1},
+}  # fmt: skip
+QUICK = ("gemma3", "cuda", "full"), ("qwen3", "cpu", "lora")
+
+
+@pytest.mark.parametrize("more", [{}, {"padded": True}], ids=["", "padded"])
+@pytest.mark.parametrize(
+    ("name", "device", "kind"),
+    [
+        pytest.param(*row, marks=() if row in QUICK else pytest.mark.slow)
+        for row in itertools.product(WINDOWS, DEVICES, JOBS)
+    ],
+)
+def test_windows_shorter_than_a_row_have_masks(
+    name: str, device: str, kind: str, more: dict[str, Any]
+) -> None:
+    config = {**FAMILIES.get(name, {}), **WINDOWS[name], "sliding_window": LENGTH // 2}
+    spec = read_model_spec(name, config, "test")
+    job = job_of(spec, **JOBS[kind], **more)
+    closed, found = estimate_memory(spec, job, DEVICES[device]), traced(spec, job, device)
+    assert without_context(closed) == pytest.approx(without_context(found), rel=0.005)
+    whole = read_model_spec(name, {**config, "sliding_window": LENGTH + 1}, "test")
+    assert (estimate_memory(whole, job, DEVICES[device]).total == closed.total) is bool(more)
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("quantization", [pytest.param("none", marks=pytest.mark.slow), "nf4"])
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])

@@ -1,0 +1,49 @@
+"""Which layers of a decoder attend to a window of positions alone.
+
+As the configuration classes and `create_causal_mask` calls of transformers 5.23 have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_EVERY = {"mistral": 4096, "mixtral": None, "phi3": None, "starcoder2": None, "ministral3": None}
+"""Families all of whose layers have the window of the configuration; the class's default."""
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4, "ministral": 0}
+"""Families with a window of 4096 in all but every n-th layer (0: in all), unless `layer_types` differ."""
+_SWITCHED = ("qwen2", "qwen3", "qwen3_moe", "smollm3")
+"""Families whose window counts with `use_sliding_window` alone."""
+
+
+def sliding_window(model_type: str, config: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]:
+    """Positions of the window (0: there is none), and the indices of the layers that have it."""
+    every = tuple(range(layers))
+    if model_type in _EVERY:
+        return _size(config, _EVERY[model_type]), every
+    if model_type in _PATTERNS:
+        step = int(config.get("sliding_window_pattern") or _PATTERNS[model_type])
+        derived = [i for i in every if not step or (i + 1) % step]
+        return _size(config, 4096), _listed(config, derived)
+    if model_type in _SWITCHED and config.get("use_sliding_window"):
+        size = _size(config, None if model_type == "smollm3" else 4096)
+        return size, _listed(config, _switched(model_type, config, every))
+    return 0, ()
+
+
+def _size(config: Mapping[str, Any], default: int | None) -> int:
+    return int(config.get("sliding_window", default) or 0)
+
+
+def _listed(config: Mapping[str, Any], derived: list[int]) -> tuple[int, ...]:
+    given = config.get("layer_types")
+    return tuple(derived if given is None else [i for i, one in enumerate(given) if "sliding" in str(one)])
+
+
+def _switched(model_type: str, config: Mapping[str, Any], every: tuple[int, ...]) -> list[int]:
+    if model_type == "smollm3":  # in the layers without rotary positions
+        interval = int(config.get("no_rope_layer_interval") or 4)
+        turns = config.get("no_rope_layers") or [(i + 1) % interval for i in every]
+        return [i for i in every if not turns[i]]
+    first = 0 if model_type == "qwen3_moe" else int(config.get("max_window_layers", 28))
+    return [i for i in every if i >= first]
