@@ -380,6 +380,7 @@ _DECODERS = [
     Row("qwen3-moe-nf4-lora-attention-fp32", "qwen3-moe", 2, quantization="nf4", **_ATTENTION),
 ]
 _TRUE: dict[str, Any] = {"precision": "bf16-true"}
+_WINDOW = {"sliding_window": 128}
 _SHALLOW = {"num_hidden_layers": 4, "vocab_size": 1000}
 _OF_2025 = [
     Row("qwen2-moe-fp32", "qwen2-moe", 2),
@@ -406,6 +407,9 @@ _OF_2025 = [
     Row("arcee-lora-bf16true-ckpt", "arcee", 8, **_TRUE, **_LORA, **_CKPT),
     Row("ministral-fp32-ckpt", "ministral", **_CKPT),
     Row("ministral-lora-bf16", "ministral", precision="bf16", **_LORA),
+    Row("ministral-lora-bf16-window", "ministral", precision="bf16", config=_WINDOW, **_LORA),
+    Row("gemma3-fp32-window", "gemma3", 2, config=_WINDOW),
+    Row("olmo3-bf16true-window", "olmo3", config=_WINDOW, **_TRUE),
     Row("ministral3-fp32", "ministral3", 2),
     Row("ministral3-lora-bf16true-ckpt", "ministral3", **_TRUE, **_LORA, **_CKPT),
     Row("granite-bf16", "granite", precision="bf16"),

@@ -187,10 +187,8 @@ def mask_bytes(stacks: Sequence[Stack], *, documents: bool) -> int:
         return 0
     part = [stack.block for stack in stacks if stack.decodes == stacks[-1].decodes]
     kinds = {one.layout.window for one in part if one.masked}
-    if documents:
-        return maps * max(0, len(kinds) - 1)
-    # Without padding all rows share a mask.
-    return len(kinds) * (maps if block.padded else block.length**2)
+    # Collators give full rows a mask of padding, too, so that a window's has a map for each of them.
+    return maps * max(0, len(kinds) - int(documents))
 
 
 def _eager_masks(block: Block, maps: int) -> int:

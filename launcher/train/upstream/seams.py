@@ -161,7 +161,7 @@ SEAMS = (
         "A merged model is read back with the attention that it was loaded with.", ("_attn_implementation",),
     ),
     Seam(
-        "transformers.integrations.moe", "_grouped_mm", ("5.23.0", 354), _MODELS, "patch",
+        "transformers.integrations.moe", "_grouped_mm", ("5.23.0", 355), _MODELS, "patch",
         "Grouped products of fake tensors are refused for all but bfloat16, and the fallback keeps more.",
         ("grouped_mm(input.to(weight.dtype), weight, offs=offs)",),
     ),
