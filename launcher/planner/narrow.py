@@ -174,7 +174,7 @@ def _integers(values: Sequence[Any]) -> Iterator[int]:
 
 def _smaller(key: str, value: Any, depth: int, kept: Sequence[int]) -> Any:
     """A value of the small configuration; kept: the layers of `depth` that stay."""
-    if key in _OF_IMAGES and value:
+    if value and isinstance(value, type(_OF_IMAGES.get(key))):
         return _OF_IMAGES[key]
     if isinstance(value, Mapping):
         return _rope(value) if key == "rope_parameters" else _narrow(value)

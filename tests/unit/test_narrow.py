@@ -57,6 +57,12 @@ def test_places_in_an_image_have_room_in_the_vocabulary() -> None:
     assert narrow_config({"vocab_size": 257216})["vocab_size"] == NARROW["vocab_size"]
 
 
+def test_a_key_of_another_kind_of_value_is_another_thing() -> None:
+    """`downsample_rate` is a window in Granite 4 Vision and a factor in Phi-4's audio part."""
+    found = [narrow_config({"downsample_rate": rate})["downsample_rate"] for rate in ("4/8", 1)]
+    assert found == ["2/4", 1]
+
+
 @pytest.mark.parametrize(
     ("tower", "hidden", "arguments"),
     [
