@@ -169,14 +169,17 @@ class Tape:
             for one in touched:
                 first = spans[id(one)][1] if id(one) in spans else i
                 spans[id(one)] = (one, first, end if id(one) in kept else i)
-        worst = Peak()
-        for i in range(end):
-            live = [one for one, first, last in spans.values() if first <= i <= last]
-            total = sum(one.size for one in live)
-            if total > worst.total:
-                weights = sum(one.size for one in live if one.weight)
-                saved = sum(one.size for one in live if not one.weight and id(one) in kept)
-                worst = Peak(total, saved, weights)
+        changes = [[0, 0, 0] for _ in range(end + 1)]  # bytes of each operation: saved, of weights, others
+        for one, first, last in spans.values():
+            part = 1 if one.weight else 0 if id(one) in kept else 2
+            if first < end:
+                changes[first][part] += one.size
+                changes[min(last + 1, end)][part] -= one.size
+        worst, saved, weights, others = Peak(), 0, 0, 0
+        for change in changes[:end]:
+            saved, weights, others = saved + change[0], weights + change[1], others + change[2]
+            if saved + weights + others > worst.total:
+                worst = Peak(saved + weights + others, saved, weights)
         return worst
 
     def backward(
