@@ -1,7 +1,8 @@
 """Images in the rows that `prepare` wrote, as later plans of the same recipe read them.
 
 One JSON file for each recipe below the cache, named by the settings that decide the samples. It has the state
-of every file that was read; where one of them has changed, or was never on this disk, nothing is found.
+of every file that was read; where one of them has changed, or was never on this disk, or the recipe's sources
+name other files now, nothing is found.
 """
 
 from __future__ import annotations
@@ -62,11 +63,12 @@ def keep(settings: Mapping[str, Any], files: Sequence[str], transformers: str, f
     write_json(path, {"schema_version": _VERSION, "files": states, "images": asdict(found)})
 
 
-def find(settings: Mapping[str, Any], transformers: str) -> PreparedImages | None:
-    """What was kept for these settings; None where nothing was, or a file is another one now."""
+def find(settings: Mapping[str, Any], files: Sequence[str], transformers: str) -> PreparedImages | None:
+    """What was kept for these settings and files of rows; None where nothing was, or a file is another one
+    now."""
     try:
         known = read_json(_path(settings, transformers))
-        if known["schema_version"] != _VERSION or not _others(settings) <= known["files"].keys():
+        if known["schema_version"] != _VERSION or known["files"].keys() != {*files, *_others(settings)}:
             return None
         if any(_state(Path(file)) != state for file, state in known["files"].items()):
             return None

@@ -214,8 +214,14 @@ def find_images(recipe: Recipe) -> PreparedImages | None:
     settings = {name: getattr(model if name.startswith("model.") else data, name.partition(".")[2], None)
                 for name in prepared_images.DECIDE}  # fmt: skip
     settings |= {"task": recipe.task, "python.file": recipe.python}
-    settings["data.train"] = [source.model_dump() for source in data.train]
-    return prepared_images.find(settings, installed_versions().get("transformers", ""))
+    sources = settings["data.train"] = [source.model_dump() for source in data.train]
+    from launcher.train.data.sources import source_files  # rarely needed
+
+    try:
+        files = [str(file) for source in sources for file in source_files(source)]
+    except (RecipeError, OSError, ValueError, KeyError):  # not there, as a run will say
+        return None
+    return prepared_images.find(settings, files, installed_versions().get("transformers", ""))
 
 
 def find_calibration(hardware: Hardware) -> Calibration:

@@ -130,3 +130,19 @@ def test_other_settings_and_other_files_are_not_taken_for_the_prepared_ones(reci
     beside = Path(base("gemma3")) / "processor_config.json"
     beside.write_text(beside.read_text() + "\n")
     assert not found()
+
+
+def test_a_file_that_joins_a_pattern_of_rows_is_noticed(recipe, tmp_path):
+    path = recipe("gemma3")
+    said = json.loads(path.read_text())
+    said["data"]["train"] = [{"path": str(tmp_path / "rows" / "*.jsonl")}]
+    path.write_text(json.dumps(said))
+    prepare(path)
+    assert find_images(load_recipe(path).recipe).samples == 16
+    more = tmp_path / "rows" / "more.jsonl"
+    more.write_text((tmp_path / "rows" / "rows.jsonl").read_text())
+    assert find_images(load_recipe(path).recipe) is None
+    more.unlink()
+    assert find_images(load_recipe(path).recipe).samples == 16
+    (tmp_path / "rows" / "rows.jsonl").unlink()
+    assert find_images(load_recipe(path).recipe) is None

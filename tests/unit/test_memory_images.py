@@ -102,21 +102,24 @@ def test_what_is_kept_is_found_until_a_file_changes(tmp_path, monkeypatch) -> No
     monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "cache"))
     rows = tmp_path / "rows.jsonl"
     rows.write_text("{}\n")
-    prepared_images.keep(SETTINGS, [str(rows)], "5.23", IMAGES)
-    assert prepared_images.find(SETTINGS, "5.23") == IMAGES
-    assert prepared_images.find(SETTINGS, "5.24") is None
-    assert prepared_images.find({**SETTINGS, "data.max_length": 8}, "5.23") is None
+    files = [str(rows)]
+    prepared_images.keep(SETTINGS, files, "5.23", IMAGES)
+    assert prepared_images.find(SETTINGS, files, "5.23") == IMAGES
+    assert prepared_images.find(SETTINGS, files, "5.24") is None
+    assert prepared_images.find(SETTINGS, [*files, str(tmp_path / "more.jsonl")], "5.23") is None
+    assert prepared_images.find(SETTINGS, [], "5.23") is None
+    assert prepared_images.find({**SETTINGS, "data.max_length": 8}, files, "5.23") is None
     rows.write_text("{}\n{}\n")
-    assert prepared_images.find(SETTINGS, "5.23") is None
+    assert prepared_images.find(SETTINGS, files, "5.23") is None
     rows.unlink()
-    assert prepared_images.find(SETTINGS, "5.23") is None
+    assert prepared_images.find(SETTINGS, files, "5.23") is None
 
 
 def test_rows_that_are_no_files_are_not_kept(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "cache"))
     for files in ([], ["organisation/rows"]):
         prepared_images.keep(SETTINGS, files, "5.23", IMAGES)
-        assert prepared_images.find(SETTINGS, "5.23") is None
+        assert prepared_images.find(SETTINGS, files, "5.23") is None
 
 
 def test_a_damaged_file_is_nothing(tmp_path, monkeypatch) -> None:
@@ -127,4 +130,4 @@ def test_a_damaged_file_is_nothing(tmp_path, monkeypatch) -> None:
     (written,) = (tmp_path / "cache" / "prepared-images").iterdir()
     for text in ("", "[]", "{}", '{"schema_version": 1, "files": {}, "images": {"samples": 1}}'):
         written.write_text(text)
-        assert prepared_images.find(SETTINGS, "5.23") is None
+        assert prepared_images.find(SETTINGS, [str(rows)], "5.23") is None
