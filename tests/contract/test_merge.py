@@ -242,25 +242,36 @@ def test_a_sum_that_says_something_else_is_not_written(run, monkeypatch):
     assert left(run) == []
 
 
-@pytest.mark.parametrize("memory", [2**40, 0])
-def test_float64_decides_what_float32_leaves_open(run, monkeypatch, memory):
+def test_float64_decides_what_float32_leaves_open(run, monkeypatch):
     """With less allowed than float32 can tell, the same sum passes where it is computed in float64."""
     monkeypatch.setattr(merging, "TOLERANCE", 1e-9)
-    real = merging._in_float64
+    found = merge(run, run / "merged", "float32", no_card)
+    assert (found.compared_in, found.sum.is_none) == ("float64", True)
+    assert found.to_json()["merge"]["dtype"] == "float64"
 
-    def asked(*args):
-        monkeypatch.setattr(merging, "available_memory", lambda: memory)
-        return real(*args)
 
-    monkeypatch.setattr(merging, "_in_float64", asked)
-    if memory:
-        found = merge(run, run / "merged", "float32", no_card)
-        assert (found.compared_in, found.sum.is_none) == ("float64", True)
-        assert found.to_json()["merge"]["dtype"] == "float64"
-        return
+def test_without_memory_for_float64_nothing_is_loaded_for_it(run, monkeypatch):
+    monkeypatch.setattr(merging, "TOLERANCE", 1e-9)
+    answers, loaded, real = iter([2**40, 0]), [], merging._base
+    monkeypatch.setattr(merging, "available_memory", lambda: next(answers))
+    monkeypatch.setattr(merging, "_base", lambda *a, **k: loaded.append(a) or real(*a, **k))
     with pytest.raises(RunFailed) as caught:
         merge(run, run / "merged", "float32", no_card)
     assert caught.value.problems[0].code == "merge-differs"
+    assert len(loaded) == 1
+
+
+def test_float64_compares_what_is_written(run, monkeypatch):
+    """A step after the sum that spoils the model is found in both dtypes."""
+
+    def spoil(job, model):
+        model.get_output_embeddings().weight.data[7] += 0.1
+
+    monkeypatch.setattr(merging, "restore_conv1d", spoil)
+    with pytest.raises(RunFailed) as caught:
+        merge(run, run / "merged", "float32", no_card)
+    assert caught.value.problems[0].code == "merge-differs"
+    assert left(run) == []
 
 
 def test_a_file_that_says_something_else_gets_no_name(run, monkeypatch):
