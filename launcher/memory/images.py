@@ -15,8 +15,6 @@ from launcher.memory.job import Components, MemoryJob
 
 PHASE = "images"
 """The moment at which the tower runs."""
-_BATCHES = 2
-"""Batches of pixels on the device: the one that runs and the next."""
 
 
 def with_images(phases: Mapping[str, Components], spec: ModelSpec, job: MemoryJob) -> dict[str, Components]:
@@ -25,12 +23,13 @@ def with_images(phases: Mapping[str, Components], spec: ModelSpec, job: MemoryJo
     if vision is None:
         return dict(phases)
     patches, of_image = _patches(vision, job)
-    pixels = _BATCHES * 4 * patches * vision.patch_values  # float32, as processors make them
+    # All micro-batches of a step, as the Trainer fetches them at once (get_batch_samples), and the next one.
+    fetched = job.rows[0] * ((job.accumulation or 1) + 1)
+    pixels = 4 * _pixels(vision, job, fetched)  # float32, as processors make them
     width = 4 if job.precision == "fp32" else 2
     layer = patches * width * (vision.widths * vision.hidden + vision.inners * vision.inner)
-    layer += (
-        patches * width * of_image if vision.masked else 0
-    )  # in bool until sdpa makes it of the values' dtype
+    if vision.masked:  # in bool until sdpa makes it of the values' dtype
+        layer += patches * width * of_image
     kept = patches * width * vision.projector // vision.patches_per_token
     if vision.trains_tower:
         kept += vision.layers * (patches * width * vision.hidden if job.checkpointing else layer)
@@ -52,14 +51,21 @@ def with_images(phases: Mapping[str, Components], spec: ModelSpec, job: MemoryJo
     return found
 
 
+def _pixels(vision: Vision, job: MemoryJob, rows: int) -> int:
+    """Pixel values of so many rows: of the largest prepared samples, else as many as all tokens can be made
+    of."""
+    if not knows_images(vision, job):
+        return rows * job.rows[1] * vision.patches_per_token * vision.patch_values
+    largest = job.pixels[:rows]
+    return sum(largest) + (rows - len(largest)) * largest[-1]
+
+
 def _patches(vision: Vision, job: MemoryJob) -> tuple[int, int]:
-    """Patches of a micro-batch, and of an image: of the largest prepared samples, else as many as all tokens
-    can be made of."""
+    """Patches of a micro-batch, and of an image."""
     rows, length = job.rows
     if not knows_images(vision, job):
         return rows * length * vision.patches_per_token, length * vision.patches_per_token
-    largest = job.pixels[:rows]
-    pixels = sum(largest) + (rows - len(largest)) * largest[-1]
+    pixels = _pixels(vision, job, rows)
     return -(-pixels // vision.patch_values), -(-job.pixels_of_image // vision.patch_values)
 
 
