@@ -15,13 +15,13 @@ from launcher.train.upstream.torch_seams import local_part
 
 WATCHED = 20
 """Steps: experts that no token chose have no gradient in the first ones."""
-_SECONDS = (".lora_B.", ".lora_embedding_B.")
-"""The first matrix has a gradient of zero where the second one is still zero."""
+_ZEROS = (".lora_B.", ".lora_embedding_A.")
+"""The matrix that peft makes of zeros; the other one has a gradient of zero as long as it is."""
 _SHOWN = 5
 
 
 class IdleAdapters(TrainerCallback):
-    """Counts adapters whose second matrix got no gradient, or zeros alone, on every rank.
+    """Counts adapters whose matrix of zeros got no gradient, or zeros alone, on every rank.
 
     Hooks on the parameters see gradients that ZeRO does not leave in `grad`; FSDP2's shards call no hooks,
     and have `grad` before the optimizer's step.
@@ -39,7 +39,7 @@ class IdleAdapters(TrainerCallback):
         self._waiting = {
             name: parameter.register_hook(partial(self._see, name))
             for name, parameter in model.named_parameters()
-            if parameter.requires_grad and any(part in name for part in _SECONDS)
+            if parameter.requires_grad and any(part in name for part in _ZEROS)
         }
         self._adapters = len(self._waiting)
 

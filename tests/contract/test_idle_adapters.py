@@ -87,6 +87,18 @@ def test_without_idle_adapters_nothing_is_found(tmp_path):
     assert not any(p._backward_hooks for p in trainer.model.parameters())
 
 
+def test_an_embedding_trains_from_the_first_step_on(tmp_path):
+    """Of its adapter, the first matrix begins as zeros."""
+    from datasets import Dataset
+    from peft import LoraConfig, get_peft_model
+
+    work = job(tmp_path, {"adapter": {"type": "lora"}, "trainer.max_steps": 1})
+    rows = Rows(Dataset.from_list(sequences(32)), None, make_collator("pad", tokenizer()))
+    model = get_peft_model(llama(), LoraConfig(r=4, target_modules=["embed_tokens", "q_proj"]))
+    trainer = make_trainer(work, make_arguments(work), model, tokenizer(), rows)
+    assert fit(work, trainer, Meter(on_cuda=False)).idle_adapters is None
+
+
 IDLE = """
 from transformers.models.llama.modeling_llama import LlamaMLP
 
