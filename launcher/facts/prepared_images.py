@@ -26,8 +26,11 @@ DECIDE = (
 LARGEST = 64
 """Samples whose pixels are kept one by one."""
 _VERSION = 1
-_BESIDE = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
-"""Files of a model's folder that decide the tokens of an image."""
+_BESIDE = (
+    "processor_config.json", "preprocessor_config.json", "tokenizer_config.json", "tokenizer.json",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""Files of a model's folder that decide the tokens of an image, and which samples are too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,8 @@ def _path(settings: Mapping[str, Any], transformers: str) -> Path:
 
 def _others(settings: Mapping[str, Any]) -> set[str]:
     """Files that decide the samples besides the rows: of the model's folder, and the recipe's functions."""
-    folder, hooks = settings["model.name_or_path"], settings["python.file"]
-    beside = [Path(folder) / name for name in _BESIDE] if folder else []
+    folders, hooks = (settings["model.name_or_path"], settings["model.tokenizer"]), settings["python.file"]
+    beside = [Path(folder) / name for folder in folders if folder for name in _BESIDE]
     return {str(path) for path in (*beside, *([Path(hooks)] if hooks else [])) if path.is_file()}
 
 

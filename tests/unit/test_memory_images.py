@@ -131,6 +131,23 @@ def test_what_is_kept_is_found_until_a_file_changes(tmp_path, monkeypatch) -> No
     assert prepared_images.find(SETTINGS, files, "5.23") is None
 
 
+@pytest.mark.parametrize("name", ["model.name_or_path", "model.tokenizer"])
+@pytest.mark.parametrize("file", ["processor_config.json", "tokenizer.json", "chat_template.jinja"])
+def test_files_beside_a_model_and_a_tokenizer_count(name: str, file: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "cache"))
+    rows, folder = tmp_path / "rows.jsonl", tmp_path / "model"
+    rows.write_text("{}\n")
+    folder.mkdir()
+    settings = {**SETTINGS, name: str(folder)}
+    prepared_images.keep(settings, [str(rows)], "5.23", IMAGES)
+    assert prepared_images.find(settings, [str(rows)], "5.23") == IMAGES
+    (folder / file).write_text("{}")
+    assert prepared_images.find(settings, [str(rows)], "5.23") is None
+    prepared_images.keep(settings, [str(rows)], "5.23", IMAGES)
+    (folder / file).write_text("{ }")
+    assert prepared_images.find(settings, [str(rows)], "5.23") is None
+
+
 def test_rows_that_are_no_files_are_not_kept(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "cache"))
     for files in ([], ["organisation/rows"]):
