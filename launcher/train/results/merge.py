@@ -158,7 +158,8 @@ def _merged(
     if not exact.is_none and _fits_float64(model):
         closer = _in_float64(job, folder, processing, inputs)
     if not (closer or exact).is_none:
-        raise RunFailed(_unlike("the merged model", "the adapter on its base", closer or exact))
+        precision = "float32" if closer is None else "float64"
+        raise RunFailed(_unlike("the merged model", "the adapter on its base", closer or exact, precision))
     round_to(model, dtype)
     rounded = logits_of(model, inputs)
     cast = difference(rounded, wanted)
@@ -410,12 +411,19 @@ def _check_space(job: Job, folder: Path, target: Path, dtype: str) -> None:
         )
 
 
-def _unlike(this: str, that: str, found: Difference) -> Problem:
+def _unlike(this: str, that: str, found: Difference, precision: str = "") -> Problem:
+    """`precision`: the dtype in which a merge was compared; "": of weights that were written."""
+    hint = "use the adapter without merging (peft's PeftModel.from_pretrained), and please report this"
+    if precision == "float32":
+        hint = (
+            "merge on a machine with more memory: comparing in float64, which tells rounding from a wrong sum, "
+            "takes 8 bytes per weight more than this one has available"
+        )
     return Problem(
         "merge-differs",
         f"the logits of {this} differ by {found.largest:.3g} from those of {that}, which are up to "
-        f"{found.scale:.3g}; float32 allows {found.allowed:.2g}. Nothing was written",
-        hint="use the adapter without merging (peft's PeftModel.from_pretrained), and please report this",
+        f"{found.scale:.3g}; {precision or 'float32'} allows {found.allowed:.2g}. Nothing was written",
+        hint=hint,
     )
 
 
