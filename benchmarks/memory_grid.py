@@ -482,6 +482,10 @@ _WITH_IMAGES = [
     for name, settings in (_IMAGE_JOBS if model != "llama4-vl" else _EXPERT_JOBS).items()
     if model != "smolvlm" or name == "lora-bf16"  # the layers of Idefics3
 ]
+# All micro-batches of a step are on the device at once, with their pixels.
+_WITH_IMAGES.append(
+    Row("qwen3-vl-lora-bf16-acc8", "qwen3-vl", 2, 256, **_IMAGE_JOBS["lora-bf16"], accumulation=8)
+)
 ROWS: tuple[Row, ...] = (
     *_LLAMA, *_FAST, *_DECODERS, *_OF_2025, *_OF_2026, *_ENCODERS, *_TWO_PROCESSES, *_WITH_IMAGES,
 )  # fmt: skip
