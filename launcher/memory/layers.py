@@ -227,7 +227,7 @@ def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
     saves.append(Storage(q.width * maps * block.tokens * block.length))
     # CUDA's derivative sums the queries' gradient in float32, in place where that is its dtype.
     temporary = 0 if d.on_cpu or q.width == 4 else 4 * q.elements
-    elements = q.elements * v.elements // k.elements
+    elements = q.elements * v.elements // k.elements if wide else q.elements
     mixed = tape.step([q, k, v], elements, q.width, saves=saves, save_out=True, temporary=temporary)
     if block.one_by_one:  # and so is what attention makes of each
         mixed = tape.step([mixed], mixed.elements, mixed.width, passes=True)
