@@ -115,7 +115,7 @@ def _images(plan: Plan) -> list[str]:
     if plan.spec.vision is None:
         return []
     if plan.images is None:
-        return ["  images    not counted yet: `prepare` does for rows in local files, and later plans use it"]
+        return ["  images    not counted yet; after `effilaunch prepare`, plans count those in local files"]
     tokens, images = plan.images.tokens, plan.images.images
     return [
         f"  images    {_spread(images)} per sample, {_spread(tokens)} tokens of images "

@@ -258,7 +258,8 @@ def test_without_memory_for_float64_nothing_is_loaded_for_it(run, monkeypatch):
     with pytest.raises(RunFailed) as caught:
         merge(run, run / "merged", "float32", no_card)
     (problem,) = caught.value.problems
-    assert (problem.code, "more memory" in problem.hint) == ("merge-differs", True)
+    assert problem.code == "merge-differs"
+    assert "float64" in problem.hint
     assert len(loaded) == 1
 
 

@@ -227,9 +227,11 @@ class Counts(Tally):
     targets: int = 0
     _lengths: array[int] = field(default_factory=lambda: array("i"))
     _image_tokens: array[int] = field(default_factory=lambda: array("i"))
-    """Tokens of images in each sample, of a task that has both; number of images, and values of pixels."""
+    """Tokens of images in each sample, of a task that has both."""
     _images: array[int] = field(default_factory=lambda: array("i"))
+    """Images of each such sample."""
     _pixels: array[int] = field(default_factory=lambda: array("q"))
+    """Pixel values of each such sample."""
 
     def add(self, batch: EncodedBatch) -> None:
         for name in TOTALS[1:]:

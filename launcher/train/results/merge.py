@@ -416,8 +416,8 @@ def _unlike(this: str, that: str, found: Difference, precision: str = "") -> Pro
     hint = "use the adapter without merging (peft's PeftModel.from_pretrained), and please report this"
     if precision == "float32":
         hint = (
-            "merge on a machine with more memory: float64, which tells rounding from a wrong sum, takes "
-            "8 bytes per weight more than this one has available"
+            "merge on a machine with more memory: a comparison in float64, which tells rounding from a wrong "
+            "merge, needs 8 bytes per weight, and this machine has less available"
         )
     return Problem(
         "merge-differs",
