@@ -151,8 +151,8 @@ def test_the_other_ranks_wait_for_rank_0(job, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(prepare, "prepare_run", lambda _: pytest.fail("rank 0 does"))
     mark = job.run_dir / "logs" / PREPARED
-    writer = subprocess.Popen(["sh", "-c", f"sleep 0.3; touch '{mark}'"])
     begun = time.monotonic()
+    writer = subprocess.Popen(["sh", "-c", f"sleep 0.3; touch '{mark}'"])
     prepare.prepare_in_ranks(job)
     assert time.monotonic() - begun > 0.2
     assert writer.wait() == 0

@@ -113,13 +113,13 @@ def test_a_name_whose_look_up_hangs_is_not_waited_for(home, monkeypatch):
     monkeypatch.setattr(wandb_server, "ANSWERS_S", 0.1)
 
     def look_up(*_, **__):
-        time.sleep(1.5)
+        time.sleep(20)
         raise socket.gaierror("the resolver gave up")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     began = time.monotonic()
     assert fixed_environment({**home, **KEY}, "wandb")[0] == {"WANDB_MODE": "offline"}
-    assert time.monotonic() - began < 1.2
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("path", ["/broken", "/elsewhere"])

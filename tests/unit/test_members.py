@@ -57,8 +57,8 @@ def test_members_that_come_late_get_the_goodbye_and_the_head_waits_for_no_more(p
     group.say = said.append
     late = threading.Timer(1.0, lambda: others.append(Other(second(place))))
     others: list[Other] = []
-    late.start()
     began = time.monotonic()
+    late.start()
     group.goodbye(DoesNotFit(Problem("does-not-fit", "no plan fits")))
     assert 1.0 <= time.monotonic() - began < 15
     error = others[0].ended()
