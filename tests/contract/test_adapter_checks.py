@@ -9,11 +9,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from launcher.errors import RecipeError
-from launcher.planner.narrow import narrow_config
 from launcher.train.job import read_job
 from launcher.train.model.adapters import _keep_tied, attach_adapter
 from launcher.train.model.models import check_bare, check_shared
-from launcher.train.results.trained import on_base
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import write_run
@@ -64,36 +62,6 @@ def embedding_of(model):
 
 def head_of(model):
     return used(model.lm_head)
-
-
-@pytest.mark.parametrize(
-    ("kind", "more", "renamed"),
-    [
-        ("laguna", {}, None),
-        ("laguna", {"use_dora": True, "target_modules": ["gate_proj"]}, None),
-        ("inkling2_text", {}, None),
-        ("laguna", {}, ("mlp.shared_experts.", "mlp.shared_expert.")),
-    ],
-)
-def test_only_an_adapter_under_other_names_than_the_models_own_is_renamed(kind, more, renamed, tmp_path):
-    """`renamed`: to the names of the published checkpoint."""
-    config = narrow_config(transformers.AutoConfig.for_model(kind).to_dict() | {"model_type": kind})
-    make = transformers.AutoModelForCausalLM.from_config
-    base = make(transformers.AutoConfig.for_model(**config))
-    model = peft.get_peft_model(base, peft.LoraConfig(**{"target_modules": "all-linear", **more}))
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter)
-    model.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "adapter_model.safetensors")
-    if renamed:
-        old = {name.replace(*renamed): tensor for name, tensor in weights.items()}
-        assert old.keys() != weights.keys()
-        save_file(old, tmp_path / "adapter_model.safetensors")
-    loaded = on_base(make(transformers.AutoConfig.for_model(**config)), tmp_path)
-    found = peft.get_peft_model_state_dict(loaded)
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
 
 
 def test_an_adapter_that_lacks_weights_is_not_continued(tmp_path):

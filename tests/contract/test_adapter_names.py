@@ -11,21 +11,21 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments  # noqa: E402
 
 from launcher.planner.narrow import narrow_config  # noqa: E402
 from launcher.train.model.adapters import _continue_adapter  # noqa: E402
 from launcher.train.results.trained import on_base  # noqa: E402
-from launcher.train.upstream.model_seams import adapters_by_own_names  # noqa: E402
 from launcher.train.upstream.trainer_seams import SeamTrainer  # noqa: E402
 
 IDS = torch.arange(5, 21)[None]
 
 
-def base() -> Any:
+def base(kind: str = "laguna") -> Any:
     """Of a published Laguna `mlp.shared_expert` is read as `mlp.shared_experts`."""
-    whole = AutoConfig.for_model("laguna").to_dict() | {"model_type": "laguna"}
+    whole = AutoConfig.for_model(kind).to_dict() | {"model_type": kind}
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**narrow_config(whole))).eval()
 
@@ -69,14 +69,31 @@ def test_a_resumed_run_has_its_adapter(saved: tuple[Path, Any], tmp_path: Path) 
     assert torch.equal(logits(trainer.model), saved[1])
 
 
-def test_names_of_a_checkpoint_are_still_renamed(saved: tuple[Path, Any], tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(saved[0] / "adapter_model.safetensors")
-    old = {name.replace(".shared_experts.", ".shared_expert."): value for name, value in weights.items()}
-    assert old.keys() != weights.keys()
-    save_file(old, tmp_path / "adapter_model.safetensors")
-    (tmp_path / "adapter_config.json").write_bytes((saved[0] / "adapter_config.json").read_bytes())
-    with adapters_by_own_names():
-        renamed = PeftModel.from_pretrained(base(), str(tmp_path))
-    assert torch.equal(logits(renamed), saved[1])
+@pytest.mark.parametrize(
+    ("kind", "more", "renamed"),
+    [
+        ("laguna", {}, None),
+        ("laguna", {"use_dora": True, "target_modules": ["gate_proj"]}, None),
+        ("inkling2_text", {}, None),
+        ("laguna", {}, ("mlp.shared_experts.", "mlp.shared_expert.")),
+    ],
+)
+def test_only_an_adapter_under_other_names_than_the_models_own_is_renamed(
+    kind: str, more: dict[str, Any], renamed: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    """`renamed`: to the names of the published checkpoint."""
+    model = get_peft_model(base(kind), LoraConfig(**{"target_modules": "all-linear", **more}))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "adapter_model.safetensors")
+    if renamed:
+        old = {name.replace(*renamed): tensor for name, tensor in weights.items()}
+        assert old.keys() != weights.keys()
+        save_file(old, tmp_path / "adapter_model.safetensors")
+    loaded = on_base(base(kind), tmp_path)
+    found = get_peft_model_state_dict(loaded)
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+    assert torch.equal(logits(loaded), logits(model))
