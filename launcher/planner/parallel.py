@@ -15,6 +15,7 @@ from launcher.engines.deepspeed_config import key_of
 from launcher.facts.capabilities import has_tp_plan
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
+from launcher.facts.windows import sliding_window
 from launcher.memory.job import MemoryJob
 from launcher.plan.draft import Draft, Refusal
 from launcher.planner.decide import SIZES, processes_of, ranks_of_copy
@@ -28,8 +29,6 @@ FAMILIES = ("gemma", "llama", "mistral", "qwen2", "qwen3")
 PROFILE_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 """Lower case, as DeepSpeed compares them -> as it writes them. Others need complete matrices."""
 _CODE = "parallel-conflict"
-_WINDOW = 4096
-"""What MistralConfig and the Qwen configurations take where `sliding_window` is absent."""
 _PAD = "data.pad_to_multiple_of"
 _SCALED = (
     "prescale_gradients", "gradient_predivide_factor", "zero_optimization.reduce_scatter",
@@ -228,7 +227,8 @@ def _tokens(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[Refu
     if attention not in kernels:
         message = f"{key} needs attention {' or '.join(kernels)}, not {attention}"
         yield _CODE, "model.attn_implementation", message, f"use {kernels[0]}"
-    if _windowed(spec) or "sliding_attention" in (spec.config.get("layer_types") or ()):
+    window, _ = sliding_window(spec.model_type, spec.config, spec.num_layers)
+    if window or "sliding_attention" in (spec.config.get("layer_types") or ()):
         message = f"{spec.name} attends within a window, which {key} ignores: it would attend to everything"
         yield "parallel-model", key, message, f"drop {key}; ZeRO-3 takes such models"
     if not key.endswith("sp_size") and draft.data.eval is not None:
@@ -241,9 +241,3 @@ def _tokens(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[Refu
     if scaled:
         message = f"the base profile sets {scaled[0]}, which changes how gradients are averaged"
         yield _CODE, "sharding.config", message, f"remove it from the profile, or drop {key}"
-
-
-def _windowed(spec: ModelSpec) -> bool:
-    """Whether attention has a window: Mistral unless its configuration has null, Qwen where it is enabled."""
-    switched = spec.model_type == "mistral" or bool(spec.config.get("use_sliding_window"))
-    return switched and bool(spec.config.get("sliding_window", _WINDOW))
