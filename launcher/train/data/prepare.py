@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import itertools
 import multiprocessing
 import os
@@ -20,6 +19,7 @@ from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts import prepared_images
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import parse_json, write_json
+from launcher.facts.software import installed_versions
 from launcher.tasks import FORMATS
 from launcher.train.data.encoded import Counts, EncodedBatch, Encoder, encode_rows
 from launcher.train.data.formats import collect_labels
@@ -99,7 +99,7 @@ def _keep_images(job: Job, split: Mapping[str, Any], sources: Sequence[Source]) 
     settings = {name: job.at(name) for name in prepared_images.DECIDE}
     found = prepared_images.PreparedImages(**split["images"])
     with contextlib.suppress(OSError):  # plans then count all tokens as tokens of images
-        prepared_images.keep(settings, files, importlib.metadata.version("transformers"), found)
+        prepared_images.keep(settings, files, installed_versions().get("transformers", ""), found)
 
 
 def _check_inserted(job: Job, formats: Sequence[str]) -> None:
