@@ -474,8 +474,8 @@ def idle_choice(field: str, value: Any) -> Problem:
     return Problem("target-modules-missing", message, path=f"adapter.{field}")
 
 
-def idle_adapters(found: Mapping[str, Any]) -> str:
-    """Which adapters a run did not train; `idle_adapters` of result.json."""
+def describe_idle_adapters(found: Mapping[str, Any]) -> str:
+    """Message about the adapters that a run did not train. found: `idle_adapters` of result.json."""
     names = [str(name) for name in found["first"]]
     more = ", …" if found["count"] > len(names) else ""
     experts = "; an expert that no token chose has none" if any("expert" in name for name in names) else ""

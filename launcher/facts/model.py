@@ -123,9 +123,9 @@ class Vision:
     patches_per_token: int
     """Patches that the projector makes one token of."""
     projector: int = 0
-    """Values of a token that the projectors keep for backward; 0 where they are frozen."""
+    """Values per image token that the projectors save for backward; 0 where they are frozen."""
     masked: bool = False
-    """Images are filled up to one number of patches, which a mask between all of them keeps apart."""
+    """Images are padded to the same number of patches, and attention has a mask between all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Images in the rows that `prepare` wrote, as later plans of the same recipe read them.
+"""Statistics of the images in prepared rows, kept for later plans of the same recipe.
 
-One JSON file for each recipe below the cache, named by the settings that decide the samples. It has the state
-of every file that was read; where one of them has changed, or was never on this disk, or the recipe's sources
-name other files now, nothing is found.
+One JSON file per recipe in the cache, named by a hash of the settings that decide the samples. It holds size
+and modification time of every file that was read. Nothing is found once one of them has changed or the
+recipe's sources resolve to other files, and nothing is kept for rows that are not in local files.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ DECIDE = (
     "model.add_tokens", "model.image_sizes", "data.train", "data.max_length", "data.overlong", "data.loss_on",
     "data.loss_on_inserted", "python.file",
 )  # fmt: skip
-"""Settings of a plan that decide the samples; a recipe has the same values."""
+"""Settings of a plan that decide the samples; the recipe has the same keys and values."""
 LARGEST = 64
-"""Samples whose pixels are kept one by one."""
+"""How many of the samples with the most pixels are listed."""
 _VERSION = 1
 _BESIDE = (
     "processor_config.json", "preprocessor_config.json", "tokenizer_config.json", "tokenizer.json",
@@ -35,14 +35,15 @@ _BESIDE = (
 
 @dataclass(frozen=True, slots=True)
 class PreparedImages:
-    """Images of the training samples. Spreads are {mean, p50, p95, max} of a sample."""
+    """Images of the training samples."""
 
     samples: int
     tokens: Mapping[str, float]
-    """Of images."""
+    """Image tokens per sample: {mean, p50, p95, max}."""
     images: Mapping[str, float]
+    """Images per sample: {mean, p50, p95, max}."""
     pixels: tuple[int, ...]
-    """Pixel values of the samples with the most, descending; at most LARGEST."""
+    """Pixel values per sample of the LARGEST samples with the most, descending."""
     of_image: int
     """Pixel values of the largest image."""
 
@@ -56,8 +57,10 @@ class PreparedImages:
 
 
 def keep(settings: Mapping[str, Any], files: Sequence[str], transformers: str, found: PreparedImages) -> None:
-    """Write what was found of rows in these files. OSError where the cache cannot be written; nothing is
-    written for rows that are not in files of this machine."""
+    """Write the statistics of the rows in these files; nothing for rows that are not in local files.
+
+    OSError where the cache cannot be written.
+    """
     if not files or not all(Path(file).is_absolute() and Path(file).is_file() for file in files):
         return
     path = _path(settings, transformers)
@@ -67,8 +70,7 @@ def keep(settings: Mapping[str, Any], files: Sequence[str], transformers: str, f
 
 
 def find(settings: Mapping[str, Any], files: Sequence[str], transformers: str) -> PreparedImages | None:
-    """What was kept for these settings and files of rows; None where nothing was, or a file is another one
-    now."""
+    """What was kept for these settings and files of rows; None if there is nothing or a file has changed."""
     try:
         known = read_json(_path(settings, transformers))
         if known["schema_version"] != _VERSION or known["files"].keys() != {*files, *_others(settings)}:
@@ -87,7 +89,7 @@ def _path(settings: Mapping[str, Any], transformers: str) -> Path:
 
 
 def _others(settings: Mapping[str, Any]) -> set[str]:
-    """Files that decide the samples besides the rows: of the model's folder, and the recipe's functions."""
+    """Files that decide the samples besides the rows: those of the model's folder, and the hook file."""
     folders, hooks = (settings["model.name_or_path"], settings["model.tokenizer"]), settings["python.file"]
     beside = [Path(folder) / name for folder in folders if folder for name in _BESIDE]
     return {str(path) for path in (*beside, *([Path(hooks)] if hooks else [])) if path.is_file()}

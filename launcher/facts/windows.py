@@ -1,6 +1,6 @@
-"""Which layers of a decoder attend to a window of positions alone.
+"""Which layers of a decoder have sliding-window attention.
 
-As the configuration classes and `create_causal_mask` calls of transformers 5.23 have it.
+Source: configuration classes and `create_causal_mask` calls of transformers 5.23.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 _EVERY = {"mistral": 4096, "mixtral": None, "phi3": None, "starcoder2": None, "ministral3": None}
-"""Families all of whose layers have the window of the configuration; the class's default."""
+"""Families with the window in every layer -> the configuration class's default for `sliding_window`."""
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4, "ministral": 0}
-"""Families with a window of 4096 in all but every n-th layer (0: in all), unless `layer_types` differ."""
+"""Families with the window (default 4096) in all layers but every n-th -> n; 0: in all layers.
+`layer_types` of the configuration comes first."""
 _SWITCHED = ("qwen2", "qwen3", "qwen3_moe", "smollm3")
-"""Families whose window counts with `use_sliding_window` alone."""
+"""Families that have the window only with `use_sliding_window`."""
 
 
 def sliding_window(model_type: str, config: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]:
-    """Positions of the window (0: there is none), and the indices of the layers that have it."""
+    """(positions of the window, 0: there is none; indices of the layers that have it)."""
     every = tuple(range(layers))
     if model_type in _EVERY:
         return _size(config, _EVERY[model_type]), every

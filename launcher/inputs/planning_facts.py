@@ -207,7 +207,7 @@ def _with_chat_template(loaded: LoadedRecipe) -> LoadedRecipe:
 
 
 def find_images(recipe: Recipe) -> PreparedImages | None:
-    """What `prepare` counted of the images in the rows of this recipe, where it has read them."""
+    """Statistics of the images in this recipe's rows; None if they are not prepared."""
     if not task_named(recipe.task).sees_images:
         return None
     data, model = recipe.data, recipe.model
@@ -219,7 +219,7 @@ def find_images(recipe: Recipe) -> PreparedImages | None:
 
     try:
         files = [str(file) for source in sources for file in source_files(source)]
-    except (RecipeError, OSError, ValueError, KeyError):  # not there, as a run will say
+    except (RecipeError, OSError, ValueError, KeyError):  # missing rows, which a run reports
         return None
     return prepared_images.find(settings, files, installed_versions().get("transformers", ""))
 

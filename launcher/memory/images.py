@@ -39,7 +39,7 @@ def with_images(phases: Mapping[str, Components], spec: ModelSpec, job: MemoryJo
     }
     begin = replace(phases["forward"], activations=pixels + kept, logits=0, temporary=layer)
     if vision.trains_tower:
-        # Its last layer runs backwards when the language model has: that one's gradients are there.
+        # The tower's backward pass follows the language model's, whose gradients exist by then.
         flow = patches * width * (2 * vision.hidden + vision.inners * vision.inner // 2)
         begin = replace(
             begin,
@@ -52,8 +52,7 @@ def with_images(phases: Mapping[str, Components], spec: ModelSpec, job: MemoryJo
 
 
 def _pixels(vision: Vision, job: MemoryJob, rows: int) -> int:
-    """Pixel values of so many rows: of the largest prepared samples, else as many as all tokens can be made
-    of."""
+    """Pixel values of `rows` samples: the largest prepared ones, else as if all tokens were of images."""
     if not knows_images(vision, job):
         return rows * job.rows[1] * vision.patches_per_token * vision.patch_values
     largest = job.pixels[:rows]

@@ -97,7 +97,7 @@ class MemoryJob:
     """Offload to NVMe: values of a rank's parameters that stay in host memory all the same (max_in_cpu)."""
 
     pixels: tuple[int, ...] = ()
-    """Pixel values of the prepared samples with the most, descending; (): the rows were not read."""
+    """Pixel values of the prepared samples with the most, descending; (): the rows are not prepared."""
     pixels_of_image: int = 0
     """Of the largest image, where `pixels` are known."""
 

@@ -583,8 +583,7 @@ class LayerCost:
     peak: Peak
     """The worst moment of the layer's backward pass; nothing outside the layer is counted."""
     first_pass: Peak
-    """That of its forward pass; of no interest under checkpointing, whose second forward pass has more beside
-    it."""
+    """The worst moment of its forward pass; empty under checkpointing, where recomputation needs more."""
 
 
 def _add_residual(tape: Tape, block: Block, x: Value, made: Value) -> Value:

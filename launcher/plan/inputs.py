@@ -52,6 +52,6 @@ class Facts:
     calibration: Calibration | None = None
     """What earlier runs measured on such a device."""
     images: PreparedImages | None = None
-    """What `prepare` counted of the images in this recipe's rows."""
+    """Statistics of the images in this recipe's prepared rows."""
     pace: Pace = Pace()
     """Of a run that is resumed."""

@@ -125,7 +125,7 @@ class Plan(HasSettings):
     versions: Mapping[str, str]
     warnings: tuple[str, ...]
     images: PreparedImages | None = None
-    """What prepared rows hold of images, where `memory` counts them."""
+    """Statistics of the images in the prepared rows, which `memory` is computed from."""
 
     @property
     def trainable_params(self) -> int:

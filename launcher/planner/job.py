@@ -85,8 +85,10 @@ def _length(draft: Draft) -> int:
 
 
 def with_prepared(job: MemoryJob, images: PreparedImages | None, draft: Draft) -> MemoryJob:
-    """The job with the images of its prepared rows, of which a source of a weight above 1 may bring the
-    largest sample repeatedly."""
+    """The job with the images of its prepared rows.
+
+    A source with a weight above 1 may put its largest sample into a batch several times.
+    """
     if images is None:
         return job
     repeats = any(source["weight"] > 1 for source in draft.data.train)

@@ -174,8 +174,9 @@ def _integers(values: Sequence[Any]) -> Iterator[int]:
 
 def _smaller(key: str, value: Any, depth: int, kept: Sequence[int]) -> Any:
     """A value of the small configuration; kept: the layers of `depth` that stay."""
-    if value and isinstance(value, type(_OF_IMAGES.get(key))):
-        return _OF_IMAGES[key]
+    of_images = _OF_IMAGES.get(key)
+    if value and isinstance(value, type(of_images)):  # other models have another type under the same name
+        return of_images
     if isinstance(value, Mapping):
         return _rope(value) if key == "rope_parameters" else _narrow(value)
     if isinstance(value, list):

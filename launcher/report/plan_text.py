@@ -111,11 +111,11 @@ def _frozen(plan: Plan) -> list[str]:
 
 
 def _images(plan: Plan) -> list[str]:
-    """Of a model of images and text: the images of the prepared rows."""
+    """For a vision-language model: the images of the prepared rows."""
     if plan.spec.vision is None:
         return []
     if plan.images is None:
-        return ["  images    not counted yet; after `effilaunch prepare`, plans count those in local files"]
+        return ["  images    not counted yet: `effilaunch prepare` counts those of rows in local files"]
     tokens, images = plan.images.tokens, plan.images.images
     return [
         f"  images    {_spread(images)} per sample, {_spread(tokens)} tokens of images "

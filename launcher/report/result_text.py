@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.facts.lora import idle_adapters
+from launcher.facts.lora import describe_idle_adapters
 from launcher.knowledge.lint.document import printable
 from launcher.recipe.suggestions import listed
 from launcher.report.tables import gib, table
@@ -48,7 +48,7 @@ def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[s
         f"  {result['output']:9s} {printable(run_dir)}/{result['output']}",
     ]
     if result.get("idle_adapters"):  # older versions do not write it
-        lines.append(f"  adapters  {printable(idle_adapters(result['idle_adapters']))}")
+        lines.append(f"  adapters  {printable(describe_idle_adapters(result['idle_adapters']))}")
     if result.get("eval"):
         names = [k for k in result["eval"] if k.startswith("eval_") and not k.endswith(_TIMINGS)]
         scores = {name: result["eval"][name] for name in names}

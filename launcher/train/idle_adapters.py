@@ -8,23 +8,23 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from launcher.facts.lora import idle_adapters
+from launcher.facts.lora import describe_idle_adapters
 from launcher.train.collectives import of_all
 from launcher.train.job import rank
 from launcher.train.upstream.torch_seams import local_part
 
 WATCHED = 20
-"""Steps: experts that no token chose have no gradient in the first ones."""
+"""Steps. Experts get no gradient until a token is routed to them, which may take several steps."""
 _ZEROS = (".lora_B.", ".lora_embedding_A.")
-"""The matrix that peft makes of zeros; the other one has a gradient of zero as long as it is."""
+"""The matrix that peft initialises with zeros; until it changes, the gradient of the other one is zero."""
 _SHOWN = 5
 
 
 class IdleAdapters(TrainerCallback):
-    """Counts adapters whose matrix of zeros got no gradient, or zeros alone, on every rank.
+    """Counts adapters whose zero-initialised matrix got no gradient, or only zeros, on every rank.
 
-    Hooks on the parameters see gradients that ZeRO does not leave in `grad`; FSDP2's shards call no hooks,
-    and have `grad` before the optimizer's step.
+    Parameter hooks see gradients that ZeRO does not leave in `grad`. FSDP2's shards call no hooks, but have
+    `grad` before the optimizer's step.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class IdleAdapters(TrainerCallback):
             self._count(state.global_step - self._began)
 
     def _count(self, steps: int) -> None:
-        """Every rank must call it: one may have read what another has not."""
+        """Collective: every rank must call it. An adapter is idle if it got no gradient on any rank."""
         for handle in self._waiting.values():
             handle.remove()
         of_ranks = of_all(list(self._waiting))
@@ -74,4 +74,4 @@ class IdleAdapters(TrainerCallback):
         first = modules[:_SHOWN]
         self.found = {"count": len(modules), "of": self._adapters, "steps": steps, "first": first}
         if rank() == 0:
-            print(f"WARNING: adapters: {idle_adapters(self.found)}", flush=True)
+            print(f"WARNING: adapters: {describe_idle_adapters(self.found)}", flush=True)

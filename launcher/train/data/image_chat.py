@@ -242,7 +242,7 @@ def _kinds_of_tokens(processor: Any) -> dict[str, bool]:
 
 
 def _pixels(made: Mapping[str, Any]) -> int:
-    """Values of the pixels that a processor made, with what it fills images up with."""
+    """Number of pixel values that a processor made, including padding."""
     values = (value for name, value in made.items() if name not in (*_OF_TEXT, *_PLACES))
     return sum(value.numel() for value in values if getattr(value, "is_floating_point", bool)())
 

@@ -320,8 +320,8 @@ def _check_quantized(job: Job, model: Any) -> None:
         if left:
             message = f"{len(left)} parameters of experts were not quantised to {kind}, such as {left[0]}"
             if flat:
-                message += ", a matrix of which the rows are all experts of a layer: nothing packs these"
-            hint = "model.quantization: none"
+                message += ": one matrix holds all experts of a layer, and bitsandbytes cannot quantise it"
+            hint = "set model.quantization: none"
             raise MachineError(Problem("not-quantized", message, path="model.quantization", hint=hint))
         import torch
         from bitsandbytes.nn import Linear4bit

@@ -160,10 +160,10 @@ def with_sizes(image_processor: Any, sizes: Mapping[str, Any]) -> Any:
 
 
 def preferring(processor: Any, fields: Collection[str]) -> Any:
-    """The processor, made to use its image processor's values of these fields.
+    """The processor, changed to use its image processor's values for these fields.
 
-    Some classes have values of their own (`images_kwargs`) that come before those of the image processor:
-    Gemma 3 never pans and scans, InternVL always crops, whatever the image processor's file says.
+    Some processor classes override them (`images_kwargs`): Gemma 3 never pans and scans and InternVL always
+    crops, whatever the image processor's file sets.
     """
     kind = type(processor)
     own = getattr(kind, "images_kwargs", {})
