@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -130,6 +130,11 @@ class Forks:
         """Within, `sys.executable` of this process is the interpreter whose programs are forks."""
         return mock.patch.object(sys, "executable", str(self.python))
 
+    def load(self, *modules: str) -> None:
+        """Import modules in the forking process too: every fork after this has them."""
+        asked = Started([], {}, imports=modules, server=self.socket)
+        assert asked.wait() == 0, f"one of {modules} cannot be imported"
+
     def run(
         self,
         run_dir: Path,
@@ -213,13 +218,7 @@ def serve(path: str) -> None:
     die_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print where the answers would be
-    for name in HEAVY:
-        # Older releases of DeepSpeed lack some modules.
-        with contextlib.suppress(*(ModuleNotFoundError,) if name.startswith("deepspeed.") else ()):
-            importlib.import_module(name)
-    # accelerate and DeepSpeed collect garbage at every start, which would walk through all that was imported.
-    gc.collect()
-    gc.freeze()
+    assert imported(HEAVY) == 0
     sys.stdout.flush()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -234,7 +233,11 @@ def serve(path: str) -> None:
         if listener in ready:
             connection, _ = listener.accept()
             order, fds = received(connection)
-            running[fork(order, fds, [listener, *running.values(), connection])] = connection
+            if order["imports"]:
+                tell(connection, {"pid": os.getpid()})
+                tell(connection, {"code": imported(order["imports"])}, last=True)
+            else:
+                running[fork(order, fds, [listener, *running.values(), connection])] = connection
             for number in fds:
                 os.close(number)
         while running:
@@ -242,6 +245,21 @@ def serve(path: str) -> None:
             if not pid:
                 break
             tell(running.pop(pid), {"code": os.waitstatus_to_exitcode(status)}, last=True)
+
+
+def imported(names: Iterable[str]) -> int:
+    """Import them; 0, or 1 where one cannot be."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            if not name.startswith("deepspeed."):  # older releases lack some modules
+                traceback.print_exc()
+                return 1
+    # accelerate and DeepSpeed collect garbage at every start, which would walk through all that was imported.
+    gc.collect()
+    gc.freeze()
+    return 0
 
 
 def received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -36,12 +36,12 @@ class Started:
 
     def __init__(
         self, words: list[str], env: dict[str, str], fds: tuple[int, int, int] = (0, 1, 2), *,
-        prelude: str | None = None, server: str | None = None,
+        prelude: str | None = None, imports: tuple[str, ...] = (), server: str | None = None,
     ) -> None:  # fmt: skip
         self.code: int | None = None
         self.connection = socket.socket(socket.AF_UNIX)
         self.connection.connect(server or SERVER)
-        order = {"words": words, "env": env, "cwd": os.getcwd(), "prelude": prelude}  # noqa: PTH109
+        order = {"words": words, "env": env, "cwd": os.getcwd(), "prelude": prelude, "imports": imports}  # noqa: PTH109
         text = json.dumps(order).encode() + b"\n"
         sent = socket.send_fds(self.connection, [text], list(fds))
         self.connection.sendall(text[sent:])

@@ -23,10 +23,11 @@ from launcher.train.status import Bar, status
 from launcher.train.stopping import SUPERVISOR_GONE, cause, stop
 
 MAX_NON_FINITE = 3
-# Names of upstream and trl for values that a row has already.
+# Names of upstream and trl for values that a row has already; trl's counts begin at 0 in a resumed run.
 _LOGGED_ELSEWHERE = (
     "epoch",
     "num_tokens",
+    "eval_num_tokens",
     "num_input_tokens_seen",
     "train_runtime",
     "train_tokens_per_second",

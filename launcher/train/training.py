@@ -53,6 +53,8 @@ from launcher.train.tasks.task import Evaluated
 __all__ = ["Measured", "final_metrics", "fit", "make_arguments", "make_trainer"]
 
 RESUME_VARIABLE = "EFFILAUNCH_RESUME"
+_NOT_METRICS = ("epoch", "step", "num_input_tokens_seen", "eval_num_tokens")
+"""Of the logs of an evaluation; the last one is trl's and begins at 0 in a resumed run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,7 @@ def final_metrics(job: Job, trainer: Trainer) -> dict[str, float | None]:
     if not rows:
         with _autocast(job, trainer):
             rows = [trainer.evaluate()]
-    return {"step": step} | numbers(rows[-1], ("epoch", "step", "num_input_tokens_seen"))
+    return {"step": step} | numbers(rows[-1], _NOT_METRICS)
 
 
 def _autocast(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[Any]:

@@ -179,8 +179,7 @@ def _evaluated(job: Job, own: Job, folder: Path, processing: Any) -> Evaluated:
     trainer.remove_callback(PrinterCallback)  # the command prints the same numbers
     train_task(own.task.name).as_it_began(own, trainer, processing)
     found = final_metrics(own, trainer)
-    for name in ("step", "eval_num_tokens"):  # of training
-        found.pop(name, None)
+    found.pop("step", None)  # of training
     metrics = {name.removeprefix("eval_"): value for name, value in found.items()}
     return Evaluated(folder, len(data.train), metrics)
 

@@ -1,0 +1,298 @@
+"""A tiny job of each task: as a recipe of ours, and as a user of the library that owns its Trainer writes it.
+
+A row of `CASES` is read by test_losses_of_libraries.py (same losses as the library) and by
+test_kill_points.py (killed and resumed). The plain side uses nothing of ours: its own preparation,
+collator, arguments and metrics.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grounds import tokenizer_of_1024_words
+
+SEED = 42
+SIZES: dict[str, Any] = {
+    "vocab_size": 1024, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0,
+}  # fmt: skip
+LENGTH = 32
+"""`data.max_length`; a few rows of each table are longer."""
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A job of one task."""
+
+    build: Callable[[], Any]
+    """A model of the task with random weights and dropout as published; called under a seed."""
+    rows: Rows
+    """Of data.train: JSON lines of unlike lengths."""
+    plain: Callable[[Path, Rows, Mapping[str, Any]], Any]
+    """(folder of model and tokenizer, rows, values of TrainingArguments) -> the library's Trainer."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Sections of the recipe besides those of every case; `data` and `trainer` are added to theirs."""
+    plain_args: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the library's arguments that stand for `recipe`."""
+    package: str = "transformers"
+    """Without it the case is skipped."""
+    tokenizer: Callable[[], Any] = tokenizer_of_1024_words
+    differs: float = 1e-5
+    """Relative difference of a loss from the library's that is allowed."""
+
+
+def words(seed: int, low: int, high: int) -> str:
+    draw = random.Random(seed)
+    return " ".join(f"w{draw.randrange(1000)}" for _ in range(draw.randint(low, high)))
+
+
+def llama(kind: str = "LlamaForCausalLM", **more: Any) -> Any:
+    import transformers
+
+    special = {"num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 2, "attention_dropout": 0.1}
+    return getattr(transformers, kind)(transformers.LlamaConfig(**SIZES, **special, **more))
+
+
+def bert(kind: str, **more: Any) -> Any:
+    import transformers
+
+    return getattr(transformers, kind)(transformers.BertConfig(**SIZES, **more))
+
+
+def t5() -> Any:
+    import transformers
+
+    config = transformers.T5Config(
+        vocab_size=1024, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, pad_token_id=0,
+        eos_token_id=2, decoder_start_token_id=0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
+# --- rows
+
+PAIRS = [
+    {
+        "prompt": words(i, 1, 12),
+        "chosen": f" w{2 * i} " + words(100 + i, 1, 12),
+        "rejected": f" w{2 * i + 1} " + words(200 + i, 1, 12),
+    }
+    for i in range(42)
+]
+TRANSLATED = [{"prompt": words(i, 1, 40), "completion": words(100 + i, 1, 20)} for i in range(42)]
+LABELLED = [{"text": words(i, 1, 40), "label": ("bad", "fine", "good")[i % 3]} for i in range(42)]
+TAGS = ("B-LOC", "B-PER", "O")
+
+
+def _tagged(seed: int) -> dict[str, Any]:
+    said = words(seed, 2, 40).split()
+    return {"tokens": said, "labels": [TAGS[(seed + 3 * n) % 3] for n in range(len(said))]}
+
+
+TAGGED = [_tagged(i) for i in range(42)]
+
+
+# --- the libraries' own scripts
+
+
+def means(trainer: Any) -> Any:
+    """A Trainer that takes the mean over micro-batches.
+
+    Trainer of transformers 5.23 adds them up, so that losses are twice as high here, where a model's
+    forward takes **kwargs but its loss ignores `num_items_in_batch` (test_token_counts.py).
+    """
+    trainer.model_accepts_loss_kwargs = False
+    return trainer
+
+
+def plain_dpo(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
+    import datasets
+    import transformers
+    from trl import DPOConfig, DPOTrainer
+
+    return DPOTrainer(
+        model=transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32"),
+        args=DPOConfig(**args, max_length=LENGTH, bf16=False),
+        train_dataset=datasets.Dataset.from_list(list(rows)),
+        processing_class=transformers.AutoTokenizer.from_pretrained(model),
+    )
+
+
+def plain_reward(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
+    import datasets
+    import transformers
+    from trl import RewardConfig, RewardTrainer
+
+    return RewardTrainer(
+        model=transformers.AutoModelForSequenceClassification.from_pretrained(model, dtype="float32"),
+        args=RewardConfig(**args, max_length=LENGTH, bf16=False),
+        train_dataset=datasets.Dataset.from_list(list(rows)),
+        processing_class=transformers.AutoTokenizer.from_pretrained(model),
+    )
+
+
+def plain_seq2seq(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
+    import datasets
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+
+    def encode(row: Mapping[str, Any]) -> Any:
+        labels = tokenizer(row["completion"])["input_ids"]
+        # This tokenizer adds no </s>; T5's own does.
+        return {
+            "input_ids": tokenizer(row["prompt"])["input_ids"],
+            "labels": [*labels, tokenizer.eos_token_id],
+        }
+
+    loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(model, dtype="float32")
+    data = datasets.Dataset.from_list(list(rows)).map(encode, remove_columns=["prompt", "completion"])
+    trainer = transformers.Seq2SeqTrainer(
+        model=loaded,
+        args=transformers.Seq2SeqTrainingArguments(**args),
+        train_dataset=data,
+        data_collator=transformers.DataCollatorForSeq2Seq(tokenizer, model=loaded),
+    )
+    return means(trainer)
+
+
+def plain_classification(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
+    """As transformers' run_classification.py does it."""
+    import datasets
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    names = sorted({row["label"] for row in rows})
+
+    def encode(row: Mapping[str, Any]) -> Any:
+        found = tokenizer(row["text"], truncation=True, max_length=LENGTH)
+        return {**found, "label": names.index(row["label"])}
+
+    trainer = transformers.Trainer(
+        model=transformers.AutoModelForSequenceClassification.from_pretrained(
+            model, dtype="float32", num_labels=len(names)
+        ),
+        args=transformers.TrainingArguments(**args),
+        train_dataset=datasets.Dataset.from_list(list(rows)).map(encode, remove_columns=["text"]),
+        data_collator=transformers.DataCollatorWithPadding(tokenizer),
+    )
+    return means(trainer)
+
+
+def plain_tokens(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
+    """As transformers' run_ner.py does it, with `word_ids`."""
+    import datasets
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    names = sorted({tag for row in rows for tag in row["labels"]})
+
+    def encode(row: Mapping[str, Any]) -> Any:
+        found = tokenizer(row["tokens"], truncation=True, max_length=LENGTH, is_split_into_words=True)
+        labels, before = [], None
+        for word in found.word_ids():
+            labels.append(-100 if word in (None, before) else names.index(row["labels"][word]))
+            before = word
+        return {**found, "labels": labels}
+
+    trainer = transformers.Trainer(
+        model=transformers.AutoModelForTokenClassification.from_pretrained(
+            model, dtype="float32", num_labels=len(names)
+        ),
+        args=transformers.TrainingArguments(**args),
+        train_dataset=datasets.Dataset.from_list(list(rows)).map(encode, remove_columns=["tokens"]),
+        data_collator=transformers.DataCollatorForTokenClassification(tokenizer),
+    )
+    return means(trainer)
+
+
+CASES: dict[str, Case] = {
+    "dpo": Case(llama, PAIRS, plain_dpo, {"task": "dpo", "trainer": {"beta": 0.2}}, {"beta": 0.2}, "trl"),
+    "reward": Case(
+        lambda: llama("LlamaForSequenceClassification", num_labels=1),
+        PAIRS,
+        plain_reward,
+        {"task": "reward", "trainer": {"center_rewards_coefficient": 0.01}},
+        {"center_rewards_coefficient": 0.01},
+        "trl",
+    ),
+    "seq2seq-lm": Case(t5, TRANSLATED, plain_seq2seq, {"task": "seq2seq-lm", "data": {"max_length": 64}}),
+    "sequence-classification": Case(
+        lambda: bert("BertForSequenceClassification", num_labels=3),
+        LABELLED,
+        plain_classification,
+        {"task": "sequence-classification"},
+    ),
+    "token-classification": Case(
+        lambda: bert("BertForTokenClassification", num_labels=3),
+        TAGGED,
+        plain_tokens,
+        {"task": "token-classification"},
+    ),
+}
+"""Name -> job. The name is that of the task, with a word behind it where a task has several."""
+
+
+def make_ground(case: Case, folder: Path) -> Path:
+    """model/ with its tokenizer, rows.jsonl and, of 12 of them, eval.jsonl; the folder."""
+    import json
+
+    import transformers
+
+    transformers.set_seed(0)
+    case.build().save_pretrained(folder / "model")
+    case.tokenizer().save_pretrained(folder / "model")
+    lines = [json.dumps(row) + "\n" for row in case.rows]
+    (folder / "rows.jsonl").write_text("".join(lines))
+    (folder / "eval.jsonl").write_text("".join(lines[:12]))
+    return folder
+
+
+def make_run(
+    case: Case, ground: Path, out: Path, *, evaluated: bool = False, **trainer: Any
+) -> Mapping[str, str]:
+    """Plan the case's recipe with these values of `trainer:`, write its run directory and prepare its data;
+    the environment of its rank."""
+    import yaml
+
+    from launcher.execute.run_dir import write_run_dir
+    from launcher.execute.start import bind
+    from launcher.inputs.planning_facts import gather
+    from launcher.planner.planner import make_plan
+    from launcher.recipe.loading import load_recipe
+    from launcher.render.bundle import render
+    from launcher.train.job import read_job
+    from launcher.train.prepare import prepare_run
+
+    said = {
+        "model": {"name_or_path": "model"},
+        "precision": "fp32",
+        "seed": SEED,
+        **case.recipe,
+        "data": {
+            "train": [{"path": "rows.jsonl"}],
+            **({"eval": [{"path": "eval.jsonl"}]} if evaluated else {}),
+            "max_length": LENGTH,
+            **case.recipe.get("data", {}),
+        },
+        "trainer": {**TRAINER, **case.recipe.get("trainer", {}), **trainer},
+    }
+    recipe = ground / f"{out.name}.yaml"
+    recipe.write_text(yaml.safe_dump(said))
+    bundle = render(make_plan(*gather(load_recipe(recipe), "cpu")))
+    write_run_dir(bundle, out, resume=False)
+    _, _, env = bind(bundle, {"run_dir": str(out), "devices": ""})
+    prepare_run(read_job(out))
+    return env
+
+
+TRAINER: dict[str, Any] = {
+    "max_steps": 20, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
+    "learning_rate": 1e-3, "lr_scheduler_type": "linear", "logging_steps": 1, "report_to": "none",
+}  # fmt: skip
+"""The same on both sides."""
