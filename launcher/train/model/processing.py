@@ -139,7 +139,11 @@ def _read(job: Job, what: str, code: str, read: Callable[[str, dict[str, Any]], 
     if reference is None:
         message = f"a model without weights names no {what}"
         raise RecipeError(Problem(code, message, path="model.tokenizer"))
-    options = hub_options(job, revision=own is None and not Path(reference).is_dir())
+    if reference.lower().endswith(".gguf"):
+        reference, file = str(Path(reference).parent), {"gguf_file": Path(reference).name}
+    else:
+        file = {}
+    options = hub_options(job, revision=own is None and not Path(reference).is_dir()) | file
     try:
         return read(reference, options)
     except (OSError, ValueError, KeyError) as error:
