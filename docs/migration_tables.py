@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from launcher.engines.deepspeed_config import flatten
 from launcher.facts.safe_files import parse_json
-from launcher.importing import accelerate, axolotl, deepspeed, llamafactory, trl
+from launcher.importing import accelerate, axolotl, axolotl_answers, deepspeed, llamafactory, trl
 from launcher.importing.key_tables import Keys, Left
 from launcher.importing.reading import Reading, shown
 
@@ -14,7 +14,10 @@ Row = tuple[str, str, str]
 """(key there, key of the recipe or empty, note)."""
 
 _AXOLOTL: tuple[Row, ...] = (
-    ("rl", "task", "dpo; ipo is dpo with loss_type ipo; all others are refused"),
+    ("rl", "task", "dpo; ipo is dpo with loss_type ipo; orpo, simpo and others are refused"),
+    ("reward_model", "task", "true: reward, with rows of type bradley_terry.chat_template"),
+    ("num_labels", "task", "1, with reward_model"),
+    ("center_rewards_coefficient", "trainer.center_rewards_coefficient", "with reward_model"),
     ("tokenizer_config", "model.tokenizer", "where it is not base_model"),
     ("special_tokens", "model.add_tokens", "additional_special_tokens; others are listed"),
     ("bf16", "precision", "auto where it is absent; with all parameters trained also model.dtype: bfloat16"),
@@ -86,7 +89,7 @@ _AXOLOTL: tuple[Row, ...] = (
     ("freeze_mm_modules", "model.freeze", "with processor_type: vision and projector; absent: none"),
 )
 _LLAMAFACTORY: tuple[Row, ...] = (
-    ("stage", "task", "sft and pt are causal-lm, dpo is dpo; all others are refused"),
+    ("stage", "task", "sft and pt are causal-lm, dpo is dpo, rm is reward; ppo is refused"),
     ("finetuning_type", "adapter.type", "lora where it is absent; full: none; freeze and oft are refused"),
     ("lora_target", "adapter.target_modules", "all is all-linear, also where it is absent"),
     ("pissa_init", "adapter.init_lora_weights", "pissa_niter_16"),
@@ -180,6 +183,14 @@ ROW_TYPES: tuple[Row, ...] = (
     *(
         (name, "format: prompt-completion", "with a format_row that makes the same prompt")
         for name in axolotl.TYPES
+    ),
+    *(
+        (name, "format: preference", "with rl: dpo or ipo; a format_row makes the same prompt and answers")
+        for name in axolotl_answers.PAIRS
+    ),
+    *(
+        (name, "format: preference", "with reward_model; a format_row makes the messages")
+        for name in axolotl_answers.RANKED
     ),
     ("a mapping with format and field_…", "format: prompt-completion", "with a format_row of its patterns"),
 )  # fmt: skip

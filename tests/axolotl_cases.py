@@ -111,6 +111,13 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "tensor_parallel_size": ({"tensor_parallel_size": 2}, "sharding.tp_size", 2),
     "pad_to_multiple_of": ({"pad_to_multiple_of": 8}, "data.pad_to_multiple_of", 8),
     "rl": ({"rl": "dpo"}, "task", "dpo"),
+    "reward_model": ({"reward_model": True}, "task", "reward"),
+    "num_labels": ({"reward_model": True, "num_labels": 1}, "task", "reward"),
+    "center_rewards_coefficient": (
+        {"reward_model": True, "center_rewards_coefficient": 0.01},
+        "trainer.center_rewards_coefficient",
+        0.01,
+    ),
     "dpo_beta": ({"rl": "dpo", "dpo_beta": 0.2}, "trainer.beta", 0.2),
     "rl_beta": ({"rl": "dpo", "rl_beta": 0.2}, "trainer.beta", 0.2),
     "dpo_label_smoothing": ({"rl": "dpo", "dpo_label_smoothing": 0.1}, "trainer.label_smoothing", 0.1),

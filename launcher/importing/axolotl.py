@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.importing.arguments import Field, fields, take_fsdp_options, take_quantization
+from launcher.importing.axolotl_answers import shape_of
 from launcher.importing.conversions import (
     To,
     as_bool,
@@ -34,7 +35,7 @@ from launcher.importing.row_sources import (
     take_share,
     unknown_fields,
 )
-from launcher.tasks import task_of_tool, task_with_images
+from launcher.tasks import TASKS, task_of_tool, task_with_images, words_of_tool
 
 KEYS: Keys = {
     "base_model": To("model.name_or_path", text),
@@ -94,7 +95,15 @@ OWN_OPTIMIZERS = (
     "flash_sgdw", "flash_lion", "q_galore_adamw8bit",
 )  # fmt: skip
 OWN_SCHEDULES = ("one_cycle", "rex")
-REFUSED_TRAINING = ("kto", "orpo", "simpo", "grpo", "gdpo", "ebft", "cpo", "ppo", "bco")
+_NOT_HERE = "no task here is that"
+REFUSED_TRAINING = {
+    "orpo": "trl 1.16 has ORPO in trl.experimental alone, which no task here starts",
+    "simpo": "trl 1.16 has SimPO in trl.experimental alone, as a loss of its CPO",
+    "cpo": "trl 1.16 has CPO in trl.experimental alone, which no task here starts",
+    "ebft": "a trainer of axolotl's own",
+    **dict.fromkeys(("kto", "grpo", "gdpo", "ppo", "bco"), _NOT_HERE),
+}
+"""Kinds of `rl` -> why they are refused."""
 
 _ALPACA = "Below is an instruction that describes a task"
 _WRITE = "Write a response that appropriately completes the request."
@@ -285,7 +294,7 @@ def _rows(entry: Peer, found: _Found) -> _Shaped | None:
     """The shape of a data set's rows; None, with the reason in the reading, where it has none."""
     kind = entry.get("type")
     plain = str(kind).removesuffix(".load")
-    if entry.reading.task.ranks_answers:
+    if entry.reading.task.ranks_answers or entry.reading.task.labels_answers:
         return _pairs(entry, kind)
     if entry.reading.task.sees_images and kind not in _CHATS:
         entry.drop("type", Effect.NEEDED, "with a processor, axolotl reads chat_template alone")
@@ -380,10 +389,11 @@ def _masks(entry: Peer) -> None:
 
 
 def _pairs(entry: Peer, kind: Any) -> _Shaped | None:
-    if str(kind) not in _CHATS:
-        hint = "write a format_row that makes prompt, chosen and rejected"
-        entry.drop("type", Effect.NEEDED, _OWN_PROMPT, hint)
-        return None
+    """Rows of pairs and of labelled answers; chat templates alone need no hook."""
+    task = entry.reading.task
+    if task.labels_answers or not task.has_reference or str(kind) not in _CHATS:
+        hook = shape_of(entry, kind)
+        return None if hook is None else ({}, task.formats[0], hook)
     given = entry.get("message_property_mappings")
     renamed = isinstance(given, dict) and any(key != str(column) for key, column in given.items())
     other = {"roles": not _own_roles(entry).items() <= _WORDS.items(), "message_property_mappings": renamed}
@@ -474,12 +484,8 @@ def _take_lengths(peer: Peer, found: _Found, streamed: bool) -> None:
         given = None
     strategy, texts_alone = given or "drop", set(found.formats) == {"text"}
     where = Given(key, strategy, peer.line(key))
-    if peer.reading.task.ranks_answers:
-        peer.reading.take("data.overlong", "truncate", where, said=f"{key}: {strategy}")
-        if strategy != "truncate":
-            there = "stops at" if strategy == "raise" else "leaves out"
-            reason = f"axolotl {there} pairs longer than sequence_len; here their answers are cut at the end"
-            peer.reading.drop(where, Effect.TRAINING, reason)
+    if not peer.reading.task.learns:
+        _take_length_of_answers(peer, where, strategy)
     elif texts_alone:
         peer.default("data.overlong", "split", "type: completion", "texts are cut into pieces there, too")
     else:
@@ -497,12 +503,28 @@ def _take_lengths(peer: Peer, found: _Found, streamed: bool) -> None:
         reason = "axolotl neither cuts nor leaves out samples with images; here longer ones are, and counted"
         where = Given("sequence_len", peer.values.get("sequence_len", 512), peer.line("sequence_len"))
         peer.reading.drop(where, Effect.TRAINING, reason)
-    if given == "raise" and not peer.reading.task.ranks_answers:
+    if given == "raise" and peer.reading.task.learns:
         peer.drop(key, Effect.TRAINING, "long rows are dropped, and counted")
     if peer.switch("sample_packing") and not streamed:
         peer.take("data.packing", True, "sample_packing")
     if peer.switch("batch_flattening") and not peer.reading.value("data.packing"):
         peer.take("data.padding_free", True, "batch_flattening")
+
+
+def _take_length_of_answers(peer: Peer, where: Given, strategy: str) -> None:
+    """Long rows of preference trainings."""
+    key, task = where.name, peer.reading.task
+    if "truncate" in task.overlong:
+        reason = "axolotl cuts longer pairs; here they are left out, because a cut answer has another reward"
+        where = Given("sequence_len", peer.values.get("sequence_len", 512), peer.line("sequence_len"))
+        peer.reading.take("data.overlong", "drop", where, said="sequence_len")
+        peer.reading.drop(where, Effect.TRAINING, reason)
+        return
+    peer.reading.take("data.overlong", "truncate", where, said=f"{key}: {strategy}")
+    if strategy != "truncate":
+        there = "stops at" if strategy == "raise" else "leaves out"
+        reason = f"axolotl {there} rows longer than sequence_len; here their answers are cut at the end"
+        peer.reading.drop(where, Effect.TRAINING, reason)
 
 
 _NOT_LINEAR = ("lm_head", "embed_tokens", "wte")
@@ -516,7 +538,8 @@ def take_model(peer: Peer) -> None:
         peer.get("base_model_config")
     _take_special_tokens(peer)
     for key in ("model_type", "type_of_model"):
-        if str(peer.values.get(key, "")).endswith("ForSequenceClassification"):
+        head = str(peer.values.get(key, "")).endswith("ForSequenceClassification")
+        if head and peer.reading.task.head == "language-model":
             peer.refuse(key, f"is {shown(peer.values[key])}: axolotl trains reward models with it")
     peer.take_kernel("attn_implementation")
 
@@ -836,19 +859,25 @@ def tool() -> Tool:
 
 
 def _take_task(peer: Peer) -> None:
-    kind = peer.get("rl")
-    if is_off(kind):
-        return
-    task = task_of_tool("axolotl", str(kind).lower())
-    if task is not None:
-        peer.take("task", task.name, "rl")
-        peer.take_keys(DPO_KEYS)
-        if str(kind).lower() == "ipo":
-            peer.take("trainer.loss_type", "ipo", "rl")
-    elif str(kind).lower() in REFUSED_TRAINING:
-        peer.refuse("rl", f"is {shown(kind)}, and of preference trainings there is only dpo here")
-    else:
-        peer.refuse("rl", f"is {shown(kind)}, expected dpo or ipo")
+    kind, of_reward = str(peer.get("rl")).lower(), peer.switch("reward_model")
+    labels = as_number(peer.get("num_labels"))
+    if labels not in (None, 1) or (labels and not of_reward):
+        peer.refuse("num_labels", f"is {shown(labels)}: only a reward model has labels here, and it has one")
+    if of_reward and is_off(peer.values.get("rl")):
+        task = next(task for task in TASKS if "reward_model" in task.known_by.get("axolotl", ()))
+        peer.take("task", task.name, "reward_model")
+        peer.argument("center_rewards_coefficient")
+    elif not is_off(peer.values.get("rl")):
+        named = task_of_tool("axolotl", kind)
+        if named is not None:
+            peer.take("task", named.name, "rl")
+            peer.take_keys(DPO_KEYS)
+            if kind == "ipo":
+                peer.take("trainer.loss_type", "ipo", "rl")
+        elif kind in REFUSED_TRAINING:
+            peer.refuse("rl", f"is {shown(kind)}: {REFUSED_TRAINING[kind]}")
+        else:
+            peer.refuse("rl", f"is {shown(kind)}, expected {', '.join(words_of_tool('axolotl'))}")
 
 
 def _take_images(peer: Peer) -> None:

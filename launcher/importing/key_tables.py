@@ -217,8 +217,8 @@ class Peer:
     def close(self, call: Call | None) -> Reading:
         """The reading; overridden keys get the place of the launch line."""
         reading = self.reading
-        if reading.task.ranks_answers:
-            reason = "preference rows are read before the training, and padded"
+        if not reading.task.learns:
+            reason = "samples of this task are prepared before the training, and padded"
             names = ("packing", "padding_free", "streaming", "loss_on", "pad_to_multiple_of", "metrics")
             self._leave_out(dict.fromkeys(names, reason))
         elif reading.task.sees_images:

@@ -44,6 +44,7 @@ from launcher.importing.row_sources import (
 )
 from launcher.recipe.field_tables import trainer_fields
 from launcher.tasks import DEFAULT_TASK, task_of_tool, task_with_images, words_of_tool
+from launcher.tasks.task import Task
 
 KEYS: Keys = {
     "model_name_or_path": To("model.name_or_path", text),
@@ -72,6 +73,18 @@ DPO_KEYS: Keys = {
     "ld_alpha": Field("trainer.ld_alpha"),
 }
 """With stage: dpo."""
+KTO_KEYS: Keys = {
+    "pref_beta": DPO_KEYS["pref_beta"],
+    "kto_chosen_weight": Field("trainer.desirable_weight", "1 where it is absent"),
+    "kto_rejected_weight": Field("trainer.undesirable_weight", "1 where it is absent"),
+}
+"""With stage: kto."""
+_EXPERIMENTAL = {
+    "orpo": "trl 1.16 has ORPO in trl.experimental alone",
+    "simpo": "trl 1.16 has SimPO in trl.experimental alone, as a loss of its CPO",
+    "kto_pair": "trl 1.16 has no such loss",
+}
+"""Losses of stage dpo -> why they are refused."""
 SECRETS = ("hf_hub_token", "ms_hub_token", "om_hub_token", "swanlab_api_key", "swanlab_lark_secret")
 
 
@@ -100,7 +113,7 @@ _FAR = {
 }
 _BESIDE = ("query", "history", "system", "tools")
 """Columns of text beside prompt and response."""
-_UNREAD = ("videos", "audios", "kto_tag")
+_UNREAD = ("videos", "audios")
 _LARGEST = 16 * 1024 * 1024
 
 
@@ -260,8 +273,14 @@ def _shape(data: _DataSet) -> _Shaped | None:
     if unread:
         reading.refuse(data.given, f"has {', '.join(unread)}, which no task here trains on")
     elif ranking != reading.task.ranks_answers:
-        ranks, lacks = "ranks answers, which needs stage: dpo", "has no ranking, which stage: dpo needs"
+        ranks, lacks = (
+            "ranks answers, which needs stage: dpo or rm",
+            f"has no ranking, which {_of(data)} needs",
+        )
         reading.refuse(data.given, ranks if ranking else lacks)
+    elif ("kto_tag" in columns) != reading.task.labels_answers:
+        tagged, lacks = "has a kto_tag, which needs stage: kto", "has no kto_tag, which stage: kto needs"
+        reading.refuse(data.given, tagged if "kto_tag" in columns else lacks)
     elif formatting == "alpaca":
         return _alpaca(data, columns)
     elif formatting not in ("sharegpt", "openai") or "messages" not in columns:
@@ -281,21 +300,26 @@ def _alpaca(data: _DataSet, columns: Mapping[str, str]) -> _Shaped | None:
         return "text", {} if prompt == "text" else {"text": prompt}, None
     elif data.peer.reading.task.ranks_answers:
         if "chosen" in columns and "rejected" in columns:
-            hook = Ranked(prompt, columns["chosen"], columns["rejected"], columns.get("query", ""))
-            return "preference", {}, hook
+            pair = Ranked(prompt, columns["chosen"], columns["rejected"], columns.get("query", ""))
+            return "preference", {}, pair
         data.drop("", "its columns name no chosen and rejected")
     elif "response" not in columns:
         data.drop("", "its columns name no response")
     else:
         query, history, system, tools = (columns.get(name, "") for name in _BESIDE)
-        response, images = columns["response"], _images(columns)
-        return _chat(data), {}, Exchange(prompt, response, query, history, system, tools, images)
+        response, images, label = columns["response"], _images(columns), columns.get("kto_tag", "")
+        hook = Exchange(prompt, response, query, history, system, tools, images, label)
+        return _chat(data), {}, hook
     return None
+
+
+def _of(data: _DataSet) -> str:
+    return f"stage: {data.stage}"
 
 
 def _chat(data: _DataSet) -> str:
     """The format of a conversation; beside rows with images, those without have the same."""
-    return "image-chat" if data.peer.reading.task.sees_images else "chat"
+    return data.peer.reading.task.format_with("messages")
 
 
 def _images(columns: Mapping[str, str]) -> tuple[str, ...]:
@@ -317,16 +341,16 @@ def _messages(data: _DataSet, columns: Mapping[str, str], ranking: bool) -> _Sha
     if not ranking and (not plain or "system" in columns):
         roles = tuple((tags[tag], role) for tag, (role, _) in _ROLES.items())
         *_, system, tools = (columns.get(name, "") for name in _BESIDE)
-        hook = Turns(columns["messages"], *pair, roles, system, tools, _images(columns))
+        label = columns.get("kto_tag", "")
+        hook = Turns(columns["messages"], *pair, roles, system, tools, _images(columns), label)
         return _chat(data), {}, hook
-    form, names = _chat(data), {"messages": columns["messages"]}
-    if ranking:
-        form, names = "preference", {"prompt": columns["messages"]}
-    names |= {
-        name: columns[name]
-        for name in (("chosen", "rejected") if ranking else ("tools", "images"))
-        if name in columns
-    }
+    form, names = ("preference", {"prompt": columns["messages"]}) if ranking else (
+        _chat(data), {"messages": columns["messages"]}
+    )  # fmt: skip
+    others = {"chosen": "chosen", "rejected": "rejected"} if ranking else {
+        "tools": "tools", "images": "images", "label": "kto_tag"
+    }  # fmt: skip
+    names |= {name: columns[theirs] for name, theirs in others.items() if theirs in columns}
     return form, {field: column for field, column in names.items() if field != column}, None
 
 
@@ -385,17 +409,29 @@ def _take_stage(peer: Peer) -> str:
         peer.take("task", task.name, "stage")
     if as_bool(peer.get("do_train")) is not True:
         peer.refuse("do_train", "is not true: this file does not train", "write do_train: true if it should")
-    if task is not None and task.ranks_answers:
-        peer.take_keys(DPO_KEYS)
-        for to, value in task.tool_defaults["llamafactory"].items():
-            peer.default(to, value, "pref_beta")
-        if str(peer.values.get("pref_loss")) in ("orpo", "simpo"):
-            peer.refuse("pref_loss", f"is {shown(peer.values['pref_loss'])}, which is not here", "sigmoid is")
-    else:
-        for key in DPO_KEYS:
-            if not is_off(peer.values.get(key)):
-                peer.drop(key, Effect.NONE, "of stage: dpo alone")
+    _take_stage_keys(peer, stage, task)
     return stage
+
+
+def _take_stage_keys(peer: Peer, stage: str, task: Task | None) -> None:
+    """Keys of preference trainings; those of other stages are without effect there, too."""
+    own: Keys = {}
+    if task is not None and task.labels_answers:
+        own = KTO_KEYS
+    elif task is not None and task.ranks_answers and task.has_reference:
+        own = DPO_KEYS
+        loss = str(peer.values.get("pref_loss"))
+        if loss in _EXPERIMENTAL:
+            peer.refuse("pref_loss", f"is {loss}: {_EXPERIMENTAL[loss]}", "sigmoid is DPO")
+    peer.take_keys(own)
+    for to, value in task.tool_defaults.get("llamafactory", {}).items() if task is not None else ():
+        peer.default(to, value, "pref_beta" if to == "trainer.beta" else to.rpartition(".")[2])
+    for key in {**DPO_KEYS, **KTO_KEYS}:
+        if key not in own and not is_off(peer.values.get(key)):
+            peer.drop(key, Effect.NONE, f"stage: {stage} does not read it")
+    if task is not None and task.ranks_answers and not task.has_reference:
+        reason = "a value head beside a language model there; here the model has a head with one output alone"
+        peer.reading.drop(Given(f"stage: {stage}", "", peer.line("stage")), Effect.TRAINING, reason)
 
 
 def _take_model(peer: Peer) -> None:
@@ -542,11 +578,16 @@ def _take_packing(peer: Peer, stage: str) -> None:
         peer.take("data.packing", True, key)
     elif packed:
         peer.default("data.packing", True, key)
-    if packed and not neat and not peer.reading.task.ranks_answers:
+    if packed and not neat and peer.reading.task.learns:
         reason = "documents of a pack see each other there; here none sees another"
         peer.reading.drop(Given("packing", "true", peer.line("packing")), Effect.TRAINING, reason)
     peer.default("data.max_length", 2048, "cutoff_len")
-    if packed and stage == "pt":
+    if "truncate" in peer.reading.task.overlong:
+        reason = "longer pairs are cut there; here they are left out, because a cut answer has another reward"
+        where = Given("cutoff_len", peer.values.get("cutoff_len", 2048), peer.line("cutoff_len"))
+        peer.reading.take("data.overlong", "drop", where, said="cutoff_len")
+        peer.reading.drop(where, Effect.TRAINING, reason)
+    elif packed and stage == "pt":
         peer.default("data.overlong", "split", "packing: true")
     else:
         note = "" if stage == "pt" else "cut at the end; there prompt and answer are cut in proportion"

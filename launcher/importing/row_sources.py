@@ -183,9 +183,11 @@ class Exchange:
     tools: str = ""
     images: tuple[str, ...] = ()
     """Columns of images; a row has one of them, or none."""
+    label: str = ""
+    """A column that says whether the answer is good."""
 
     def columns(self) -> tuple[str, ...]:
-        return (self.prompt, self.response)
+        return (self.prompt, self.response, *([self.label] if self.label else []))
 
     def lines(self) -> list[str]:
         before = []
@@ -207,7 +209,7 @@ class Exchange:
             f"asked = [row[name] for name in {asked!r} if row.get(name)]",
             "messages.append({'role': 'user', 'content': '\\n'.join(asked)})",
             f"messages.append({{'role': 'assistant', 'content': row[{self.response!r}]}})",
-            _returned(self.tools, self.images),
+            _returned(self.tools, self.images, self.label),
         ]
 
 
@@ -219,16 +221,24 @@ class Ranked:
     chosen: str
     rejected: str
     query: str = ""
+    system: str = ""
+    """A column of the system's text."""
 
     def columns(self) -> tuple[str, ...]:
         return (self.prompt, self.chosen, self.rejected)
 
     def lines(self) -> list[str]:
         asked = [name for name in (self.prompt, self.query) if name]
+        before = [
+            f"if row.get({self.system!r}):",
+            f"    prompt.insert(0, {{'role': 'system', 'content': row[{self.system!r}]}})",
+        ]
         return [
             f"asked = '\\n'.join(row[name] for name in {asked!r} if row.get(name))",
+            "prompt = [{'role': 'user', 'content': asked}]",
+            *(before if self.system else []),
             "return {",
-            "    'prompt': [{'role': 'user', 'content': asked}],",
+            "    'prompt': prompt,",
             f"    'chosen': [{{'role': 'assistant', 'content': row[{self.chosen!r}]}}],",
             f"    'rejected': [{{'role': 'assistant', 'content': row[{self.rejected!r}]}}],",
             "}",
@@ -249,9 +259,11 @@ class Turns:
     tools: str = ""
     images: tuple[str, ...] = ()
     """Columns of images; a row has one of them, or none."""
+    label: str = ""
+    """A column that says whether the answer is good."""
 
     def columns(self) -> tuple[str, ...]:
-        return (self.column,)
+        return (self.column, *([self.label] if self.label else []))
 
     def lines(self) -> list[str]:
         first = [
@@ -267,15 +279,56 @@ class Turns:
             "for message in messages:",
             "    message['role'] = roles.get(message['role'], message['role'])",
             *(first if self.system else []),
-            _returned(self.tools, self.images),
+            _returned(self.tools, self.images, self.label),
         ]
 
 
-Shape = Prompt | Exchange | Ranked | Turns
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Columns of text that patterns make a prompt and its answers of; other columns stay."""
+
+    turn: str
+    """With {prompt}."""
+    system: str
+    """Before it, with {system}; of rows that have a system text."""
+    answer: str
+    """With {answer}."""
+    prompt: str
+    """The column; with `within`: that of a conversation."""
+    answers: tuple[tuple[str, str], ...]
+    """(field, column)."""
+    system_column: str = "system"
+    within: int | None = None
+    """The turn of an answer's column that is the answer; None: the column is a text."""
+    label: str = ""
+    """A column that says whether the answer is good; it is called label afterwards."""
+
+    def columns(self) -> tuple[str, ...]:
+        return (*dict.fromkeys((self.prompt, *(column for _, column in self.answers))),)
+
+    def lines(self) -> list[str]:
+        turn = "" if self.within is None else f"[{self.within}]['content']"
+        first = "[0]['content']" if self.prompt in dict(self.answers).values() else ""
+        asked = [f"prompt = {self.turn!r}.format(prompt=row[{self.prompt!r}]{first})"]
+        if self.system:
+            asked += [
+                f"if row.get({self.system_column!r}):",
+                f"    prompt = {self.system!r}.format(system=row[{self.system_column!r}]) + prompt",
+            ]
+        said = [
+            f"    {name!r}: {self.answer!r}.format(answer=row[{column!r}]{turn}),"
+            for name, column in self.answers
+        ]
+        label = [f"    'label': row[{self.label!r}],"] if self.label else []
+        return [*asked, "return {", "    'prompt': prompt,", *said, *label, "}"]
 
 
-def _returned(tools: str, images: Sequence[str]) -> str:
-    more = f", 'tools': row.get({tools!r})" if tools else ""
+Shape = Prompt | Exchange | Ranked | Turns | Answers
+
+
+def _returned(tools: str, images: Sequence[str], label: str) -> str:
+    more = f", 'label': row[{label!r}]" if label else ""
+    more += f", 'tools': row.get({tools!r})" if tools else ""
     more += f", 'images': {' or '.join(f'row.get({name!r})' for name in images)}" if images else ""
     return f"return {{'messages': messages{more}}}"
 

@@ -88,9 +88,9 @@ def take_rows(peer: Peer) -> None:
     """Take the sources, and which of their tokens contribute to the loss."""
     peer.reading.know("dataset_splits")
     sources = [*_named(peer), *_listed(peer), *_mixed(peer), *_mixer(peer)]
-    pairs = peer.reading.task.ranks_answers
+    has_choice = bool(peer.reading.task.learns)
     column = peer.get("dataset_text_field")
-    if column not in (None, "text") and not pairs:
+    if column not in (None, "text") and has_choice:
         for source in sources:
             source |= {"format": "text", "columns": {"text": str(column)}}
     if sources:
@@ -101,7 +101,7 @@ def take_rows(peer: Peer) -> None:
         peer.reading.needs("data.train", None, "no data set could be taken")
     if peer.get("test_split_size") is not None:
         take_share(peer.reading, peer.given("test_split_size"))
-    if not pairs:
+    if has_choice:
         _take_loss(peer, sources)
 
 
@@ -301,10 +301,11 @@ _OF_OTHERS = {
     "KTO": ("desirable_weight", "undesirable_weight"),
     "CPO": ("cpo_alpha", "simpo_gamma"),
     "PPO": ("reward_model_path", "num_ppo_epochs", "kl_coef", "missing_eos_penalty"),
-    "reward models": ("center_rewards_coefficient",),
     "GKD": ("lmbda", "seq_kd"),
 }
 """Trainings of TRL that import does not read -> keys of theirs alone."""
+_UNCHANGING = ("log_", "use_transformers_paged")
+"""Starts of fields of trl's classes that change no training."""
 _NAMING = ("output_dir", "hub_model_id", "run_name")
 """Keys whose value is a name that the user gave the training."""
 
@@ -349,15 +350,13 @@ def read(text: str, file: str, call: Call | None = None) -> Reading:
         peer.drop("truncation_mode", Effect.TRAINING, "the start of a long row is kept")
     _take_packing(peer, task)
     _take_template(peer)
-    if not task.ranks_answers and peer.get("loss_type") not in (None, "nll", "chunked_nll"):
+    if task.learns and peer.get("loss_type") not in (None, "nll", "chunked_nll"):
         peer.drop("loss_type", Effect.TRAINING, "a loss of its own, which is not here")
     peer.argument("eval_strategy", "evaluation_strategy")  # evaluation rows are read only where there is one
     take_rows(peer)
     peer.leave(peer.tool.left["keys"])
     _take_launch_options(peer)
-    for key, reason in task.owned_arguments.items():
-        if key in peer.values and key not in trainer_fields() and key not in peer.reading.seen:
-            peer.drop(key, Effect.NONE, reason)
+    _leave_owned(peer, task)
     peer.take_arguments(task.name, (*TRAINER_REMOVED, "use_liger"))
     _take_defaults(peer, task)
     peer.leave_rest(trainer_fields())
@@ -369,19 +368,14 @@ def tool() -> Tool:
 
 
 def _take_task(peer: Peer, word: str) -> Task:
-    """The task, by the subcommand; of a file alone by a key that only one kind of training has.
-
-    `beta` is of DPO, ORPO, KTO, CPO and GRPO: where the file has no other such key, and no name contains dpo,
-    the user must decide.
-    """
+    """The task, by the subcommand; of a file alone by a key that only one kind of training has."""
     reading = peer.reading
     for kind, names in () if word else _OF_OTHERS.items():
         for other in [key for key in names if key in peer.values][:1]:
             known = " and ".join(words_of_tool("trl"))
             peer.refuse(other, f"is a key of {kind}; import reads TRL's {known}")
-    marks = [(key, task) for task in TASKS for key in task.known_by.get("trl", ()) if key in peer.values]
-    key, marked = marks[0] if marks else ("", None)
-    task = task_of_tool("trl", word) if word else marked
+    key, marked = ("", task_of_tool("trl", word)) if word else _marked(peer)
+    task = marked
     if (task is None or task.name == DEFAULT_TASK) and _has_images(peer):
         task = task_with_images()
         reading.take("task", task.name, Given("dataset_name", None, peer.line("dataset_name")), said="images")
@@ -389,11 +383,6 @@ def _take_task(peer: Peer, word: str) -> Task:
         said = f"trl {word}" if word else key
         reading.take("task", task.name, Given(said, None, peer.line(key) if key else None), said=said)
         reading.seen.discard(key)
-    names = (reading.file, *(str(peer.values.get(naming)) for naming in _NAMING))
-    unsure = marked.known_as["trl"] if marked is not None and key == "beta" and not word else ()
-    if unsure and not any(said in file.lower() for file in names for said in unsure):
-        reason = "beta is a key of DPO, and of trainings that are not here (ORPO, KTO, CPO)"
-        peer.needs("kind of training", "beta", reason, "delete this line if it is DPO")
     kind = peer.get("lora_task_type")
     if kind not in (None, "CAUSAL_LM"):
         peer.refuse("lora_task_type", f"is {shown(kind)}: TRL trains language models", "CAUSAL_LM is")
@@ -409,6 +398,33 @@ def _take_task(peer: Peer, word: str) -> Task:
     return task or reading.task
 
 
+def _marked(peer: Peer) -> tuple[str, Task | None]:
+    """(key, task) of a file alone: by a key of one kind of training, or by a name (`out/qwen-kto`).
+
+    `beta` is of DPO, KTO, GRPO and trainings that are not here: without another key and such a name the user
+    must decide.
+    """
+    owners: dict[str, list[Task]] = {}
+    for task in TASKS:
+        for key in task.known_by.get("trl", ()):
+            if key in peer.values:
+                owners.setdefault(key, []).append(task)
+    for key, tasks in owners.items():
+        if len(tasks) == 1 and key != "beta":
+            return key, tasks[0]
+    if not owners:
+        return "", None
+    key, tasks = next(iter(owners.items()))
+    names = (peer.reading.file, *(str(peer.values.get(naming)) for naming in _NAMING))
+    for task in tasks:
+        if any(word in name.lower() for name in names for word in task.known_as["trl"]):
+            return key, task
+    kinds = ", ".join(task.name for task in tasks)
+    reason = f"{key} is a key of {kinds}, and of trainings that are not here (ORPO, CPO)"
+    peer.needs("kind of training", key, reason, f"set task, then delete this line; {tasks[0].name} is taken")
+    return key, tasks[0]
+
+
 def _take_environment(peer: Peer) -> None:
     """Variables, and the profile of accelerate by name or as a file."""
     variables, profile = peer.get("env"), peer.get("accelerate_config")
@@ -422,6 +438,17 @@ def _take_environment(peer: Peer) -> None:
             peer.take(to, value, "accelerate_config")
     elif profile is not None:
         peer.reading.name_file(str(profile), peer.line("accelerate_config"))
+
+
+def _leave_owned(peer: Peer, task: Task) -> None:
+    """Fields of trl's class that the launcher decides or that do nothing here."""
+    for key, reason in task.owned_arguments.items():
+        if key not in peer.values or key in trainer_fields() or key in peer.reading.seen:
+            continue
+        if is_off(peer.values[key]):
+            peer.reading.know(key)
+        else:
+            peer.drop(key, Effect.NONE if key.startswith(_UNCHANGING) else Effect.TRAINING, reason)
 
 
 def _take_launch_options(peer: Peer) -> None:
@@ -535,7 +562,7 @@ def _take_length(peer: Peer, word: str) -> None:
 
 
 def _take_packing(peer: Peer, task: Task) -> None:
-    strategy, packing = peer.get("packing_strategy"), peer.switch("packing") and not task.ranks_answers
+    strategy, packing = peer.get("packing_strategy"), peer.switch("packing") and bool(task.learns)
     if packing:
         peer.take("data.packing", True, "packing")
     if packing and strategy == "wrapped":
@@ -544,8 +571,11 @@ def _take_packing(peer: Peer, task: Task) -> None:
         peer.take("data.overlong", "split", "packing_strategy")
     elif strategy not in (None, "bfd", "bfd_split", "wrapped"):
         peer.drop("packing_strategy", Effect.TRAINING, "expected bfd, bfd_split or wrapped")
-    peer.default("data.overlong", "truncate", "truncation_mode: keep_start")
-    if peer.switch("padding_free") and not packing and not task.ranks_answers:
+    if "truncate" not in task.overlong:
+        peer.default("data.overlong", "truncate", "truncation_mode: keep_start")
+    else:
+        peer.default("data.overlong", "drop", "max_length", "TRL leaves longer samples out")
+    if peer.switch("padding_free") and not packing and task.learns:
         peer.take("data.padding_free", True, "padding_free")
 
 

@@ -24,6 +24,9 @@ class Reward(PairTask):
         "eos_token": "the tokenizer decides it",
     }
     loss_arguments = ("center_rewards_coefficient",)
+    known_as = {"trl": ("reward",), "llamafactory": ("rm",)}
+    known_by = {"trl": ("center_rewards_coefficient",), "axolotl": ("reward_model",)}
+    tool_defaults = {"trl": {"trainer.learning_rate": 1e-4}}
     smoothing_hint = "remove it: a reward has no labels to smooth"
     pipeline = "text-classification"
     pipeline_options = ', function_to_apply="none"'  # else the sigmoid of a single logit

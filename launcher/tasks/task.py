@@ -200,6 +200,15 @@ class Task:
         return PREFERENCE in self.row_formats
 
     @property
+    def labels_answers(self) -> bool:
+        """Whether a row holds one answer and a label that says good or bad."""
+        return self.head == "language-model" and "label" in self.row_formats[0].needed
+
+    def format_with(self, field: str) -> str:
+        """The first of its formats whose rows have this field."""
+        return next(one.name for one in self.row_formats if field in one.needed)
+
+    @property
     def is_encoder_decoder(self) -> bool:
         return self.architectures == ("encoder-decoder",)
 

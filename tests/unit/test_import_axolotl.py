@@ -167,7 +167,8 @@ def test_an_adapter_that_goes_on_has_its_own_fields() -> None:
 
 
 @pytest.mark.parametrize(("more", "key"), [
-    ({"rl": "kto"}, "rl"), ({"rl": "grpo"}, "rl"), ({"reward_model": True}, "reward_model"),
+    ({"rl": "kto"}, "rl"), ({"rl": "grpo"}, "rl"), ({"reward_model": True, "num_labels": 2}, "num_labels"),
+    ({"rl": "orpo"}, "rl"), ({"rl": "simpo"}, "rl"), ({"rl": "reinforce"}, "rl"),
     ({"process_reward_model": True}, "process_reward_model"), ({"diffusion_lm": {"x": 1}}, "diffusion_lm"),
     ({"gptq": True}, "gptq"), ({"fp8": True}, "fp8"), ({"adapter": "mixlora"}, "adapter"),
     ({"relora": True}, "relora"), ({"adapter": "qlora"}, "adapter"),
@@ -368,9 +369,79 @@ def test_preferences() -> None:
     assert reading.value("data.overlong") == "truncate"
     assert reading.value("data.train")[0] == {
         "path": "org/p", "format": "preference", "columns": {"prompt": "conv", "chosen": "c"}}  # fmt: skip
-    other = read({**FILE, "rl": "dpo", "datasets": [{"path": "org/p", "type": "chatml.intel"}]})
+    other = read({**FILE, "rl": "dpo", "datasets": [{"path": "org/p", "type": "zephyr.nectar"}]})
     assert dropped(other)["datasets[0].type"] is Effect.NEEDED
     assert dropped(other)["data.train"] is Effect.NEEDED
+
+
+def made_of(reading: Reading, row: dict[str, Any]) -> dict[str, Any]:
+    """A row as the hook of an import makes it."""
+    hooks: dict[str, Any] = {}
+    exec(reading.texts["_hooks.py"], hooks)
+    return hooks["format_row"](row)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "prompt", "chosen"),
+    [
+        (
+            "chatml.intel",
+            {"system": "Be brief.", "question": "Hi?", "chosen": "Yes.", "rejected": "No."},
+            "<|im_start|>system\nBe brief.<|im_end|>\n"
+            "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n",
+            "Yes.<|im_end|>",
+        ),
+        (
+            "llama3.argilla_chat",
+            {
+                "chosen": [{"content": "Hi?"}, {"content": "Yes."}],
+                "rejected": [{"content": "Hi?"}, {"content": "No."}],
+            },
+            "<|start_header_id|>user<|end_header_id|>\n\nHi?<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+            "Yes.<|eot_id|>",
+        ),
+        (
+            {"field_prompt": "q", "prompt_format": "Q: {prompt}\n", "chosen_format": "A: {chosen}",
+             "rejected_format": "A: {rejected}"},
+            {"q": "Hi?", "chosen": "Yes.", "rejected": "No."},
+            "Q: Hi?\n",
+            "A: Yes.",
+        ),
+    ],
+)  # fmt: skip
+def test_pairs_become_what_axolotl_makes_of_them(
+    kind: object, row: dict[str, Any], prompt: str, chosen: str
+) -> None:
+    reading = read({**FILE, "rl": "dpo", "datasets": [{"path": "org/p", "type": kind}]})
+    assert reading.value("data.train") == [{"path": "org/p", "format": "preference"}]
+    made = made_of(reading, row)
+    assert (made["prompt"], made["chosen"]) == (prompt, chosen)
+    assert made["rejected"] == chosen.replace("Yes.", "No.")
+
+
+@pytest.mark.parametrize(
+    "kind", [{"prompt_format": "{prompt} {system}"}, {"chosen_format": "+{chosen}"}, {"prompt_format": "{x"}]
+)
+def test_patterns_that_no_hook_here_makes_must_be_set(kind: dict[str, str]) -> None:
+    reading = read({**FILE, "rl": "dpo", "datasets": [{"path": "org/p", "type": kind}]})
+    assert dropped(reading)["datasets[0].type"] is Effect.NEEDED
+
+
+def test_a_reward_model() -> None:
+    rows = [{"path": "org/p", "type": "bradley_terry.chat_template"}]
+    more = {"reward_model": True, "num_labels": 1, "model_type": "AutoModelForSequenceClassification"}
+    reading = read({**FILE, **more, "center_rewards_coefficient": 0.01, "datasets": rows})
+    assert not reading.refusals
+    assert reading.value("task") == "reward"
+    assert reading.value("trainer.center_rewards_coefficient") == 0.01
+    assert reading.value("data.overlong") == "drop"
+    assert dropped(reading)["sequence_len"] is Effect.TRAINING
+    made = made_of(reading, {"system": "S", "input": "Q", "chosen": "C", "rejected": "R"})
+    assert made["prompt"] == [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
+    assert made["chosen"] == [{"role": "assistant", "content": "C"}]
+    (problem,) = read({**FILE, "num_labels": 3}).refusals
+    assert (problem.path, problem.line is not None) == ("num_labels", True)
 
 
 @pytest.mark.parametrize("strategy", [None, "drop", "raise", "truncate"])

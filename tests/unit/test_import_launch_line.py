@@ -320,7 +320,7 @@ def test_none_or_two_trainings_are_an_error(text: str, line: int | None, code: s
         ("deepspeed --autotuning run run_clm.py --do_train", "autotuning"),
         ("accelerate launch --use_megatron_lm run_clm.py --do_train", "use_megatron_lm"),
         ("accelerate launch --fp8_format E4M3 run_clm.py --do_train", "fp8_format"),
-        ("trl grpo --config x.yaml", "trl grpo"),
+        ("trl rloo --config x.yaml", "trl rloo"),
     ],
 )
 def test_launchers_that_start_what_nothing_here_does_are_refused(text: str, path: str) -> None:

@@ -253,7 +253,7 @@ def test_arguments_of_transformers_are_taken_as_such() -> None:
 @pytest.mark.parametrize(
     ("more", "key"),
     [
-        ({"stage": "rm"}, "stage"),
+        ({"stage": "rm"}, "dataset: chats"),
         ({"stage": "ppo"}, "stage"),
         ({"stage": "kto"}, "stage"),
         ({"finetuning_type": "freeze"}, "finetuning_type"),
@@ -266,12 +266,25 @@ def test_arguments_of_transformers_are_taken_as_such() -> None:
         ({"use_mca": True}, "use_mca"),
         ({"tokenized_path": "t"}, "tokenized_path"),
         ({**DPO, "pref_loss": "orpo"}, "pref_loss"),
+        ({**DPO, "pref_loss": "kto_pair"}, "pref_loss"),
         ({"dataset": "ranked"}, "dataset: ranked"),
         ({"train_from_scratch": True}, "train_from_scratch"),
     ],
 )
 def test_another_kind_of_training_is_refused(more: dict[str, Any], key: str) -> None:
     assert [problem.path for problem in read({**FILE, **more}).refusals] == [key]
+
+
+def test_a_reward_model() -> None:
+    reading = read({**FILE, **DPO, "stage": "rm", "pref_beta": 0.2, "cutoff_len": 512})
+    assert not reading.refusals
+    found = {key: taken.value for key, taken in reading.taken.items()}
+    assert (found["task"], found["data.overlong"], found["data.max_length"]) == ("reward", "drop", 512)
+    assert "trainer.beta" not in found
+    assert found["data.train"][0]["format"] == "preference"
+    assert dropped(reading) == {
+        "pref_beta": Effect.NONE, "cutoff_len": Effect.TRAINING, "stage: rm": Effect.TRAINING
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

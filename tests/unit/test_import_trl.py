@@ -225,11 +225,35 @@ def test_beta_alone_does_not_say_which_training_it_is(more: dict[str, Any], need
     assert "kind of training" not in dropped(read({**FILE, "beta": 0.1, **more}, word="dpo"))
 
 
-@pytest.mark.parametrize(
-    "key", ["num_generations", "desirable_weight", "cpo_alpha", "center_rewards_coefficient"]
-)
+@pytest.mark.parametrize("key", ["num_generations", "desirable_weight", "cpo_alpha", "num_ppo_epochs"])
 def test_keys_of_trainings_that_are_not_here_are_refused(key: str) -> None:
     assert [problem.path for problem in read({**FILE, "beta": 0.1, key: 1}).refusals] == [key]
+
+
+REWARD = {"model_name_or_path": "org/model", "dataset_name": "org/pairs"}
+
+
+@pytest.mark.parametrize(
+    ("values", "word"), [(REWARD, "reward"), ({**REWARD, "center_rewards_coefficient": 0.01}, "")]
+)
+def test_a_reward_model_is_read_by_its_command_or_its_own_key(values: dict[str, Any], word: str) -> None:
+    reading = read({**values, "learning_rate": 1e-5, "eos_token": None, "packing": False}, word=word)
+    found = {key: taken.value for key, taken in reading.taken.items()}
+    assert found["task"] == "reward"
+    assert (found["data.overlong"], found["data.max_length"]) == ("drop", 1024)
+    assert found["trainer.learning_rate"] == 1e-5
+    assert found.get("trainer.center_rewards_coefficient") == values.get("center_rewards_coefficient")
+    assert "data.loss_on" not in found
+    assert not reading.dropped
+    assert read(REWARD, word="reward").value("trainer.learning_rate") == 1e-4
+
+
+def test_an_option_that_changes_the_reference_is_not_without_effect() -> None:
+    moved = {**FILE, "sync_ref_model": True, "ref_model_sync_steps": 64}
+    del moved["completion_only_loss"]
+    found = dropped(read(moved, word="dpo"))
+    assert found["sync_ref_model"] is found["ref_model_sync_steps"] is Effect.TRAINING
+    assert "sync_ref_model" not in dropped(read({**moved, "sync_ref_model": False}, word="dpo"))
 
 
 def test_no_key_of_a_mixture_vanishes() -> None:
