@@ -86,6 +86,7 @@ CHANGED: dict[str, str] = {
     "data.eval": "[{path: other.jsonl}]",
     "data.eval.split": "0.25",
     "data.metrics": "[perplexity]",
+    "data.problem_type": "regression",
     "data.max_length": "1024",
     "data.overlong": "drop",
     "data.packing": "true",
@@ -208,7 +209,7 @@ def settings_read(code: str) -> set[str]:
         if holds(section) and node.attr in WHOLE:
             found.add(node.attr)
         elif isinstance(section, ast.Attribute) and holds(section.value) and not holds(section):
-            found.add(f"{section.attr}.{node.attr.removesuffix('_type')}")
+            found |= {f"{section.attr}.{name}" for name in (node.attr, node.attr.removesuffix("_type"))}
         elif isinstance(section, ast.Name) and section.id in names:
             found.add(f"{names[section.id]}.{node.attr}")
     return found
@@ -347,6 +348,7 @@ CONTEXT: dict[str, dict[str, str]] = {
     "data.fim": {"data.train": "[{path: a.txt, format: text}]"},
     "data.fim.rate": {"data.train": "[{path: a.txt, format: text}]"},
     "data.fim.spm_rate": {"data.fim.rate": "0.5", "data.train": "[{path: a.txt, format: text}]"},
+    "data.problem_type": {"task": "sequence-classification", "adapter": "null"},
     "data.streaming": {"data.eval": "null"},
     "sharding.offload_param": {"sharding.zero_stage": "3"},
     "early_stopping.threshold": {"early_stopping.patience": "2"},

@@ -168,6 +168,8 @@ class DataSettings(Section):
     pad_to_multiple_of: int | None
     streaming: bool
     num_proc: int | None
+    problem_type: str = "single_label_classification"
+    """Of task `sequence-classification`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

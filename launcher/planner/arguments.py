@@ -86,11 +86,13 @@ def _evaluation(draft: Draft, recipe: Recipe) -> dict[str, tuple[object, str]]:
     if recipe.early_stopping is not None:
         found["load_best_model_at_end"] = (True, "early stopping ends with the best checkpoint")
         found["metric_for_best_model"] = ("eval_loss", "always reported")
-        best = str(recipe.trainer.get("metric_for_best_model", "eval_loss"))
-        smaller = best.endswith(("loss", "perplexity"))
-        found["greater_is_better"] = (not smaller, "losses and perplexities are better when smaller")
         found["save_strategy"] = (strategy, "the best checkpoint is one that was evaluated")
     keeps_best = recipe.early_stopping is not None or recipe.trainer.get("load_best_model_at_end")
+    best = str(recipe.trainer.get("metric_for_best_model", "eval_loss"))
+    error = best.endswith(draft.task.smaller_is_better)
+    if recipe.early_stopping is not None or (keeps_best and error):  # upstream: the largest but of a loss
+        smaller = error or best.endswith("loss")
+        found["greater_is_better"] = (not smaller, "losses, perplexities and errors are better when smaller")
     if strategy == "steps" and keeps_best:
         steps = recipe.trainer.get("eval_steps", found["eval_steps"][0])
         found["save_steps"] = (steps, "each evaluation has its checkpoint")

@@ -6,6 +6,7 @@ from launcher.facts.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.planner.decide import SIZES
 from launcher.recipe.schema import AdapterSection, DataSection, Recipe
+from launcher.tasks.sequence_classification import SINGLE
 
 MODEL_LEAVES = (
     "name_or_path",
@@ -99,6 +100,8 @@ def _record_data(draft: Draft, data: DataSection) -> None:
     }
     for name, reason in reasons.items():
         draft.put_recipe(f"data.{name}", getattr(data, name), reason)
+    if "problem_type" in draft.task.data_keys:
+        draft.put_recipe("data.problem_type", data.problem_type or SINGLE, "each label is one class")
 
 
 def _record_adapter(draft: Draft, adapter: AdapterSection | None) -> None:

@@ -18,6 +18,7 @@ from launcher.recipe.slurm_rules import check_slurm
 from launcher.recipe.suggestions import close_key, describe
 from launcher.recipe.yaml_reader import join
 from launcher.tasks import DEFAULT_TASK, FORMATS, TASKS, task_named
+from launcher.tasks.sequence_classification import MULTI, REGRESSION
 from launcher.tasks.task import OPTIONAL_DATA_KEYS, Task
 
 SECRET_CODE = "secret-in-recipe"
@@ -515,18 +516,29 @@ def _check_metrics(given: _Given) -> Problems:
     if given.trainer.get("prediction_loss_only") is True and metrics != ["perplexity"]:
         message = "is true: of data.metrics, only perplexity could be measured"
         yield _conflict("trainer.prediction_loss_only", message, "remove it")
-    known = task.metrics
+    problem = str(given.rows.get("problem_type") or next(iter(task.problem_metrics), ""))
+    known = task.problem_metrics.get(problem, task.metrics)
     expected = f"one of {', '.join(known)}" if known else f"none: task {task.name} has its own metrics"
     for index, name in enumerate(metrics):
         if not isinstance(name, str) or name in known:
             continue
         hint = "define compute_metrics in the file that `python:` names"
-        if near := close_key(name, known):
+        if kind := next((kind for kind, names in task.problem_metrics.items() if name in names), None):
+            hint = f"it is a metric of `data.problem_type: {kind}`"
+        elif near := close_key(name, known):
             hint = f"did you mean {near}?"
         elif owner := next((other for other, names in METRICS.items() if name in names), None):
             hint = f"it is a metric of task {owner}"
         message = f"is {describe(name)}, expected {expected}"
         yield Problem("wrong-choice", message, path=f"data.metrics[{index}]", hint=hint)
+
+
+def _check_problem_type(given: _Given) -> Problems:
+    """Label smoothing spreads the loss over the other classes of a row."""
+    problem = given.rows.get("problem_type")
+    if problem in (REGRESSION, MULTI) and given.trainer.get("label_smoothing_factor") not in (None, 0):
+        message = f"smooths the one class of a row, and `data.problem_type` is {problem}"
+        yield _conflict("trainer.label_smoothing_factor", message, "remove it")
 
 
 def _check_streaming(given: _Given) -> Problems:
@@ -550,5 +562,5 @@ def _check_streaming(given: _Given) -> Problems:
 
 _TASK_RULES = (
     _check_formats, _check_columns, _check_weights, _check_optional, _check_task_model, _check_added_tokens,
-    _check_loss, _check_samples, _check_metrics, _check_streaming,
+    _check_loss, _check_samples, _check_metrics, _check_problem_type, _check_streaming,
 )  # fmt: skip

@@ -130,7 +130,7 @@ class DataSource(Section):
 
     path: str
     """File, glob, folder, hub dataset (organisation/name) or `package:NAME/inner/path`; files are
-    .jsonl .json .csv .tsv .parquet .arrow .txt, each also as .gz."""
+    .jsonl .json .csv .tsv .parquet .arrow .txt .conll, each also as .gz."""
     format: Format = "auto"
     """Row format; `auto`: detected from the column names."""
     columns: dict[str, str | None] = {}
@@ -173,6 +173,11 @@ class DataSection(Section):
     """A list of sources as in `data.train`, or a share of its rows: `{split: 0.02}`."""
     metrics: list[str] = []
     """Metrics on the evaluation rows besides the loss; the names depend on the task."""
+    problem_type: (
+        Literal["single_label_classification", "regression", "multi_label_classification"] | None
+    ) = None
+    """What a label of task `sequence-classification` is: one class, one or more numbers, or a list of labels;
+    absent: one class."""
     max_length: Annotated[int, Field(ge=8, le=1_000_000_000)] = 2048
     """Maximum tokens of a sample; `data.overlong` decides about longer ones, and their number is reported."""
     overlong: Literal["truncate", "split", "drop"] | None = None

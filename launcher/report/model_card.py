@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.recipe.data_paths import is_loaded_hub_id
 from launcher.tasks import task_named
+from launcher.tasks.sequence_classification import MULTI
 
 _LIBRARIES = ("transformers", "torch", "peft", "trl", "accelerate", "deepspeed", "bitsandbytes", "datasets")
 _VARIANTS = (("use_dora", "DoRA"), ("use_rslora", "rsLoRA"))
@@ -113,17 +114,22 @@ def _summary(facts: CardFacts) -> str:
     quantization = facts.setting("model.quantization")
     base = "" if quantization in (None, "none") else f" on an {quantization['type']} base"
     merged = ", and merged: it needs no peft" if facts.merged else ""
-    return f"{_base_name(facts)}, {method}{base} for `{facts.setting('task')}`{merged}."
+    kind = facts.setting("data.problem_type")
+    kind = f" (`{kind}`)" if kind else ""
+    return f"{_base_name(facts)}, {method}{base} for `{facts.setting('task')}`{kind}{merged}."
 
 
 def _use(facts: CardFacts) -> str:
     task, place = task_named(facts.setting("task")), json.dumps(facts.place)
     trusted = ", trust_remote_code=True" if facts.setting("model.trust_remote_code") else ""
     if task.adds_head:
+        options = task.pipeline_options
+        if facts.setting("data.problem_type") == MULTI:
+            options += ", top_k=None"  # every label with its probability
         return (
             f"from transformers import pipeline\n\n"
             f"classify = pipeline({json.dumps(task.pipeline)}, {place}{trusted})\n"
-            f"print(classify({json.dumps(task.example_input)}{task.pipeline_options}))"
+            f"print(classify({json.dumps(task.example_input)}{options}))"
         )
     chat = "chat" in (facts.data.get("formats") or ())
     inputs = (

@@ -18,6 +18,8 @@ _NOTES = {
     "inserted-text-masked": "with text of the template that is masked",
     "reasoning-left-out": "whose reasoning the template leaves out",
     "word-without-token": "of which the tokenizer leaves no token",
+    "invalid-tags": "with tags in an order that their scheme excludes",
+    "without-label": "with none of the labels",
 }
 """Text of the notes in a split's counts."""
 _TIMINGS = ("_runtime", "_per_second", "_time")

@@ -18,7 +18,7 @@ class CausalLM(Task):
         "prompt-completion": ("completion", "all"),
         "chat": ("assistant", "completion", "all"),
     }
-    data_keys = frozenset(OPTIONAL_DATA_KEYS)
+    data_keys = frozenset(OPTIONAL_DATA_KEYS) - {"problem_type"}
     overlong = {}
     model_class = "AutoModelForCausalLM"
     head = "language-model"

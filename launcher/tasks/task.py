@@ -131,6 +131,10 @@ class Task:
     # --- metrics --------------------------------------------------------------------------------
     metrics: ClassVar[tuple[str, ...]] = ()
     """Names that `data.metrics` may hold, besides the evaluation loss."""
+    problem_metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Value of `data.problem_type` -> those of the metrics that it has."""
+    smaller_is_better: ClassVar[tuple[str, ...]] = ("perplexity",)
+    """Metrics of which the smallest value is the best."""
     metric_packages: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """Metric -> (module, the package that brings it), for those that need one."""
     generated_metrics: ClassVar[tuple[str, ...]] = ()
@@ -260,5 +264,6 @@ OPTIONAL_DATA_KEYS: Mapping[str, str] = {
     "padding_free": "its samples are padded",
     "fim": "only a causal language model learns to fill in",
     "streaming": "its rows are read before training",
+    "problem_type": "its labels can be read in one way only",
 }
 """Keys of `data:` that only some tasks read -> why another one does not."""

@@ -132,6 +132,64 @@ def class_scores(names: Sequence[str], predictions: np.ndarray, labels: np.ndarr
     return found
 
 
+def regression_scores(names: Sequence[str], predictions: np.ndarray, targets: np.ndarray) -> Scores:
+    """Errors and correlations; of several scores a row, their mean. Both [rows] or [rows, scores].
+
+    NaN for a correlation with a constant, and for r2 of constant targets.
+    """
+    guesses, wanted = (
+        np.asarray(values, dtype=np.float64).reshape(len(targets), -1) for values in (predictions, targets)
+    )
+    error = guesses - wanted
+    found: Scores = {}
+    for name in names:
+        if name == "rmse":
+            found[name] = float(np.sqrt(np.mean(error**2, axis=0)).mean())
+        elif name in ("mse", "mae"):
+            found[name] = float(np.mean(error**2 if name == "mse" else np.abs(error)))
+        elif name == "r2":
+            spread = np.sum((wanted - wanted.mean(axis=0)) ** 2, axis=0)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                explained = 1 - np.sum(error**2, axis=0) / spread
+            found[name] = float(np.where(spread > 0, explained, np.nan).mean())
+        else:
+            pairs = zip(guesses.T, wanted.T, strict=True)
+            found[name] = float(np.mean([_correlation(name, *pair) for pair in pairs]))
+    return found
+
+
+def _correlation(name: str, guesses: np.ndarray, targets: np.ndarray) -> float:
+    """Pearson's correlation, of ranks for `spearman`."""
+    if name == "spearman":
+        from scipy.stats import rankdata
+
+        guesses, targets = rankdata(guesses), rankdata(targets)
+    spreads = [values - values.mean() for values in (guesses, targets)]
+    size = float(np.sqrt(np.sum(spreads[0] ** 2) * np.sum(spreads[1] ** 2)))
+    return float(np.sum(spreads[0] * spreads[1])) / size if size > 0 else float("nan")
+
+
+def label_scores(names: Sequence[str], predictions: np.ndarray, targets: np.ndarray) -> Scores:
+    """Scores of rows with several labels: logits and 0 or 1, both [rows, labels]. A logit of 0 or more, a
+    probability of at least one half, applies.
+
+    accuracy: the share of rows of which every label is right. f1, precision and recall are macro averages,
+    f1_micro counts all labels together; a label that neither applies nor is predicted counts 0.
+    """
+    guesses, wanted = predictions >= 0, targets > 0.5
+    found: Scores = {}
+    for name in names:
+        if name == "accuracy":
+            found[name] = float((guesses == wanted).all(axis=-1).mean())
+            continue
+        from sklearn import metrics
+
+        kind, _, average = name.partition("_")
+        score = getattr(metrics, f"{kind}_score")
+        found[name] = float(score(wanted, guesses, average=average or "macro", zero_division=0))
+    return found
+
+
 def text_scores(names: Sequence[str], written: Sequence[str], wanted: Sequence[str]) -> Scores:
     """Scores of texts: exact_match and rouge in 0..1, bleu and chrf in 0..100, as usually reported.
 

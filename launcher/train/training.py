@@ -92,7 +92,8 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     task = train_task(job.task.name)
 
     def scores_of(names: Sequence[str], predictions: Any, targets: Any) -> dict[str, float]:
-        return task.scores(Evaluated(names, predictions, targets, processing, data.labels))
+        problem = job.data.problem_type
+        return task.scores(Evaluated(names, predictions, targets, processing, data.labels, problem))
 
     common = {
         "model": model,

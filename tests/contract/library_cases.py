@@ -51,6 +51,15 @@ def words(seed: int, low: int, high: int) -> str:
     return " ".join(f"w{draw.randrange(1000)}" for _ in range(draw.randint(low, high)))
 
 
+def word_pieces() -> Any:
+    """BERT's tokenizer: several tokens for a word, [CLS] and [SEP] around a text."""
+    import transformers
+
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    tokens = (*special, "w", *map(str, range(10)), *(f"##{n}" for n in range(10)))
+    return transformers.BertTokenizer(vocab={token: number for number, token in enumerate(tokens)})
+
+
 def llama(kind: str = "LlamaForCausalLM", **more: Any) -> Any:
     import transformers
 
@@ -85,12 +94,17 @@ PAIRS = [
     for i in range(42)
 ]
 TRANSLATED = [{"prompt": words(i, 1, 40), "completion": words(100 + i, 1, 20)} for i in range(42)]
-LABELLED = [{"text": words(i, 1, 40), "label": ("bad", "fine", "good")[i % 3]} for i in range(42)]
+LABELLED = [{"text": words(i, 1, 9), "label": ("bad", "fine", "good")[i % 3]} for i in range(42)]
+SCORED = [{"text": row["text"], "label": len(row["text"]) / 40 + i % 3} for i, row in enumerate(LABELLED)]
+TOPICS = [
+    {"text": row["text"], "label": [name for n, name in enumerate("abc") if (i + n) % (n + 2) == 0]}
+    for i, row in enumerate(LABELLED)
+]
 TAGS = ("B-LOC", "B-PER", "O")
 
 
 def _tagged(seed: int) -> dict[str, Any]:
-    said = words(seed, 2, 40).split()
+    said = words(seed, 2, 9).split()
     return {"tokens": said, "labels": [TAGS[(seed + 3 * n) % 3] for n in range(len(said))]}
 
 
@@ -167,15 +181,24 @@ def plain_classification(model: Path, rows: Rows, args: Mapping[str, Any]) -> An
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    names = sorted({row["label"] for row in rows})
+    first = rows[0]["label"]
+    kind = {float: "regression", list: "multi_label_classification"}.get(type(first))
+    found_in = [
+        label for row in rows for label in (row["label"] if isinstance(first, list) else [row["label"]])
+    ]
+    names = ["score"] if isinstance(first, float) else sorted(set(found_in))
 
     def encode(row: Mapping[str, Any]) -> Any:
-        found = tokenizer(row["text"], truncation=True, max_length=LENGTH)
-        return {**found, "label": names.index(row["label"])}
+        label = row["label"]
+        if isinstance(label, list):
+            label = [float(name in label) for name in names]
+        elif isinstance(label, str):
+            label = names.index(label)
+        return {**tokenizer(row["text"], truncation=True, max_length=LENGTH), "label": label}
 
     trainer = transformers.Trainer(
         model=transformers.AutoModelForSequenceClassification.from_pretrained(
-            model, dtype="float32", num_labels=len(names)
+            model, dtype="float32", num_labels=len(names), problem_type=kind
         ),
         args=transformers.TrainingArguments(**args),
         train_dataset=datasets.Dataset.from_list(list(rows)).map(encode, remove_columns=["text"]),
@@ -228,11 +251,26 @@ CASES: dict[str, Case] = {
         plain_classification,
         {"task": "sequence-classification"},
     ),
+    "sequence-classification, regression": Case(
+        lambda: bert("BertForSequenceClassification", num_labels=1),
+        SCORED,
+        plain_classification,
+        {"task": "sequence-classification", "data": {"problem_type": "regression"}},
+        tokenizer=word_pieces,
+    ),
+    "sequence-classification, multi-label": Case(
+        lambda: bert("BertForSequenceClassification", num_labels=3),
+        TOPICS,
+        plain_classification,
+        {"task": "sequence-classification", "data": {"problem_type": "multi_label_classification"}},
+        tokenizer=word_pieces,
+    ),
     "token-classification": Case(
         lambda: bert("BertForTokenClassification", num_labels=3),
         TAGGED,
         plain_tokens,
         {"task": "token-classification"},
+        tokenizer=word_pieces,
     ),
 }
 """Name -> job. The name is that of the task, with a word behind it where a task has several."""

@@ -296,7 +296,7 @@ BAD_ROWS = [
     (DPO, "preference", {"chosen": [user("a")], "rejected": [user("a")]}, "the same single message"),
     (DPO, "preference", {"chosen": None, "rejected": "b"}, "column chosen holds nothing"),
     (DPO, "preference", {"chosen": [user("a")], "rejected": None}, "column rejected holds nothing"),
-    (CLASSES, "auto", {"text": "a", "label": 0.5}, "regression is not supported"),
+    (CLASSES, "auto", {"text": "a", "label": {}}, "expected a label"),
     (CLASSES, "auto", {"text": "a", "label": None}, "column label holds nothing, expected a label"),
     (CLASSES, "auto", {"text": "a", "label": ""}, "column label holds nothing, expected a label"),
     (IMAGES, "auto", {"image": 3, "label": 1}, "column image holds an integer"),
@@ -344,7 +344,7 @@ def test_labels_are_in_the_order_of_their_ids(labels, expected):
 def test_labels_that_cannot_be_learnt():
     with pytest.raises(RecipeError, match=r"x\.csv: every row has the label 'a'"):
         collect_labels(labelled("a", "a"))
-    with pytest.raises(RecipeError, match="regression is not supported"):
+    with pytest.raises(RecipeError, match="the labels are decimal numbers"):
         collect_labels(labelled("0.5", "1"))
     with pytest.raises(RecipeError, match=r"x\.csv:1: label 'c' is not among the training labels a, b"):
         label_id(labelled("c")[0], "c", ("a", "b"))

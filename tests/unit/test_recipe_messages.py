@@ -40,7 +40,9 @@ def data(source: str = "path: a.jsonl", **more: str) -> str:
     return f"{{train: [{{{source}}}]{''.join(f', {key}: {value}' for key, value in more.items())}}}"
 
 
+REGRESSION = {"task": "sequence-classification", "data": data(problem_type="regression")}
 RECIPES: list[dict[str, str]] = [
+    {**REGRESSION, "trainer": "{label_smoothing_factor: 0.1}"},
     {"todo": "x"},
     {"todo": "[choose a learning rate]"},
     {"task": "grpo"}, {"task": "kto"}, {"task": "orpo"}, {"task": "vlm"}, {"task": "sft"},

@@ -24,6 +24,9 @@ FORMATS = {
 }
 
 
+CLASSES = {"task": "sequence-classification"}
+
+
 def load(folder: Path, *, task: str = "causal-lm", source: str = "path: a.jsonl", data: str = "",
          model: str = "", more: str = "") -> LoadedRecipe:  # fmt: skip
     file = folder / "r.yaml"
@@ -147,6 +150,36 @@ def test_other_names_of_a_task(tmp_path, task, meant):
             {"task": "dpo", "data": "eval: {split: 0.1}, metrics: [accuracy]"},
             "wrong-choice",
             "data.metrics[0]",
+        ),
+        ({"data": "problem_type: regression"}, "conflict", "data.problem_type"),
+        (
+            {"task": "token-classification", "data": "problem_type: regression"},
+            "conflict",
+            "data.problem_type",
+        ),
+        ({**CLASSES, "data": "problem_type: ordinal"}, "wrong-choice", "data.problem_type"),
+        ({**CLASSES, "data": "eval: {split: 0.1}, metrics: [mse]"}, "wrong-choice", "data.metrics[0]"),
+        (
+            {**CLASSES, "data": "problem_type: regression, eval: {split: 0.1}, metrics: [mse, f1]"},
+            "wrong-choice",
+            "data.metrics[1]",
+        ),
+        (
+            {
+                **CLASSES,
+                "data": "problem_type: multi_label_classification, eval: {split: 0.1}, metrics: [r2]",
+            },
+            "wrong-choice",
+            "data.metrics[0]",
+        ),
+        (
+            {
+                **CLASSES,
+                "data": "problem_type: regression",
+                "more": "trainer: {label_smoothing_factor: 0.1}",
+            },
+            "conflict",
+            "trainer.label_smoothing_factor",
         ),
         ({"data": "eval: {split: 0.1, metrics: [accuracy]}"}, "unknown-key", "data.eval.metrics"),
         ({"data": "eval: [{path: a.jsonl, metrics: [accuracy]}]"}, "unknown-key", "data.eval[0].metrics"),

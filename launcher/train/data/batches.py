@@ -258,8 +258,10 @@ class PadRows:
         self._classes = DataCollatorWithPadding(right, pad_to_multiple_of=pad_to_multiple_of)
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
-        """input_ids and attention_mask [batch, longest], labels [batch, longest label] or [batch]."""
-        per_token = isinstance(samples[0].get("labels"), list)
+        """input_ids and attention_mask [batch, longest], labels [batch, longest label] or [batch]; of
+        several scores or labels a sample float32 [batch, labels]."""
+        labels = samples[0].get("labels")
+        per_token = isinstance(labels, list) and not (labels and isinstance(labels[0], float))
         batch: Batch = (self._sequences if per_token else self._classes)(samples)
         return batch
 

@@ -30,13 +30,16 @@ NOTES = (
     "reasoning-left-out",
     "field-not-rendered",
     "word-without-token",
+    "invalid-tags",
+    "without-label",
     "images-without-mark",
     "image-converted",
 )
 """What is counted of rows that are kept. Of conversations: turns that the row masks; turns with text of the
 template that is masked; turns whose reasoning the template leaves out; fields of messages that it does not
-render, each as `field-not-rendered: NAME`. Of labelled words: those that the tokenizer removes. Of rows with
-images: those that do not say where their images are, which then come first; images whose colours RGB cannot
+render, each as `field-not-rendered: NAME`. Of labelled words: those that the tokenizer removes, and rows with
+tags in an order that their scheme excludes. Texts that have none of several labels. Of rows with images:
+those that do not say where their images are, which then come first; images whose colours RGB cannot
 hold, each as `image-converted: MODE`."""
 ASKED_FOR = ("masked", "overlong", "format_row")
 """Reasons that the row, the recipe (`data.overlong: drop`) or its hook gives: no loss of data."""

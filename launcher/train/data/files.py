@@ -1,4 +1,5 @@
-"""One data file to numbered rows: JSON lines, JSON, CSV, TSV, Parquet, Arrow and text, each also compressed.
+"""One data file to numbered rows: JSON lines, JSON, CSV, TSV, Parquet, Arrow, CoNLL and text, each also
+compressed.
 
 Files are read a line or a record batch at a time; only a `.json` file that holds one list is read into memory
 completely. Every fault is a RecipeError with file and line.
@@ -23,6 +24,7 @@ from typing import IO, Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
+from launcher.train.data import conll
 
 TWICE_HINT = "which of the two values is meant? remove the other one"
 Numbered = tuple[int, dict[str, Any]]
@@ -314,6 +316,15 @@ def _read_text(path: Path, limit: int | None) -> Iterator[Numbered]:
             yield number, {"text": text}
 
 
+def _read_conll(path: Path, limit: int | None) -> Iterator[Numbered]:
+    """A row for each sentence."""
+    try:
+        yield from conll.read_sentences(_lines(path, limit))
+    except conll.ColumnError as error:
+        hint = "give each word a line with as many columns, and separate sentences by an empty line"
+        raise fault(path, error.line, str(error), hint) from error
+
+
 @contextlib.contextmanager
 def _unpacked(path: Path, scratch: Path | None) -> Iterator[Path]:
     """The path of a columnar file, unpacked into a temporary folder where needed: it is read by seeking."""
@@ -392,6 +403,7 @@ _LINE_READERS: Mapping[str, Callable[[Path, int | None], Iterator[Numbered]]] = 
     ".csv": _read_csv,
     ".tsv": _read_tsv,
     ".txt": _read_text,
+    **dict.fromkeys(conll.SUFFIXES, _read_conll),
 }
 KINDS = (*_LINE_READERS, ".parquet", ".arrow")
 """Suffixes of data files, without the packing."""

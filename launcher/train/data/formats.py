@@ -32,7 +32,7 @@ Shaper = Callable[[Row, Mapping[str, str]], dict[str, Any]]
 """A row and the column of each field -> the canonical values. RecipeError names file and line."""
 _INTEGER = re.compile(r"-?\d+")
 _DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
-_REGRESSION_HINT = "use whole numbers or names as labels"
+_REGRESSION_HINT = "scores of texts: task sequence-classification with `data.problem_type: regression`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ SHARED: Mapping[str, Shaper] = {
 def label_of(row: Row, label: Any, column: str) -> str | int | bool:
     """A label as a column holds it, checked. RecipeError names file and line."""
     if isinstance(label, float):
-        message = f"label {label} is a decimal number, and regression is not supported"
+        message = f"label {label} is a decimal number, and classes are whole numbers or names"
         raise bad_row(row, message, _REGRESSION_HINT)
     if not isinstance(label, str | int) or label == "":
         held = "nothing" if label == "" else kind_of(label)
@@ -226,7 +226,7 @@ def collect_labels(rows: Iterable[Row]) -> tuple[str, ...]:
     if all(_INTEGER.fullmatch(name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     if all(_DECIMAL.fullmatch(name) for name in names):  # from a CSV, where all is text
-        message = "the labels are decimal numbers, and regression is not supported"
+        message = "the labels are decimal numbers, and classes are whole numbers or names"
         raise RecipeError(Problem("labels", message, file=file, hint=_REGRESSION_HINT))
     return tuple(sorted(names))
 

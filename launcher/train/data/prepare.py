@@ -22,7 +22,6 @@ from launcher.facts.safe_files import parse_json, write_json
 from launcher.facts.software import installed_versions
 from launcher.tasks import FORMATS
 from launcher.train.data.encoded import Counts, EncodedBatch, Encoder, encode_rows
-from launcher.train.data.formats import collect_labels
 from launcher.train.data.recognise import Source, recognise
 from launcher.train.data.sources import Row, source_bytes
 from launcher.train.data.store import (
@@ -217,7 +216,7 @@ def _labels(job: Job, splits: Mapping[str, Sequence[Source]], hooks: Hooks) -> l
     if not job.task.classifies:
         return None
     rows = itertools.chain.from_iterable(source.rows(job, hooks) for source in splits["train"])
-    return list(label_order(job, collect_labels(rows)))
+    return list(label_order(job, train_task(job.task.name).labels(job, rows)))
 
 
 def _key_parts(
@@ -232,6 +231,7 @@ def _key_parts(
     if job.task.classifies:
         # A checkpoint that knows the labels decides their order.
         names += ["model.name_or_path", "model.revision", "model.config"]
+    names += [f"data.{name}" for name in ("problem_type",) if name in job.task.data_keys]
     versions = {"tokenizers": tokenizers.__version__}
     versions |= {name: importlib.import_module(name).__version__ for name in job.task.prepared_by}
     return {

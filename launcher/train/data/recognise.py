@@ -27,6 +27,7 @@ from launcher.train.data.store import content_key, file_digest
 from launcher.train.data.unread import class_labels, refuse_lost, task_kind, unread_columns, where_to
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
+from launcher.train.tasks import train_task
 
 PEEK = 100
 """Rows that the format is recognised from."""
@@ -45,7 +46,7 @@ _HOLDS: Mapping[FieldKind, Callable[[Any], bool]] = {
     "text or messages": lambda value: isinstance(value, str | dict) or is_conversation(value),
     "messages": is_conversation,
     "tools": lambda value: isinstance(value, str | list | tuple | dict),
-    "label": lambda value: isinstance(value, str | int | float),
+    "label": lambda value: isinstance(value, str | int | float | list | tuple),
     "list": lambda value: isinstance(value, list | tuple),
     "image": lambda value: isinstance(value, str | bytes | dict) or hasattr(value, "save"),
     "images": lambda value: isinstance(value, str | bytes | dict | list | tuple) or hasattr(value, "save"),
@@ -270,7 +271,9 @@ def raw_rows(job: Job, settings: Mapping[str, Any]) -> Iterator[Row]:
     if job.tiny:
         from launcher.train.tiny import tiny_rows
 
-        return iter(tiny_rows(settings, job.task.name, job.data.loss_on))
+        made_up = tiny_rows(settings, job.task.name, job.data.loss_on)
+        rehearsed = train_task(job.task.name).rehearsed
+        return (replace(row, values=rehearsed(job, row.values)) for row in made_up)
     return iter_rows(settings, job.model.cache_dir)
 
 

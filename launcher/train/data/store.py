@@ -241,7 +241,8 @@ def processing_digest(processing: Any) -> str:
 class SampleWriter:
     """Writes columns of samples to one Arrow stream file, a batch at a time, with flat memory.
 
-    Lists are int32 token ids or labels, single numbers int64; images are a path or the bytes of a file.
+    Lists are int32 token ids or labels, single numbers int64, scores float32; images are a path or the bytes
+    of a file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -293,7 +294,9 @@ def _arrow_type(name: str, values: Sequence[Any]) -> Any:
         return pa.list_(pa.string())
     if name == "image_contents":
         return pa.list_(pa.large_binary())
-    return pa.list_(pa.int32()) if isinstance(values[0], list) else pa.int64()
+    if not isinstance(values[0], list):
+        return pa.float32() if isinstance(values[0], float) else pa.int64()
+    return pa.list_(pa.float32() if values[0] and isinstance(values[0][0], float) else pa.int32())
 
 
 def open_samples(path: Path) -> Any:

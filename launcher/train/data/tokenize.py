@@ -5,7 +5,7 @@ Labels are made before padding, so that EOS is a target even where it also pads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from launcher.train.data.encoded import (
     with_eos,
 )
 from launcher.train.data.fim import EncodeFim, find_sentinels
-from launcher.train.data.formats import label_id
 
 if TYPE_CHECKING:
     from launcher.train.data.formats import Detected
@@ -170,12 +169,13 @@ class EncodeSeq2Seq:
 
 @dataclass(frozen=True, slots=True)
 class EncodeClasses:
-    """A text, or a pair of texts, with the tokenizer's own special tokens; the label is a class id."""
+    """A text, or a pair of texts, with the tokenizer's own special tokens, and its target."""
 
     tokenizer: Any
     max_length: int
     overlong: str
-    labels: tuple[str, ...]
+    target: Callable[[Row], int | float | list[float]]
+    """A canonical row's label as the loss reads it."""
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
         batch = EncodedBatch()
@@ -196,7 +196,10 @@ class EncodeClasses:
                 batch.tokens_lost += length - self.max_length
                 # The tokenizer cuts, the longer of two texts first, and keeps its closing tokens.
                 sample = self._call(text, pair, truncation=True, max_length=self.max_length)
-            batch.keep(index, {"labels": label_id(row, row.values["label"], self.labels), **sample})
+            target = self.target(row)
+            if isinstance(target, list) and not any(target) and row.values["label"] == []:
+                batch.notes["without-label"] += 1
+            batch.keep(index, {"labels": target, **sample})
         return batch
 
     def _encode(self, texts: list[str], pairs: list[str | None]) -> list[dict[str, list[int]]]:

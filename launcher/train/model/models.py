@@ -395,8 +395,8 @@ def label_settings(job: Job, labels: Sequence[str] | None) -> dict[str, Any]:
         "id2label": dict(enumerate(labels)),
         "label2id": {label: number for number, label in enumerate(labels)},
     }
-    # A checkpoint may have been a regression, or have had several labels a row.
-    kind = {"problem_type": "single_label_classification"} if job.task.head == "classifier" else {}
+    # A checkpoint may have been of another kind.
+    kind = {"problem_type": job.data.problem_type} if job.task.head == "classifier" else {}
     return {**names, **kind}
 
 

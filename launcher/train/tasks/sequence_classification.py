@@ -1,13 +1,14 @@
-"""A class for each text."""
+"""A class, several labels, or scores for each text."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from launcher.tasks.sequence_classification import CLASSIFICATION
-from launcher.train.tasks.task import OwnFormat, Shown, TrainTask, traced_tokens
+from launcher.tasks.sequence_classification import CLASSIFICATION, MULTI, REGRESSION, SINGLE
+from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask, traced_tokens
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Encoder
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from launcher.train.data.sources import Row
     from launcher.train.job import Job
 
+THRESHOLD = 0.5
+"""Probability from which on a label of several applies."""
 _NOUNS = ("stone", "river", "lamp", "road", "bird", "cup")
 _MOODS = {"bad": ("broken", "dull"), "fine": ("plain", "usual"), "good": ("lovely", "bright")}
 
@@ -24,7 +27,9 @@ def _shape(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
 
     pair = optional_text_in(row, columns.get("text_pair"))
     text = text_in(row, columns["text"])
-    label = label_of(row, value_in(row, columns["label"]), columns["label"])
+    label = value_in(row, columns["label"])
+    if not isinstance(label, float | list | tuple):  # of which `data.problem_type` decides
+        label_of(row, label, columns["label"])
     return {"text": text, "text_pair": pair, "label": label}
 
 
@@ -36,16 +41,59 @@ def _made_up(draw: random.Random, index: int) -> dict[str, Any]:
 class TrainSequenceClassification(TrainTask):
     own_formats = {CLASSIFICATION.name: OwnFormat(_shape, _made_up)}
 
+    def labels(self, job: Job, rows: Iterable[Row]) -> tuple[str, ...]:
+        from launcher.train.data.targets import PROBLEM_TYPES
+
+        return PROBLEM_TYPES[job.data.problem_type].names(rows)
+
+    def rehearsed(self, job: Job, values: dict[str, Any]) -> dict[str, Any]:
+        mood = values["label"]
+        made = {SINGLE: mood, REGRESSION: list(_MOODS).index(mood) / 2, MULTI: [mood]}
+        return {**values, "label": made[job.data.problem_type]}
+
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
+        from launcher.train.data.targets import PROBLEM_TYPES
         from launcher.train.data.tokenize import EncodeClasses, max_length_of, overlong_of
 
         overlong = overlong_of(job, detected.format)
-        return EncodeClasses(processing, max_length_of(job), overlong, tuple(labels or ()))
+        target = partial(PROBLEM_TYPES[job.data.problem_type].target, tuple(labels or ()))
+        return EncodeClasses(processing, max_length_of(job), overlong, target)
 
     def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
-        assert labels is not None, "a single label is a class"
-        pieces = [(processing.decode(sample["input_ids"]), False), (f" -> {labels[sample['labels']]}", True)]
+        assert labels is not None, "every kind of label has names"
+        target = sample["labels"]
+        if isinstance(target, int):
+            said = labels[target]
+        elif isinstance(target, float):
+            said = f"{target:g}"
+        else:
+            said = ", ".join(f"{name} {value:g}" for name, value in zip(labels, target, strict=True))
+        pieces = [(processing.decode(sample["input_ids"]), False), (f" -> {said}", True)]
         return pieces, len(sample["input_ids"]), 1
+
+    def scores(self, found: Evaluated) -> dict[str, float]:
+        from launcher.train.metrics import class_scores, label_scores, regression_scores
+
+        score = {SINGLE: class_scores, REGRESSION: regression_scores, MULTI: label_scores}
+        return score[found.problem_type](found.names, found.predictions, found.targets)
+
+    def reply(self, model: Any, processing: Any, prompt: str, inputs: Any) -> str:
+        """The class; or each score; or the labels that apply, with their probabilities."""
+        kind = model.config.problem_type
+        if kind not in (REGRESSION, MULTI):
+            return super().reply(model, processing, prompt, inputs)
+        logits = model(**inputs).logits[0].float()
+        names = [model.config.id2label[number] for number in range(len(logits))]
+        if kind == REGRESSION and len(names) == 1:
+            return f"{float(logits[0]):.4f}"
+        values = (logits if kind == REGRESSION else logits.sigmoid()).tolist()
+        found = list(zip(names, values, strict=True))
+        if kind == MULTI:
+            best, share = max(found, key=lambda one: one[1])
+            if share < THRESHOLD:
+                return f"no label reaches {THRESHOLD}; the most probable is {best} ({share:.4f})"
+            found = [one for one in found if one[1] >= THRESHOLD]
+        return "\n".join(f"{name}\t{value:.4f}" for name, value in found)
 
     def traced_inputs(self, memory: Mapping[str, Any], config: Any, batch: int) -> dict[str, Any]:
         import torch

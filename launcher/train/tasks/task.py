@@ -7,7 +7,7 @@ that need torch are imported where they are used: preparing data does without mo
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -40,6 +40,8 @@ class Evaluated:
     targets: Any
     processing: Any
     labels: Sequence[str] | None
+    problem_type: str = "single_label_classification"
+    """`data.problem_type`."""
 
 
 class TrainTask:
@@ -56,6 +58,19 @@ class TrainTask:
         where the options of `data:` do not go with the format.
         """
         raise NotImplementedError
+
+    def labels(self, job: Job, rows: Iterable[Row]) -> tuple[str, ...]:
+        """Names of the labels in canonical rows of training, in the order of their ids.
+
+        RecipeError where the rows cannot be learned from.
+        """
+        from launcher.train.data.formats import collect_labels
+
+        return collect_labels(rows)
+
+    def rehearsed(self, job: Job, values: dict[str, Any]) -> dict[str, Any]:
+        """A row made up for `--tiny` as the options of `data:` need it."""
+        return values
 
     def samples(self, job: Job, samples: Any, processing: Any) -> Any:
         """The dataset that the Trainer gets for prepared samples: packs, where the plan packs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from launcher.train.job import Job
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
+_OPENS, _INSIDE, _CLOSES, _SINGLE = "B", "I", "LE", "US"
+"""Prefixes of the first word of an entity, of words inside, of its last word, of an entity of one word."""
 _OF_SEQEVAL = {"L": "E", "U": "S"}
 """First letter of a label -> the one that seqeval knows for it: it reads BILOU labels as no entities."""
 _NAMES = ("Ada", "Grace", "Alan", "Edsger")
@@ -117,12 +119,33 @@ def encode_words(
     return encoded, owners
 
 
+def is_scheme(labels: Sequence[str]) -> bool:
+    """Whether labels are tags of entities with their beginnings: IOB2, IOBES or BILOU."""
+    return all(map(_ENTITY.fullmatch, labels)) and any(label[0] in _OPENS + _SINGLE for label in labels)
+
+
+def is_valid(tags: Sequence[str], *, closed: bool) -> bool:
+    """Whether tags follow their scheme: an entity begins with B, goes on with I of the same kind, and, in
+    schemes with an end (`closed`: IOBES, BILOU), ends with E or L. A single one has S or U."""
+    inside: str | None = None
+    for tag in (*tags, "O"):
+        prefix, _, kind = tag.partition("-")
+        continues = prefix in (_INSIDE, *_CLOSES)
+        if continues and inside != kind:
+            return False
+        if closed and inside is not None and not continues:
+            return False
+        inside = kind if prefix in (_OPENS, _INSIDE) else None
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class EncodeWords:
     """Words and their labels to input_ids and labels; a label is at the first token of its word.
 
     A word of which no token is left (control characters that the tokenizer removes) is counted under
-    `word-without-token`, one that max_length cuts off under the truncated tokens.
+    `word-without-token`, one that max_length cuts off under the truncated tokens. A row whose tags are in an
+    order that their scheme excludes is kept and counted under `invalid-tags`.
     """
 
     tokenizer: Any
@@ -130,6 +153,10 @@ class EncodeWords:
     drops: bool
     """Whether longer rows are left out; else the end of them is."""
     labels: tuple[str, ...]
+    is_scheme: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_scheme", is_scheme(self.labels))
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
         batch = EncodedBatch()
@@ -165,6 +192,11 @@ class EncodeWords:
             return "no-targets"
         if absent:
             batch.notes["word-without-token"] += absent
+        if self.is_scheme:
+            # A word without a label is outside, as in the metrics.
+            tags = ["O" if number == IGNORED else self.labels[number] for number in ids]
+            closed = any(label[0] in _CLOSES + _SINGLE for label in self.labels)
+            batch.notes.update({"invalid-tags": 1} if not is_valid(tags, closed=closed) else {})
         return encoded
 
 

@@ -1,0 +1,103 @@
+"""CoNLL files: sentences, columns, comments, and tags that their scheme excludes."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from launcher.errors import RecipeError
+from launcher.train.data.formats import canonical, collect_labels
+from launcher.train.data.recognise import detect
+from launcher.train.data.sources import Row, iter_rows
+from launcher.train.tasks.token_classification import EncodeWords, is_scheme, is_valid
+from launcher.train.tiny import tiny_tokenizer
+
+TASK = "token-classification"
+OF_2003 = """\
+-DOCSTART- -X- -X- O
+
+EU NNP B-NP B-ORG
+rejects VBZ B-VP O
+
+# SYM B-NP O
+1 CD I-NP O
+"""
+IDENTIFIED = "# id 12 domain=en\nAda _ _ B-PER\nran _ _ O\n\n\n# id 13 domain=en\nit _ _ O\n"
+TABBED = "# sent_id = 1\nNew York\tB-LOC\n\t\nslept\tO\n"
+
+
+def rows(folder, text: str, name: str = "train.conll") -> list[Row]:
+    (folder / name).write_bytes(text.encode())
+    return list(iter_rows({"path": str(folder / name)}))
+
+
+def test_columns_of_sentences(tmp_path):
+    first, second = rows(tmp_path, OF_2003)
+    assert (first.number, second.number) == (3, 6)
+    assert first.values == {
+        "tokens": ["EU", "rejects"], "column_2": ["NNP", "VBZ"], "column_3": ["B-NP", "B-VP"],
+        "labels": ["B-ORG", "O"],
+    }  # fmt: skip
+    assert second.values["tokens"] == ["#", "1"], "a word, with the columns of one"
+
+
+def test_comments_tabs_windows_line_ends_and_packed_files(tmp_path):
+    assert [row.values["tokens"] for row in rows(tmp_path, IDENTIFIED)] == [["Ada", "ran"], ["it"]]
+    found = rows(tmp_path, TABBED.replace("\n", "\r\n"), "b.iob2")
+    assert [row.values for row in found] == [
+        {"tokens": ["New York"], "labels": ["B-LOC"]},
+        {"tokens": ["slept"], "labels": ["O"]},
+    ]
+    (tmp_path / "c.conll.gz").write_bytes(gzip.compress(b"\xef\xbb\xbfa O\nb O"))
+    assert [row.values["tokens"] for row in iter_rows({"path": str(tmp_path / "c.conll.gz")})] == [["a", "b"]]
+
+
+@pytest.mark.parametrize(("text", "line"), [("a O\nb\n", 2), ("a O\nb X O\n", 2), ("a\n", 1)])
+def test_lines_of_another_width_are_named(tmp_path, text, line):
+    with pytest.raises(RecipeError) as caught:
+        rows(tmp_path, text)
+    assert [(p.code, p.line) for p in caught.value.problems] == [("data-unreadable", line)]
+
+
+def test_other_columns_are_chosen(tmp_path):
+    found = rows(tmp_path, OF_2003)
+    assert canonical(found[0], detect(found, "auto", {}, TASK, "x")).values["labels"] == ["B-ORG", "O"]
+    detected = detect(found, "auto", {"labels": "column_2"}, TASK, "x")
+    assert canonical(found[0], detected).values["labels"] == ["NNP", "VBZ"]
+    with pytest.raises(RecipeError) as caught:
+        detect(found, "auto", {"labels": "column_4"}, TASK, "x")
+    assert caught.value.problems[0].code == "column-missing"
+
+
+@pytest.mark.parametrize(
+    ("tags", "closed", "valid"),
+    [
+        ("O B-A I-A O B-A B-B", False, True),
+        ("I-A O", False, False),
+        ("B-A I-B", False, False),
+        ("B-A O I-A", False, False),
+        ("B-A L-A U-B O", True, True),
+        ("B-A I-A E-A S-A", True, True),
+        ("B-A I-A O", True, False),
+        ("B-A U-B", True, False),
+        ("B-A", True, False),
+        ("L-A", True, False),
+    ],
+)
+def test_the_order_of_tags(tags, closed, valid):
+    assert is_valid(tags.split(), closed=closed) is valid
+
+
+def test_rows_with_tags_out_of_order_are_kept_and_counted():
+    def batch(*tags):
+        found = [Row({"tokens": ["a"] * len(one), "labels": one}, "x", n) for n, one in enumerate(tags)]
+        return EncodeWords(tiny_tokenizer(512), 64, False, collect_labels(found))(found)
+
+    found = batch(["B-A", "I-A"], ["O", "I-A"], ["B-A", "I-A", -100])
+    assert (found.kept, found.notes) == (3, {"invalid-tags": 1})
+    assert batch(["B-A", "L-A"], ["B-A", "O"]).notes == {"invalid-tags": 1}
+    assert batch(["NN", "VB"], ["VB", "NN"]).notes == {}, "no scheme"
+    assert not is_scheme(("I-A", "O")), "IOB1 without neighbours says nothing of beginnings"
