@@ -23,6 +23,7 @@ BEFORE: Mapping[str, object] = {
     "adapter.autocast_adapter_dtype": True,
     "data.loss_on_inserted": True,
     "data.max_dropped": 1.0,
+    "data.problem_type": "single_label_classification",
 }
 """What plans did before there was such a setting; the worker reads older plans so, too."""
 

@@ -357,6 +357,25 @@ def _columnar_rows(plain: Path, path: Path) -> Iterator[Numbered]:
         raise fault(path, number or None, message, "copy or write the file anew") from error
 
 
+def file_schema(path: Path) -> Any | None:
+    """The Arrow schema of a Parquet or Arrow file; None for other files, and for packed ones."""
+    import pyarrow
+    from pyarrow import parquet
+
+    kind = path.suffix.lower()
+    try:
+        if kind == ".parquet":
+            return parquet.read_schema(path)
+        if kind != ".arrow":
+            return None
+        with pyarrow.OSFile(str(path)) as file:
+            is_file_format = file.read(6) == b"ARROW1"
+            file.seek(0)
+            return (pyarrow.ipc.open_file if is_file_format else pyarrow.ipc.open_stream)(file).schema
+    except (pyarrow.ArrowException, OSError):
+        return None  # reading its rows reports it
+
+
 def _batches(plain: Path) -> Iterator[Any]:
     """Record batches of at most `_BATCH_ROWS` rows."""
     import pyarrow

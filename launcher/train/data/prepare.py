@@ -43,7 +43,9 @@ BATCH = 512
 """Rows that are encoded together."""
 LARGE = 32 << 20
 """Bytes of data from which on several processes pay for their start."""
-DECIDE_SAMPLES = ("max_length", "overlong", "loss_on", "loss_on_inserted", "fim", "streaming")
+DECIDE_SAMPLES = (
+    "max_length", "overlong", "loss_on", "loss_on_inserted", "fim", "streaming", "problem_type",
+)  # fmt: skip
 """Keys of `data` that name the cached samples, beside their rows."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -215,8 +217,13 @@ def _labels(job: Job, splits: Mapping[str, Sequence[Source]], hooks: Hooks) -> l
     """Names of the classes, in the order of their ids; None for tasks without classes."""
     if not job.task.classifies:
         return None
-    rows = itertools.chain.from_iterable(source.rows(job, hooks) for source in splits["train"])
-    return list(label_order(job, train_task(job.task.name).labels(job, rows)))
+    sources = splits["train"]
+    rows = itertools.chain.from_iterable(source.rows(job, hooks) for source in sources)
+    found = train_task(job.task.name).labels(job, rows)
+    classes = sources[0].classes
+    if classes and set(found) <= set(classes) and all(source.classes == classes for source in sources):
+        found = classes  # also those that no row has, so that the numbers are the data set's
+    return list(label_order(job, found))
 
 
 def _key_parts(
@@ -225,13 +232,13 @@ def _key_parts(
     """Everything that decides the samples; nothing that only decides how they are used."""
     import tokenizers
 
-    names = ["task", *(f"data.{name}" for name in DECIDE_SAMPLES)]
+    decide = [name for name in DECIDE_SAMPLES if name != "problem_type" or name in job.task.data_keys]
+    names = ["task", *(f"data.{name}" for name in decide)]
     if job.data.fim:
         names.append("seed")
     if job.task.classifies:
         # A checkpoint that knows the labels decides their order.
         names += ["model.name_or_path", "model.revision", "model.config"]
-    names += [f"data.{name}" for name in ("problem_type",) if name in job.task.data_keys]
     versions = {"tokenizers": tokenizers.__version__}
     versions |= {name: importlib.import_module(name).__version__ for name in job.task.prepared_by}
     return {

@@ -19,6 +19,8 @@ from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS
 from launcher.tasks.rows import FieldKind
+from launcher.tasks.sequence_classification import REGRESSION
+from launcher.train.data.class_names import declared, of_labels, with_names
 from launcher.train.data.encoded import Counts
 from launcher.train.data.formats import Detected, canonical
 from launcher.train.data.messages import is_conversation
@@ -234,12 +236,15 @@ class Source:
     """Columns that the format does not read."""
     lines: int | None = None
     """Line feeds of its files: about the rows of line formats; None where unknown."""
+    classes: tuple[str, ...] = ()
+    """Names of whole-number labels, by number, that the data set declares."""
 
     @property
     def key(self) -> list[Any]:
         """What of the source decides its samples."""
         found = self.detected
-        return [self.digest, found.format, dict(found.columns), sorted(found.left_out)]
+        classes = [list(self.classes)] if self.classes else []
+        return [self.digest, found.format, dict(found.columns), sorted(found.left_out), *classes]
 
     def form(self, job: Job, row: Row, hooks: Hooks) -> Row | None:
         """A raw row in the canonical shape; None for one that the user's `format_row` leaves out."""
@@ -249,7 +254,8 @@ class Source:
         found = self.detected
         refuse_lost(hooked, found.format, found.columns, found.left_out, job.task.name)
         try:
-            return canonical(hooked, found)
+            formed = canonical(hooked, found)
+            return with_names(formed, self.classes) if self.classes else formed
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             message = f"the row cannot be read: {type(error).__name__}: {error}"
             raise bad_row(row, message, "fix or remove the row") from error
@@ -318,7 +324,16 @@ def _detect(job: Job, settings: Mapping[str, Any], place: str, hooks: Hooks) -> 
         raise RecipeError(Problem("no-rows", "holds no rows", file=path, path=f"{place}.path"))
     detected = detect(rows, settings["format"], settings["columns"], job.task.name, path)
     require_packages(detected)
-    return Source(settings, place, detected, unused=unread_columns(rows, detected))
+    unused = unread_columns(rows, detected)
+    return Source(settings, place, detected, unused=unused, classes=_classes(job, settings, detected, hooks))
+
+
+def _classes(job: Job, settings: Mapping[str, Any], detected: Detected, hooks: Hooks) -> tuple[str, ...]:
+    """Names that the data set declares for its labels; none after a hook, whose numbers may be others."""
+    is_score = job.data.problem_type == REGRESSION
+    if job.tiny or not job.task.classifies or is_score or hooks.format_row is not None:
+        return ()
+    return of_labels(declared(settings, job.model.cache_dir), detected.columns)
 
 
 def require_packages(detected: Detected) -> None:
@@ -359,13 +374,15 @@ def _from_hub(job: Job, settings: Mapping[str, Any], place: str, hooks: Hooks) -
         try:
             known = read_json(note)
             detected = Detected(known["format"], known["columns"], frozenset(known.get("left_out", ())))
-            return Source(settings, place, detected, known["digest"], (name,), tuple(known["unused"]))
+            classes = tuple(known.get("classes", ()))
+            unused = tuple(known["unused"])
+            return Source(settings, place, detected, known["digest"], (name,), unused, classes=classes)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             pass  # no note, a damaged one, or one of another user: as if the hub had never been asked
         raise
     digest = f"hub:{name}:{settings['name']}:{settings['split']}:{_commit(settings)}"
     known = {"format": source.detected.format, "columns": dict(source.detected.columns)}
-    known |= {"left_out": sorted(source.detected.left_out)}
+    known |= {"left_out": sorted(source.detected.left_out), "classes": list(source.classes)}
     with contextlib.suppress(OSError):  # only a machine without a network misses it
         note.parent.mkdir(parents=True, exist_ok=True)
         write_json(note, {**known, "digest": digest, "unused": list(source.unused)})

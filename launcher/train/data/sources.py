@@ -255,21 +255,33 @@ def _what_is_near(folder: Path) -> str:
     return f"the nearest folder is {folder}, it holds {held or 'nothing'}"
 
 
+def _hub_stream(source: Mapping[str, Any], cache_dir: Path | str | None) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset(
+        source["path"],
+        name=source.get("name"),
+        split=source.get("split") or "train",
+        revision=source.get("revision"),
+        cache_dir=None if cache_dir is None else str(cache_dir),
+        streaming=True,
+    )
+
+
+def hub_features(source: Mapping[str, Any], cache_dir: Path | str | None) -> dict[str, Any]:
+    """The features of a data set of the hub whose rows were read, as datasets writes them; {} without any."""
+    features = _hub_stream(source, cache_dir).features
+    found: dict[str, Any] = {} if features is None else features.to_dict()
+    return found
+
+
 def _hub_rows(source: Mapping[str, Any], cache_dir: Path | str | None) -> Iterator[Row]:
     """Rows of a data set of the hub, streamed."""
-    from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
     reference = source["path"]
     try:
-        rows = load_dataset(
-            reference,
-            name=source.get("name"),
-            split=source.get("split") or "train",
-            revision=source.get("revision"),
-            cache_dir=None if cache_dir is None else str(cache_dir),
-            streaming=True,
-        )
+        rows = _hub_stream(source, cache_dir)
         # Images stay bytes. iter() is not split over dataloader workers, as __iter__ is: a stream deals
         # its rows out itself.
         for number, batch in enumerate(rows.decode(False).iter(batch_size=1), start=1):

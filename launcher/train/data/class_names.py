@@ -1,0 +1,87 @@
+"""Names of whole-number labels, as a data set declares them: `ClassLabel` features of datasets.
+
+Parquet and Arrow files have them in their schema, data sets of the hub beside their rows. A column of lists
+has those of its items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.facts.safe_files import parse_json
+from launcher.recipe.data_paths import is_loaded_hub_id
+from launcher.train.data.encoded import IGNORED
+from launcher.train.data.files import file_schema
+from launcher.train.data.sources import Row, bad_row, hub_features, source_files
+
+Names = Mapping[str, tuple[str, ...]]
+"""Column -> names by number."""
+_FIELDS = ("label", "labels")
+
+
+def declared(settings: Mapping[str, Any], cache_dir: Path | str | None = None) -> Names:
+    """Names of all columns of a source that declares some.
+
+    RecipeError where two files of it declare others: one number would mean two classes.
+    """
+    if is_loaded_hub_id(settings["path"]):
+        return _of_features(hub_features(settings, cache_dir))
+    found: Names | None = None
+    for file in source_files(settings):
+        names = _of_features(_file_features(file))
+        if found is not None and names != found:
+            message = "declares other classes (ClassLabel) than the files before it"
+            hint = "read the files as one source for each list of classes, or write the names into the rows"
+            raise RecipeError(Problem("labels", message, file=str(file), hint=hint))
+        found = names
+    return found or {}
+
+
+def _file_features(file: Path) -> Any:
+    schema = file_schema(file)
+    stored = (schema.metadata or {}).get(b"huggingface") if schema is not None else None
+    try:
+        whole = parse_json(stored.decode()) if stored else {}
+        return whole["info"]["features"] if stored else {}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _of_features(features: Any) -> Names:
+    """features: as `datasets.Features.to_dict` gives them."""
+    found = {}
+    for column, feature in features.items() if isinstance(features, Mapping) else ():
+        if isinstance(feature, list) and feature:  # as older versions write a list
+            feature = feature[0]
+        elif isinstance(feature, Mapping) and "feature" in feature:
+            feature = feature["feature"]
+        names = feature.get("names") if isinstance(feature, Mapping) else None
+        if isinstance(names, list) and names and len(set(map(str, names))) == len(names):
+            found[str(column)] = tuple(map(str, names))
+    return found
+
+
+def of_labels(names: Names, columns: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the column that holds the labels; empty without any. columns: field -> column."""
+    return next((names[columns[field]] for field in _FIELDS if columns.get(field) in names), ())
+
+
+def with_names(row: Row, names: Sequence[str]) -> Row:
+    """A canonical row with names in place of whole-number labels. RecipeError for a number without one."""
+    field = next(field for field in _FIELDS if field in row.values)
+    value = row.values[field]
+    if isinstance(value, list | tuple):
+        return Row({**row.values, field: [_named(row, item, names) for item in value]}, row.file, row.number)
+    return Row({**row.values, field: _named(row, value, names)}, row.file, row.number)
+
+
+def _named(row: Row, label: Any, names: Sequence[str]) -> Any:
+    if not isinstance(label, int) or isinstance(label, bool) or label == IGNORED:
+        return label
+    if not 0 <= label < len(names):
+        message = f"label {label} is none of the {len(names)} classes that the data set declares"
+        raise bad_row(row, message, "-1 marks rows without a label: leave them out")
+    return names[label]
