@@ -39,6 +39,7 @@ PROMISED = {
     "smollm2_135m_chat",
     "qwen3_8b_dpo",
     "qwen3_8b_reward",
+    "qwen3_8b_kto",
     "pretrain_llama_200m",
     "qwen3_vl_8b_lora_24gb",
     "gemma3_4b_vision_lora",

@@ -101,7 +101,7 @@ REFUSED_TRAINING = {
     "simpo": "trl 1.16 has SimPO in trl.experimental alone, as a loss of its CPO",
     "cpo": "trl 1.16 has CPO in trl.experimental alone, which no task here starts",
     "ebft": "a trainer of axolotl's own",
-    **dict.fromkeys(("kto", "grpo", "gdpo", "ppo", "bco"), _NOT_HERE),
+    **dict.fromkeys(("grpo", "gdpo", "ppo", "bco"), _NOT_HERE),
 }
 """Kinds of `rl` -> why they are refused."""
 

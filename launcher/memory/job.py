@@ -51,6 +51,8 @@ class MemoryJob:
     """Sequences of `sequence_length` that one sample of a micro-batch brings: 2 for preference pairs."""
     reference_model: bool = False
     """A frozen second copy of the weights is held on the device."""
+    extra_forwards: int = 0
+    """Forward passes without gradients of each micro-batch, besides the one of training."""
     document_mask: bool = False
     """Rows hold several documents, which a mask keeps apart (FlashAttention does without)."""
     spread: int = 1

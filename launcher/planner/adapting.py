@@ -90,8 +90,8 @@ def ways_out(plan: Plan) -> list[str]:
     For people: what a fix refuses, or what would not need less, is found when it is tried.
     """
     sizes, job = [plan.batch.micro], plan.job
-    while sizes[-1] > 1:
-        sizes.append(_half(sizes[-1], plan.batch.micro * plan.batch.accumulation))
+    while (smaller := _half(plan, sizes[-1])) is not None:
+        sizes.append(smaller)
     ways = [f"micro-batch {', '.join(map(str, sizes[1:]))}"] if len(sizes) > 1 else []
     if not job.checkpointing:
         ways.append("activation checkpointing")
@@ -168,8 +168,7 @@ def _savings(failed: Plan, moment: Moment) -> Iterator[tuple[Changes, str]]:
     if moment == "evaluating":
         yield from _smaller_evaluation(failed)
     if moment == "training":
-        if batch.micro > 1:
-            micro = _half(batch.micro, batch.micro * batch.accumulation)
+        if (micro := _half(failed, batch.micro)) is not None:
             accumulation = batch.micro * batch.accumulation // micro
             change: Changes = {_MICRO: micro}
             if job.eval_batch > micro:
@@ -187,15 +186,23 @@ def _savings(failed: Plan, moment: Moment) -> Iterator[tuple[Changes, str]]:
     yield from _saves_more(failed)
 
 
-def _half(size: int, per_rank: int) -> int:
-    """The largest micro-batch of at most half of `size` that divides the samples of a rank."""
-    return max(divisor for divisor in divisors(per_rank) if divisor <= max(1, size // 2))
+def _half(plan: Plan, size: int) -> int | None:
+    """The largest micro-batch of at most half of `size` that divides the samples of a rank, and that the
+    loss takes; None where there is none."""
+    smaller = range(_least_batch(plan), size // 2 + 1)
+    sizes = divisors(plan.batch.micro * plan.batch.accumulation)
+    return max((one for one in sizes if one in smaller), default=None)
+
+
+def _least_batch(plan: Plan) -> int:
+    return plan.task.least_batch(plan.fields(plan.trainer))[0]
 
 
 def _smaller_evaluation(failed: Plan) -> Iterator[tuple[Changes, str]]:
     size = failed.job.eval_batch
-    if size > 1:
-        yield {_EVAL: size // 2}, f"an evaluation of {size} samples ran out of memory: {size // 2} at a time"
+    if size > (least := _least_batch(failed)):
+        half = max(least, size // 2)
+        yield {_EVAL: half}, f"an evaluation of {size} samples ran out of memory: {half} at a time"
     keeps_logits = failed.trainer.prediction_loss_only is False
     if keeps_logits and failed.trainer.eval_accumulation_steps != 1:
         yield (

@@ -171,7 +171,9 @@ class Bench:
         copies = copies_of(recipe, facts.hardware)
         job = base_job(draft, facts.model, facts.hardware, copies)
         self._job = with_prepared(job, facts.images, draft)
-        self.batches = _one_micro_batch(draft, _batches(draft, recipe, copies))
+        self._least, why = draft.task.least_batch(draft.fields(draft.trainer))
+        batches = _large_enough(draft, _batches(draft, recipe, copies), self._least, why)
+        self.batches = _one_micro_batch(draft, batches)
         self.seen: dict[tuple[int, bool, int], Candidate] = {}
         self._kept: int | None = None
 
@@ -262,9 +264,9 @@ class Bench:
             sized = replace(job, eval_batch=size)
             memory = self._memory(sized)
             settled = memory.fits is not False or memory.moment != "evaluating"
-            if settled or asked or size <= 1:
+            if settled or asked or size <= self._least:
                 return sized, memory
-            size //= 2
+            size = max(size // 2, self._least)
 
     def _memory(self, job: MemoryJob) -> MemoryEstimate:
         facts = self._facts
@@ -310,6 +312,18 @@ def _batches(draft: Draft, recipe: Recipe, copies: int) -> list[Batch]:
             raise draft.refuse("batch-not-divisible", "trainer.per_device_train_batch_size", message, hint)
         return [Batch(pinned, per_rank // pinned, copies)]
     return [Batch(m, per_rank // m, copies) for m in reversed(divisors(per_rank))]
+
+
+def _large_enough(draft: Draft, batches: Sequence[Batch], least: int, why: str) -> list[Batch]:
+    """The batches that the loss takes. RecipeError where none is."""
+    enough = [batch for batch in batches if batch.micro >= least]
+    if not enough:
+        largest = batches[0]
+        message = f"leaves micro-batches of {largest.micro} to {largest.data_parallel} data-parallel ranks, "
+        message += f"but {why}"
+        hint = f"use at least {least * largest.data_parallel}, or fewer devices"
+        raise draft.refuse("batch-too-small", "global_batch_size", message, hint)
+    return enough
 
 
 def _one_micro_batch(draft: Draft, batches: Sequence[Batch]) -> list[Batch]:

@@ -33,8 +33,6 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         micro_batch=1,
         sequence_length=spec.tokens_per_sample or _length(draft),
         sequences_per_sample=task.sequences_per_sample,
-        # An adapter is switched off to have the reference; a full model needs a frozen copy.
-        reference_model=task.has_reference and not has_adapter and not draft.trainer.precompute_ref_log_probs,
         spread=_devices_of_map(draft.model.device_map, hardware),
         document_mask=one_row or bool(draft.data.packing),
         one_row=one_row,
@@ -68,7 +66,18 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         padded=_padded(draft, spec),
         extra_frozen=_token_rows(draft, spec) if has_adapter else 0,
     )
+    job = _with_reference(job, draft)
     return engine.completed(job if adapter is None else _with_adapter(job, adapter, spec), draft)
+
+
+def _with_reference(job: MemoryJob, draft: Draft) -> MemoryJob:
+    """With what the loss computes besides the model's own gradients.
+
+    An adapter is switched off to have the reference; a full model needs a frozen copy.
+    """
+    task, trainer = draft.task, draft.fields(draft.trainer)
+    held = task.needs_reference(trainer) and not job.adapter
+    return replace(job, reference_model=held, extra_forwards=task.extra_forwards(trainer))
 
 
 def _with_adapter(job: MemoryJob, adapter: Adapted, spec: ModelSpec) -> MemoryJob:

@@ -15,7 +15,6 @@ from launcher.facts.model import ModelSpec
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.tensor_parallel import on_rank
 from launcher.plan.plan import StepTime
-from launcher.tasks import task_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +213,8 @@ def _flops(spec: ModelSpec, job: MemoryJob, parts: int) -> float:
     # Backward: gradients of what came in, those of the weights where they are trained; attention has both.
     backward = (1 if job.adapter else 2) * (linears + head) + 2 * attention + 2 * adapter
     again = forward if job.checkpointing else 0.0
-    reference = linears + attention + head if task_named(spec.task).has_reference else 0.0
-    return forward + head + backward + again + reference
+    extra = job.extra_forwards * (linears + attention + head)
+    return forward + head + backward + again + extra
 
 
 def _active_experts(spec: ModelSpec) -> int:

@@ -42,9 +42,10 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRec
     given = {name for name in LENGTHS if _is_set(loaded, f"trainer.{name}")}
     gone -= given
     trainer = {k: v for k, v in recipe.trainer.items() if k not in gone}
+    least, _ = task_named(recipe.task).least_batch(trainer)
     changed: dict[str, object] = {
         "max_steps": STEPS, "save_steps": 2, "logging_steps": 1,
-        "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": least, "gradient_accumulation_steps": 2,
     }  # fmt: skip
     if recipe.trainer.get("eval_strategy") == "steps":
         changed["eval_steps"] = 2

@@ -40,7 +40,6 @@ _RL = "use trl's GRPOTrainer or RLOOTrainer: training that generates its own sam
 _PAIRS = "use trl.experimental; `task: dpo` trains on the same pairs with trl's DPOTrainer"
 _UNSUPPORTED_TASKS = {
     **dict.fromkeys(("grpo", "rl", "rlhf", "ppo", "rloo", "reinforce", "online-dpo"), _RL),
-    "kto": "use trl's KTOTrainer; `task: dpo` needs pairs of a chosen and a rejected answer",
     **dict.fromkeys(("orpo", "cpo", "simpo"), _PAIRS),
 }  # fmt: skip
 """Task of other tools -> what trains it."""

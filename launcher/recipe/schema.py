@@ -340,7 +340,8 @@ class Recipe(Section):
     task: Task = DEFAULT_TASK
     """What is trained: a causal language model (also from scratch, with `model.config`), a
     sequence-to-sequence model, a classifier of texts, tokens or images, a model of images and text
-    (`image-text-to-text`), or preferences (`dpo`, with trl)."""
+    (`image-text-to-text`), preferences (`dpo`), answers
+    labelled good or bad (`kto`), or a reward model (`reward`); the last three with trl."""
     model: ModelSection
     """The base model."""
     adapter: AdapterSection | None = None

@@ -8,6 +8,7 @@ from launcher.tasks.causal_lm import CausalLM
 from launcher.tasks.dpo import DPO
 from launcher.tasks.image_classification import ImageClassification
 from launcher.tasks.image_text_to_text import ImageTextToText
+from launcher.tasks.kto import KTO
 from launcher.tasks.reward import Reward
 from launcher.tasks.rows import RowFormat
 from launcher.tasks.seq2seq_lm import Seq2SeqLM
@@ -23,6 +24,7 @@ TASKS: tuple[Task, ...] = (
     ImageClassification(),
     ImageTextToText(),
     DPO(),
+    KTO(),
     Reward(),
 )
 """The first is the default of a recipe."""

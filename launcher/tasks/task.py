@@ -112,7 +112,7 @@ class Task:
     sequences_per_sample: ClassVar[int] = 1
     """Rows of a micro-batch that one sample makes."""
     has_reference: ClassVar[bool] = False
-    """Whether each step also runs a frozen reference model."""
+    """Whether its losses compare the model with a frozen one."""
     untraceable: ClassVar[str] = ""
     """Why the memory of a step cannot be traced; empty where it can."""
 
@@ -183,6 +183,18 @@ class Task:
         """Problems between fields of `trainer:` that the Trainer would find only when it is built."""
         return []
 
+    def needs_reference(self, trainer: Mapping[str, Any]) -> bool:
+        """Whether each step of a run with these fields of `trainer:` runs a frozen reference model."""
+        return self.has_reference and not precomputes(trainer)
+
+    def extra_forwards(self, trainer: Mapping[str, Any]) -> int:
+        """Forward passes without gradients that each micro-batch has besides the one of training."""
+        return int(self.needs_reference(trainer))
+
+    def least_batch(self, trainer: Mapping[str, Any]) -> tuple[int, str]:
+        """(the smallest micro-batch that its loss can have, why)."""
+        return 1, ""
+
     @property
     def architecture_suffix(self) -> str:
         """How class names of models with this head end: ForCausalLM."""
@@ -217,15 +229,13 @@ class Task:
         return self.architectures == ("encoder-decoder",)
 
 
-class PairTask(Task):
-    """A task on a chosen and a rejected answer, with a trainer of trl."""
+class TrlTask(Task):
+    """A task with a trainer of trl, whose samples are batches of its own collator."""
 
     packages = ("trl",)
     extra = "dpo"
-    row_formats = (PREFERENCE,)
     own_padding = "trl pads, as trainer.pad_to_multiple_of says"
     prepared_by = ("trl",)
-    sequences_per_sample = 2
     adapter_dropout = False
     own_metrics = True
     owned_arguments = {
@@ -236,7 +246,7 @@ class PairTask(Task):
         "pad_token": "the tokenizer decides it",
     }
     smoothing_hint: ClassVar[str]
-    """What to do about a `label_smoothing_factor`, which trl's losses of pairs do not read."""
+    """What to do about a `label_smoothing_factor`, which trl's losses do not read."""
 
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
         if trainer.get("label_smoothing_factor") in (None, 0):
@@ -246,6 +256,18 @@ class PairTask(Task):
             "has no effect: the loss of trl's trainer does not read it",
         )
         return [Problem("conflict", message, path=path, hint=self.smoothing_hint)]
+
+
+class PairTask(TrlTask):
+    """A task on a chosen and a rejected answer."""
+
+    row_formats = (PREFERENCE,)
+    sequences_per_sample = 2
+
+
+def precomputes(trainer: Mapping[str, Any]) -> bool:
+    """Whether the log-probabilities of the reference are computed before training, which then has none."""
+    return bool(trainer.get("precompute_ref_log_probs"))
 
 
 def columns_needed(trainer: Mapping[str, Any]) -> list[Problem]:

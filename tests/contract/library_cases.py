@@ -93,6 +93,14 @@ PAIRS = [
     }
     for i in range(42)
 ]
+JUDGED = [
+    {
+        "prompt": words(i, 1, 12),
+        "completion": f" w{i % 2} " + words(100 + i, 1, 12),
+        "label": i % 4 not in (0, 3),
+    }
+    for i in range(42)
+]
 TRANSLATED = [{"prompt": words(i, 1, 40), "completion": words(100 + i, 1, 20)} for i in range(42)]
 LABELLED = [{"text": words(i, 1, 9), "label": ("bad", "fine", "good")[i % 3]} for i in range(42)]
 SCORED = [{"text": row["text"], "label": len(row["text"]) / 40 + i % 3} for i, row in enumerate(LABELLED)]
@@ -132,6 +140,20 @@ def plain_dpo(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
     return DPOTrainer(
         model=transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32"),
         args=DPOConfig(**args, max_length=LENGTH, bf16=False),
+        train_dataset=datasets.Dataset.from_list(list(rows)),
+        processing_class=transformers.AutoTokenizer.from_pretrained(model),
+    )
+
+
+def plain_kto(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
+    """Rows in their order, which trl's KTOTrainer requires."""
+    import datasets
+    import transformers
+    from trl import KTOConfig, KTOTrainer
+
+    return KTOTrainer(
+        model=transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32"),
+        args=KTOConfig(**args, max_length=LENGTH, bf16=False),
         train_dataset=datasets.Dataset.from_list(list(rows)),
         processing_class=transformers.AutoTokenizer.from_pretrained(model),
     )
@@ -236,6 +258,33 @@ def plain_tokens(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
 
 CASES: dict[str, Case] = {
     "dpo": Case(llama, PAIRS, plain_dpo, {"task": "dpo", "trainer": {"beta": 0.2}}, {"beta": 0.2}, "trl"),
+    "dpo, ipo": Case(
+        llama,
+        PAIRS,
+        plain_dpo,
+        {"task": "dpo", "trainer": {"loss_type": "ipo"}},
+        {"loss_type": ["ipo"]},
+        "trl",
+    ),
+    "dpo, without a reference": Case(
+        llama,
+        PAIRS,
+        plain_dpo,
+        {"task": "dpo", "trainer": {"loss_type": "sft"}},
+        {"loss_type": ["sft"]},
+        "trl",
+    ),
+    "kto": Case(
+        llama,
+        JUDGED,
+        plain_kto,
+        {
+            "task": "kto",
+            "trainer": {"undesirable_weight": 1.5, "train_sampling_strategy": "sequential"},
+        },
+        {"undesirable_weight": 1.5},
+        "trl",
+    ),
     "reward": Case(
         lambda: llama("LlamaForSequenceClassification", num_labels=1),
         PAIRS,

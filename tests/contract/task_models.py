@@ -38,6 +38,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "causal-lm": TINY_LLAMA,
     "dpo": TINY_LLAMA,
     "reward": TINY_LLAMA,
+    "kto": TINY_LLAMA,
     "seq2seq-lm": TINY_T5,
     "sequence-classification": {"model_type": "bert", **SIZES},
     "token-classification": {"model_type": "bert", **SIZES},

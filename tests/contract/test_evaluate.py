@@ -35,6 +35,7 @@ FORMATS = {
     "image-classification": "image",
     "dpo": "preference",
     "reward": "preference",
+    "kto": "unpaired-preference",
 }
 
 
@@ -82,11 +83,12 @@ def test_it_is_the_loss_at_the_end_of_the_run(tmp_path, changes):
     [
         ("seq2seq-lm", ALL), ("sequence-classification", None), ("token-classification", ALL),
         ("image-classification", ALL), ("dpo", None), ("dpo", ALL), ("reward", ALL),
+        ("kto", None), ("kto", ALL),
     ],
-    ids=["seq2seq", "texts", "words", "pictures", "dpo", "dpo-lora", "reward"],
+    ids=["seq2seq", "texts", "words", "pictures", "dpo", "dpo-lora", "reward", "kto", "kto-lora"],
 )  # fmt: skip
 def test_every_task(tmp_path, task, adapter):
-    if task in ("dpo", "reward"):
+    if task in ("dpo", "reward", "kto"):
         pytest.importorskip("trl")
     rows = [{"path": "unused", "format": FORMATS[task], "columns": {}}]
     changes = {"task": task, "model.config": CONFIGS[task], "data.train": rows, **SPLIT}
@@ -96,6 +98,7 @@ def test_every_task(tmp_path, task, adapter):
     assert ("accuracy" in metrics) == (task == "reward" or task.endswith("-classification"))
     assert ("perplexity" in metrics) == (task == "seq2seq-lm")
     assert ("rewards/accuracies" in metrics) == (task == "dpo")
+    assert ("rewards/margins" in metrics) == (task in ("dpo", "kto"))
 
 
 def test_preferences_are_measured_from_where_training_began(tmp_path):

@@ -141,6 +141,7 @@ TASKS = {
     "image-classification": "image",
     "dpo": "preference",
     "reward": "preference",
+    "kto": "unpaired-preference",
 }
 
 
@@ -153,7 +154,7 @@ TASKS = {
     ),
 )
 def test_every_task(tmp_path, task, quantization):
-    if task in ("dpo", "reward"):
+    if task in ("dpo", "reward", "kto"):
         pytest.importorskip("trl")
     rows = [{"path": "unused", "format": TASKS[task], "columns": {}}]
     changes = {"task": task, "model.config": CONFIGS[task], "adapter": ALL, "data.train": rows, **STEPS}

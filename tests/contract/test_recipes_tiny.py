@@ -24,6 +24,7 @@ OF_EACH_TASK = (
     "vit_l16",
     "qwen3_8b_dpo",
     "qwen3_8b_reward",
+    "qwen3_8b_kto",
     "pretrain_llama_200m",
 )
 ROWS = 64
@@ -50,7 +51,7 @@ def cases() -> list:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("recipe", cases())
 def test_a_shipped_recipe_trains(recipe, tmp_path, monkeypatch):
-    if section(recipe, "task") in ("dpo", "reward"):
+    if section(recipe, "task") in ("dpo", "reward", "kto"):
         pytest.importorskip("trl")
     out = tmp_path / "out"
     monkeypatch.chdir(tmp_path)

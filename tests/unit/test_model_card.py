@@ -130,6 +130,7 @@ def test_no_line_of_the_recipe_ends_its_code_block():
         ("token-classification", "token-classification"),
         ("image-classification", "image-classification"),
         ("dpo", "text-generation"),
+        ("kto", "text-generation"),
         ("reward", "text-classification"),
     ],
 )

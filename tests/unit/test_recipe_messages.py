@@ -45,7 +45,7 @@ RECIPES: list[dict[str, str]] = [
     {**REGRESSION, "trainer": "{label_smoothing_factor: 0.1}"},
     {"todo": "x"},
     {"todo": "[choose a learning rate]"},
-    {"task": "grpo"}, {"task": "kto"}, {"task": "orpo"}, {"task": "vlm"}, {"task": "sft"},
+    {"task": "grpo"}, {"task": "orpo"}, {"task": "vlm"}, {"task": "sft"},
     {"sharding": "{pp_size: 2, ep_size: 2}"},
     {"trainer": f"{{run_name: {TOKEN}}}"},
     {"trainer": "{run_name: '${ENV:HF_TOKEN}'}"},

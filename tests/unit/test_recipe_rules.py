@@ -21,6 +21,7 @@ FORMATS = {
     "image-text-to-text": ["image-chat", "image-prompt"],
     "dpo": ["preference"],
     "reward": ["preference"],
+    "kto": ["unpaired-preference", "unpaired-instruction", "unpaired-chat"],
 }
 
 
@@ -85,7 +86,6 @@ def test_everything_a_recipe_of_the_new_keys_can_say(tmp_path):
     [
         ("grpo", "GRPOTrainer"),
         ("PPO", "RLOOTrainer"),
-        ("kto", "KTOTrainer"),
         ("orpo", "trl.experimental"),
     ],
 )
@@ -97,7 +97,7 @@ def test_unsupported_tasks_are_refused_with_an_alternative(tmp_path, task, alter
 
 def test_the_alternatives_name_trainers_that_trl_has():
     trl = pytest.importorskip("trl")
-    for name in ("GRPOTrainer", "RLOOTrainer", "KTOTrainer", "DPOTrainer"):
+    for name in ("GRPOTrainer", "RLOOTrainer", "DPOTrainer"):
         assert hasattr(trl, name)
 
 
@@ -299,6 +299,42 @@ def test_other_names_of_a_task(tmp_path, task, meant):
         ),
         ({"task": "dpo", "more": "trainer: {loss_type: exo_pair}"}, "conflict", "trainer.loss_type"),
         (
+            {"task": "dpo", "more": "trainer: {loss_type: apo_zero, f_divergence_type: forward_kl}"},
+            "conflict",
+            "trainer.f_divergence_type",
+        ),
+        (
+            {"task": "dpo", "more": "trainer: {loss_type: robust, label_smoothing: 0.5}"},
+            "conflict",
+            "trainer.label_smoothing",
+        ),
+        (
+            {"task": "dpo", "more": "trainer: {loss_type: sft, precompute_ref_log_probs: true}"},
+            "conflict",
+            "trainer.precompute_ref_log_probs",
+        ),
+        (
+            {"task": "kto", "more": "trainer: {per_device_train_batch_size: 1}"},
+            "conflict",
+            "trainer.per_device_train_batch_size",
+        ),
+        (
+            {"task": "kto", "more": "trainer: {per_device_eval_batch_size: 1}"},
+            "conflict",
+            "trainer.per_device_eval_batch_size",
+        ),
+        (
+            {"task": "kto", "more": "trainer: {precompute_ref_log_probs: true}"},
+            "conflict",
+            "trainer.precompute_ref_log_probs",
+        ),
+        (
+            {"task": "kto", "more": "trainer: {label_smoothing_factor: 0.1}"},
+            "conflict",
+            "trainer.label_smoothing_factor",
+        ),
+        ({"task": "kto", "data": "overlong: drop"}, "conflict", "data.overlong"),
+        (
             {"task": "dpo", "more": "trainer: {loss_type: aot, use_weighting: true}"},
             "conflict",
             "trainer.use_weighting",
@@ -344,6 +380,16 @@ def test_rule(tmp_path, parts, code, path):
         {"task": "dpo", "model": "gguf_file: a.gguf"},
         {"task": "dpo", "more": "trainer: {loss_type: exo_pair, label_smoothing: 0.001, beta: 0.2}"},
         {"task": "reward", "more": "trainer: {label_smoothing_factor: 0.0}"},
+        {"task": "dpo", "more": "trainer: {loss_type: [sft, sigmoid], precompute_ref_log_probs: true}"},
+        {
+            "task": "kto",
+            "more": "trainer: {loss_type: apo_zero_unpaired, per_device_train_batch_size: 1, "
+            "precompute_ref_log_probs: true}",
+        },
+        {
+            "task": "kto",
+            "more": "trainer: {train_sampling_strategy: sequential, precompute_ref_log_probs: true}",
+        },
         {"data": "fim: null, loss_on: null, metrics: []", "more": "early_stopping: null"},
     ],
 )  # fmt: skip

@@ -49,11 +49,27 @@ def refused(values, task="causal-lm", **options):
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "label": False},
     ],
 )
-def test_answers_with_a_label_are_of_a_task_that_is_not_there(row):
+def test_answers_with_a_label_are_for_kto(row):
     problem = refused(row)
     assert problem.code == "rows-of-another-task"
     assert "task kto" in problem.message
-    assert "no task kto" in problem.hint
+    assert "`task: kto`" in problem.hint
+
+
+@pytest.mark.parametrize("task", ["dpo", "reward"])
+@pytest.mark.parametrize("row", [{**PAIR, "label": True}, {"messages": CHAT, "kto_tag": False}])
+def test_answers_with_a_label_are_no_pairs(row, task):
+    problem = refused(row, task)
+    assert problem.code in ("rows-of-another-task", "format-unknown")
+    assert "kto" in problem.hint
+
+
+def test_pairs_and_rows_without_a_label_are_not_for_kto():
+    pair = refused({"prompt": "a", "chosen": "b", "rejected": "c"}, "kto")
+    assert (pair.code, "dpo" in pair.hint) == ("format-unknown", True)
+    both = refused({**PAIR, "label": True, "rejected": "c"}, "kto")
+    assert (both.code, "`task: dpo`" in both.hint) == ("rows-of-another-task", True)
+    assert refused(PAIR, "kto").code == "format-unknown"
 
 
 def test_the_label_of_a_class_is_no_judgement_of_the_answer():

@@ -83,13 +83,14 @@ def test_experts_are_counted_as_far_as_a_token_passes_them() -> None:
     assert work(job, MIXTRAL).flops == 3 * (2 * 2048 * (shared + active) + attention)
 
 
-def test_a_preference_pair_costs_the_reference_too() -> None:
+@pytest.mark.parametrize("extra", [0, 1, 3])
+def test_a_pair_costs_the_passes_without_gradients_too(extra) -> None:
     config = shipped_model_config("huggyllama/llama-7b")
     assert config is not None
     dpo = read_model_spec("m", config, "shipped facts", "dpo")
-    pair = replace(LORA, sequences_per_sample=2, micro_batch=1)
+    pair = replace(LORA, sequences_per_sample=2, micro_batch=1, extra_forwards=extra)
     forward = 2 * 2048 * (LINEARS + HIDDEN * VOCAB) + 4 * 2048 * 1024 * LAYERS * HIDDEN
-    assert work(pair, dpo).flops - work(LORA).flops == forward
+    assert work(pair, dpo).flops - work(LORA).flops == extra * forward
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,8 @@ def _arrow_type(name: str, values: Sequence[Any]) -> Any:
         return pa.list_(pa.string())
     if name == "image_contents":
         return pa.list_(pa.large_binary())
+    if isinstance(values[0], bool):
+        return pa.bool_()
     if not isinstance(values[0], list):
         return pa.float32() if isinstance(values[0], float) else pa.int64()
     return pa.list_(pa.float32() if values[0] and isinstance(values[0][0], float) else pa.int32())

@@ -18,6 +18,7 @@ from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks import FORMATS, task_named
 from launcher.tasks.dpo import DPO
 from launcher.tasks.image_text_to_text import ImageTextToText
+from launcher.tasks.kto import KTO
 from launcher.tasks.reward import Reward
 from launcher.tasks.token_classification import TokenClassification
 from launcher.train.data.messages import OF_ROWS, is_mask_key, masks_row
@@ -43,6 +44,7 @@ _PAIRS = (
 _CHECKS = ("ground_truth", "reward_model", "verification_info", "reward_fn", "reward_spec")
 _ANSWERED = ("instruction", "prompt-completion", "chat", "image-chat", "image-prompt")
 """Formats whose rows hold a question and its answer."""
+_LABELLED = tuple(one.name for one in KTO.row_formats)
 _CHATS = ("chat", "image-chat")
 """Formats of which a column can mask messages."""
 _TOOLS = "tools that the model may call"
@@ -91,7 +93,7 @@ class Kind:
 
 def is_kto_label(name: str, value: Any) -> bool:
     """Whether a column holds labels of KTO: yes or no."""
-    if name not in _KTO_LABELS or name.startswith("kto") or isinstance(value, bool):
+    if name not in _KTO_LABELS or name.startswith(KTO.name) or isinstance(value, bool):
         return name in _KTO_LABELS
     return value in (0, 1) if isinstance(value, int | float) else str(value).strip().lower() in _FLAGS
 
@@ -127,7 +129,7 @@ KINDS = (
         lambda row: any(is_side(name, "rejected") and is_content(value) for name, value in row.items()),
     ),
     Kind(
-        "kto", "answers with a label that says good or bad",
+        KTO.name, "answers with a label that says good or bad",
         lambda row: _has_any(row, *_ANSWERS) and any(is_kto_label(*column) for column in row.items()),
     ),
     Kind(
@@ -238,15 +240,19 @@ def _column(column: str, fmt: str) -> _Column | None:
     if fmt != "preference" and (is_side(name, "chosen") or is_side(name, "rejected")):
         return _Column("an answer of a preference pair", DPO.name)
     if fmt in _ANSWERED and is_kto_label(name, True):
-        return _Column("a label that says whether the answer is good", "kto", "kto label")
+        return _Column("a label that says whether the answer is good", KTO.name, "kto label")
     if fmt in _ANSWERED and name in COMPARED:
         return _Column("texts that the conversation is compared with", "embedding", "nothing")
     is_read = fmt in _CHATS and column in OF_ROWS
-    if fmt in (*_ANSWERED, "text", "preference", "tokens") and is_mask_key(column) and not is_read:
+    if (
+        fmt in (*_ANSWERED, *_LABELLED, "text", "preference", "tokens")
+        and is_mask_key(column)
+        and not is_read
+    ):
         return _Column("a mask of the loss", judged_by="mask")
     if fmt == "classification" and name in _SECOND:
         return _Column(_PAIR)
-    if fmt in (*_ANSWERED, "preference", "image") or (fmt == "text" and name in _BESIDE_TEXT):
+    if fmt in (*_ANSWERED, *_LABELLED, "preference", "image") or (fmt == "text" and name in _BESIDE_TEXT):
         what = _CONVERSATION.get(name)
         return None if what is None else _Column(what)
     return None

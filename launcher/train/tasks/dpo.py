@@ -5,23 +5,25 @@ Importing this module imports trl. MachineError when that fails.
 
 from __future__ import annotations
 
-import copy
-import shutil
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from transformers import set_seed
+import torch
 
+from launcher.tasks.dpo import is_reference_free
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.sources import Row
 from launcher.train.job import Job
-from launcher.train.model.processing import local_or_hub
-from launcher.train.tasks.pairs import TrainPairs, importing_trl, refuse_mixture
+from launcher.train.tasks.pairs import importing_trl, refuse_mixture
+from launcher.train.tasks.reference import (
+    ReferenceTrainer,
+    TrainAgainstReference,
+    make_reference,
+)
 from launcher.train.tasks.task import Shown
-from launcher.train.trainers import PreparedTrainer
-from launcher.train.upstream.trl_seams import preference_samples
+from launcher.train.upstream.trl_seams import preference_samples, without_loading_reference
 
 with importing_trl("dpo"):
     from trl import DPOConfig, DPOTrainer
@@ -29,44 +31,25 @@ with importing_trl("dpo"):
 _COLUMNS = ["prompt_ids", "chosen_ids", "rejected_ids"]
 
 
-class PreparedDpoTrainer(PreparedTrainer, DPOTrainer):
+class PreparedDpoTrainer(ReferenceTrainer, DPOTrainer):
     """DPOTrainer for rows of `encode_preferences`.
 
-    `keep_initial_adapter`: the reference is the adapter as it was before training (a continued one), not the
-    bare model.
+    `reference_free`: the losses read no reference, so none is built or run; rewards are beta times the
+    log-probability itself, as with a reference that gives all answers the same one.
     """
 
-    def __init__(self, model: Any, *, keep_initial_adapter: bool, **more: Any) -> None:
-        super().__init__(model=model, **more)
-        if not keep_initial_adapter and "ref" in getattr(model, "peft_config", {}):
-            # Without its frozen copy trl switches a new adapter off instead, which is the same model.
-            model.delete_adapter("ref")
+    def __init__(self, model: Any, *, reference_free: bool, **more: Any) -> None:
+        with without_loading_reference() if reference_free else contextlib.nullcontext():
+            super().__init__(model=model, **more)
+        self._reference_free = reference_free
+        if reference_free:
+            self.precompute_ref_logps = True  # `compute_loss` brings them
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Weights without the reference adapter, which is the one that training started from."""
-        super().save_model(output_dir, _internal_call)
-        self.drop_reference(Path(output_dir or self.args.output_dir))
-
-    def drop_reference(self, folder: Path) -> None:
-        """Take the reference adapter out of what was saved."""
-        reference = folder / "ref"
-        if self.args.should_save and (reference / "adapter_config.json").is_file():
-            shutil.rmtree(reference)
-
-
-def make_reference(job: Job, args: Any, model: Any, processing: Any) -> Any:
-    """A frozen copy of a fully trained model; None where trl finds the reference inside the model."""
-    if job.has_adapter or args.precompute_ref_log_probs:
-        return None
-    if job.zero_stage == 3:
-        # Shards of a model cannot be copied; loading it again gives the same weights.
-        from launcher.train.model.models import load_model
-
-        set_seed(args.seed)
-        reference = load_model(job, processing)
-    else:
-        reference = copy.deepcopy(model)
-    return reference.eval().requires_grad_(False)
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._reference_free:
+            none = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2, dtype=torch.float32)
+            inputs = {**inputs, "ref_chosen_logps": none, "ref_rejected_logps": none}
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
 
 def encode_preferences(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:
@@ -95,7 +78,7 @@ def encode_preferences(job: Job, tokenizer: Any, rows: Sequence[Row]) -> Encoded
     return batch
 
 
-class TrainDPO(TrainPairs):
+class TrainDPO(TrainAgainstReference):
     encode = staticmethod(encode_preferences)
 
     def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
@@ -110,23 +93,11 @@ class TrainDPO(TrainPairs):
 
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
         reference = make_reference(job, common["args"], model, processing)
-        keep = job.adapter.path is not None
-        return PreparedDpoTrainer(**common, ref_model=reference, keep_initial_adapter=keep)
-
-    def as_it_began(self, job: Job, trainer: Any, processing: Any) -> None:
-        """The reference is what training began with; trl copies the weights that it is given."""
-        from launcher.train.model.models import load_model
-
-        if job.adapter.path:
-            from peft import load_peft_weights, set_peft_model_state_dict
-
-            from launcher.train.upstream.model_seams import adapters_by_own_names
-
-            weights = load_peft_weights(local_or_hub(job.adapter.path), device="cpu")
-            with adapters_by_own_names():
-                set_peft_model_state_dict(trainer.model, weights, adapter_name="ref")
-        elif not job.has_adapter:
-            trainer.ref_model.load_state_dict(load_model(job, processing).state_dict())
+        free = is_reference_free(job.fields(job.trainer))
+        keep = job.adapter.path is not None and not free
+        return PreparedDpoTrainer(
+            **common, ref_model=reference, keep_initial_adapter=keep, reference_free=free
+        )
 
 
 TRAIN_TASK = TrainDPO()

@@ -1,4 +1,4 @@
-"""Tasks on a chosen and a rejected answer: what their encoders and trl's trainers have in common."""
+"""Tasks with a trainer of trl: what the encoders of their rows have in common."""
 
 from __future__ import annotations
 
@@ -37,21 +37,23 @@ class TrainPairs(TrainTask):
     """A task whose batches trl's trainer makes, of samples that `encode` makes."""
 
     encode: Callable[[Job, Any, Sequence[Row]], EncodedBatch]
-    """Rows {prompt, chosen, rejected}, all text or all messages, as samples; equal answers are dropped."""
+    """Rows {prompt} and `answers`, all text or all messages, as samples; equal answers are dropped."""
+    answers: tuple[str, ...] = ("chosen", "rejected")
+    """Canonical fields of a row that each continue its prompt."""
 
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
-        return PreferenceEncoder(job, processing, partial(self.encode, job, processing))
+        return PreferenceEncoder(job, processing, partial(self.encode, job, processing), self.answers)
 
     def collator(self, job: Job, processing: Any) -> None:
         return None
 
 
-def refuse_mixture(rows: Sequence[Row]) -> None:
+def refuse_mixture(rows: Sequence[Row], answer: str = "chosen") -> None:
     """RecipeError where some rows are text and some messages.
 
     trl checks the first row alone, and text of a later row loses its EOS.
     """
-    kinds = [isinstance(row.values["chosen"], str) for row in rows]
+    kinds = [isinstance(row.values[answer], str) for row in rows]
     for row, kind in zip(rows, kinds, strict=True):
         if kind is not kinds[0]:
             what = ("text", "messages") if kind else ("messages", "text")
@@ -61,15 +63,22 @@ def refuse_mixture(rows: Sequence[Row]) -> None:
 
 
 class PreferenceEncoder:
-    """Checks what the chat template leaves out of preference pairs; `encode` then makes samples of them."""
+    """Checks what the chat template leaves out of prompts and answers; then `encode` makes the samples."""
 
-    def __init__(self, job: Job, tokenizer: Any, encode: Callable[[Sequence[Row]], EncodedBatch]) -> None:
-        self.tokenizer, self.encode = tokenizer, encode
+    def __init__(
+        self,
+        job: Job,
+        tokenizer: Any,
+        encode: Callable[[Sequence[Row]], EncodedBatch],
+        answers: Sequence[str],
+    ) -> None:
+        self.tokenizer, self.encode, self.answers = tokenizer, encode, answers
         self._rendered = RenderCheck(template_origin(job), masked=False)
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
         notes: Counter[str] = Counter()
-        rows = [row if isinstance(row.values["chosen"], str) else self._checked(row, notes) for row in rows]
+        first = self.answers[0]
+        rows = [row if isinstance(row.values[first], str) else self._checked(row, notes) for row in rows]
         batch = self.encode(rows)
         batch.notes = +notes
         return batch
@@ -86,7 +95,7 @@ class PreferenceEncoder:
             return taken, found
 
         prompt, values = row.values["prompt"], dict(row.values)
-        for name in ("chosen", "rejected"):
+        for name in self.answers:
             messages = [plain_message(message) for message in [*prompt, *row.values[name]]]
             taken, found = in_forms(find, messages, self._rendered.origin, row)
             notes.update(found)

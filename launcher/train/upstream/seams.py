@@ -192,6 +192,18 @@ SEAMS = (
         ("self._tokenizer", "args.max_length"),
     ),
     Seam(
+        "trl.trainer.dpo_trainer", "DPOTrainer.__init__", ("1.16.0", 513), "upstream/trl_seams.py",
+        "patch", "Loads the model a second time as the reference, which a loss without one never reads.",
+        ("self.ref_model = create_model_from_path(ref_model_path", "if self.ref_model is not None:"),
+    ),
+    Seam(
+        "trl.trainer.kto_trainer", "KTOTrainer._prepare_dataset", ("1.16.0", 1044), "upstream/trl_seams.py",
+        "override", "Rows are prepared before the ranks start, by this same method without a trainer; KL "
+        "pairs are made of each batch, or of neighbours where their log-probabilities are computed once.",
+        ("self._tokenizer", "args.max_length", "if self.calculate_KL:",
+         '= [examples["completion_ids"][-1]] + examples["completion_ids"][:-1]'),
+    ),
+    Seam(
         "trl.trainer.reward_trainer", "RewardTrainer._prepare_dataset", ("1.16.0", 649),
         "upstream/trl_seams.py", "override", "Rows are prepared before the ranks start.",
     ),

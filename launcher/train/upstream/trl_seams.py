@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,33 @@ class RowsArePrepared:
         """Nothing is sent."""
 
 
+class PairsOnce(RowsArePrepared):
+    """RowsArePrepared for KTOTrainer: neighbours are KL pairs where probabilities are computed only once."""
+
+    def _prepare_dataset(self, dataset: Any, processing: Any, args: Any, name: str) -> Any:
+        if not (self.precompute_ref_logps and self.calculate_KL):  # type: ignore[attr-defined]
+            return dataset
+        return dataset.map(_with_pairs, batched=True, batch_size=args.per_device_train_batch_size)
+
+
+def _with_pairs(samples: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    answers = samples["completion_ids"]
+    return {**samples, "KL_completion_ids": answers[-1:] + answers[:-1]}
+
+
+@contextlib.contextmanager
+def without_loading_reference() -> Iterator[None]:
+    """DPOTrainer without a reference: where it is given none, it would load the model a second time."""
+    from trl.trainer import dpo_trainer
+
+    load = dpo_trainer.create_model_from_path
+    dpo_trainer.create_model_from_path = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        dpo_trainer.create_model_from_path = load
+
+
 def preference_samples(
     rows: Sequence[Mapping[str, Any]], tokenizer: Any, max_length: int
 ) -> list[dict[str, Any]]:
@@ -24,12 +52,26 @@ def preference_samples(
 
     A stream, so that no batch leaves a cache file or a progress bar. Other columns are kept.
     """
-    from datasets import IterableDataset
     from trl import DPOConfig, DPOTrainer
+
+    settings = SimpleNamespace(max_length=max_length, truncation_mode=DPOConfig.truncation_mode)
+    return _prepared(DPOTrainer, rows, tokenizer, settings)
+
+
+def labelled_samples(
+    rows: Sequence[Mapping[str, Any]], tokenizer: Any, max_length: int
+) -> list[dict[str, Any]]:
+    """Rows {prompt, completion, label, …} as KTOTrainer prepares them, without the pairs of its KL term."""
+    from trl import KTOTrainer
+
+    return _prepared(KTOTrainer, rows, tokenizer, SimpleNamespace(max_length=max_length))
+
+
+def _prepared(trainer: Any, rows: Sequence[Mapping[str, Any]], tokenizer: Any, settings: Any) -> list[Any]:
+    from datasets import IterableDataset
 
     if not rows:
         return []
-    settings = SimpleNamespace(max_length=max_length, truncation_mode=DPOConfig.truncation_mode)
     stream = IterableDataset.from_generator(lambda: iter(rows))
-    holder = SimpleNamespace(_tokenizer=tokenizer)
-    return list(DPOTrainer._prepare_dataset(holder, stream, tokenizer, settings, "train"))
+    holder = SimpleNamespace(_tokenizer=tokenizer, calculate_KL=False)
+    return list(trainer._prepare_dataset(holder, stream, tokenizer, settings, "train"))

@@ -1,0 +1,195 @@
+"""KTO: samples as trl makes them, its trainer under the plan's values, and rows in every form."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("trl")
+
+from launcher.train.memory_meter import Meter
+from launcher.train.training import final_metrics, fit, make_arguments, make_trainer
+
+sys.path.insert(0, str(Path(__file__).parent))
+from small import Rows, job, llama, lora, metrics, tokenizer
+
+KTO = {
+    "task": "kto",
+    "trainer.learning_rate": 5e-3,
+    "trainer.per_device_train_batch_size": 4,
+    "trainer.per_device_eval_batch_size": 4,
+    "trainer.train_sampling_strategy": "random",
+    "data.max_length": 24,
+}
+MESSAGES = {
+    "prompt": [{"role": "user", "content": "w1 w2"}],
+    "completion": [{"role": "assistant", "content": "w9 w2"}],
+    "label": True,
+}
+
+
+def labelled(count: int) -> list[dict]:
+    """w40 ends the good answers, which two of three are."""
+    return [
+        {
+            "prompt": f"w{i % 20}",
+            "completion": f" w{2 * i % 30} {'w40' if i % 3 else 'w41 w42'}",
+            "label": i % 3 != 0,
+        }
+        for i in range(count)
+    ]
+
+
+def talking():
+    words = tokenizer()
+    words.chat_template = "{% for m in messages %}{{ m['content'] }} </s> {% endfor %}"
+    return words
+
+
+def encoded(folder: Path, rows: list[dict], words=None, **changes):
+    from launcher.train.data.sources import Row
+    from launcher.train.tasks.kto import encode_labelled
+
+    numbered = [Row(values, "answers.jsonl", number) for number, values in enumerate(rows, 1)]
+    return encode_labelled(job(folder / "encoded", KTO | changes), words or tokenizer(), numbered)
+
+
+def prepared(folder: Path, count: int = 32):
+    from datasets import Dataset
+
+    return Dataset.from_dict(encoded(folder, labelled(count)).columns)
+
+
+def run(folder: Path, changes: dict, model):
+    work = job(folder, KTO | changes)
+    data = Rows(prepared(folder), prepared(folder, 8))
+    trainer = make_trainer(work, make_arguments(work), model, tokenizer(), data)
+    return trainer, fit(work, trainer, Meter(on_cuda=False))
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in metrics(folder) if "loss" in row]
+
+
+# --- beside trl
+
+
+def test_no_default_of_trl_changes_a_run(tmp_path):
+    from transformers import TrainingArguments
+    from trl import KTOConfig
+
+    upstream = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    differing = {
+        field.name
+        for field in dataclasses.fields(KTOConfig)
+        if field.name in upstream
+        and field.default_factory is dataclasses.MISSING
+        and field.default != upstream[field.name]
+    }
+    assert differing == {
+        "learning_rate", "bf16", "gradient_checkpointing", "logging_steps", "train_sampling_strategy",
+    }  # fmt: skip
+    args = make_arguments(job(tmp_path, KTO))
+    assert isinstance(args, KTOConfig)
+    assert (args.bf16, args.gradient_checkpointing, args.max_length) == (False, False, 24)
+    assert args.train_sampling_strategy == "random"
+
+
+@pytest.mark.parametrize("rows", [labelled(4), [MESSAGES]], ids=["text", "messages"])
+def test_samples_are_those_of_trl(tmp_path, rows):
+    from datasets import Dataset
+    from trl import KTOTrainer
+
+    words = talking()
+    args = make_arguments(job(tmp_path, KTO | {"trainer.train_sampling_strategy": "sequential"}))
+    rows_of_trl = Dataset.from_list(rows)
+    plain = KTOTrainer(
+        llama(), ref_model=llama(), args=args, train_dataset=rows_of_trl, processing_class=words
+    )
+    ours = encoded(tmp_path, rows, words)
+    names = ("prompt_ids", "completion_ids", "label")
+    assert ours.columns == {name: list(plain.train_dataset[name]) for name in names}
+    assert ours.kept == len(rows)
+
+
+@pytest.mark.parametrize("kind", ["kto", "apo_zero_unpaired", "weighted", "precomputed", "lora"])
+def test_losses_are_those_of_the_plain_trainer(tmp_path, kind):
+    """20 steps of two micro-batches in the order of the rows, beside trl's trainer on the same rows."""
+    from datasets import Dataset
+    from trl import KTOTrainer
+
+    changes = {"trainer.max_steps": 20, "trainer.gradient_accumulation_steps": 2}
+    changes |= {"trainer.train_sampling_strategy": "sequential"}
+    changes |= {
+        "apo_zero_unpaired": {"trainer.loss_type": "apo_zero_unpaired"},
+        "weighted": {"trainer.undesirable_weight": 2.0},
+        "precomputed": {"trainer.precompute_ref_log_probs": True},
+        "lora": {"adapter.type": "lora"},
+    }.get(kind, {})
+    new = (lambda: lora(llama(), task_type="CAUSAL_LM")) if kind == "lora" else llama
+    run(tmp_path / "ours", changes, new())
+    args = make_arguments(job(tmp_path / "plain", KTO | changes))
+    initial = {} if kind in ("lora", "precomputed") else {"ref_model": llama()}
+    rows = Dataset.from_list(labelled(32))
+    plain = KTOTrainer(new(), args=args, train_dataset=rows, processing_class=tokenizer(), **initial)
+    plain.train()
+    theirs = [row["loss"] for row in plain.state.log_history if "loss" in row]
+    assert len(theirs) == 20
+    assert losses(tmp_path / "ours") == pytest.approx(theirs, rel=1e-5)
+
+
+def test_shuffled_batches_have_pairs_of_their_own(tmp_path):
+    trainer, _ = run(tmp_path, {"trainer.max_steps": 1}, llama())
+    assert trainer.args.train_sampling_strategy == "random"
+    batch = next(iter(trainer.get_train_dataloader()))
+    answers, pairs = (
+        [
+            row[mask == 1].tolist()
+            for row, mask in zip(batch[f"{name}input_ids"], batch[f"{name}completion_mask"], strict=True)
+        ]
+        for name in ("", "KL_")
+    )
+    assert len(answers) == 4
+    assert pairs == answers[-1:] + answers[:-1]
+
+
+# --- learning
+
+
+@pytest.mark.parametrize("adapter", [True, False], ids=["lora", "full"])
+def test_good_answers_become_likelier_than_bad_ones(tmp_path, adapter):
+    changes = {"trainer.max_steps": 16, "trainer.eval_strategy": "steps", "trainer.eval_steps": 16}
+    changes |= {"adapter.type": "lora"} if adapter else {}
+    model = lora(llama(), task_type="CAUSAL_LM") if adapter else llama()
+    trainer, _ = run(tmp_path, changes, model)
+    first, *_, last = [row for row in metrics(tmp_path) if "loss" in row]
+    assert first["loss"] == pytest.approx(0.5, abs=1e-3)
+    assert last["loss"] < 0.49
+    assert last["rewards/margins"] > 0.1
+    assert {"kl", "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected"} <= last.keys()
+    found = final_metrics(job(tmp_path, KTO), trainer)
+    assert found["eval_rewards/margins"] > 0.05
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_resume_continues_exactly(tmp_path, monkeypatch, kind):
+    saving = {"trainer.save_strategy": "steps", "trainer.save_steps": 3, "trainer.max_steps": 12}
+    saving |= {"adapter.type": "lora"} if kind == "lora" else {}
+    new = (lambda: lora(llama(), task_type="CAUSAL_LM")) if kind == "lora" else llama
+    run(tmp_path / "whole", saving, new())
+    shutil.copytree(tmp_path / "whole", tmp_path / "halved")
+    for step in (12, 9, 6):  # from step 3, in the first of two epochs
+        shutil.rmtree(tmp_path / "halved" / "checkpoints" / f"checkpoint-{step}", ignore_errors=True)
+    monkeypatch.setenv("EFFILAUNCH_RESUME", "auto")
+    trainer, _ = run(tmp_path / "halved", saving, new())
+    keys = ("step", "loss", "grad_norm", "tokens", "kl")
+    whole, halved = (
+        [[row[key] for key in keys] for row in metrics(tmp_path / name)] for name in ("whole", "halved")
+    )
+    assert trainer.state.global_step == 12
+    assert halved == whole
