@@ -103,7 +103,10 @@ def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
         length = row.length - (row.length // 8 if row.padded and index % 2 else 0)
         ids = torch.randint(4, plan.spec.vocab_size, (length,), generator=made).tolist()
         sample: dict[str, Any] = {"input_ids": ids}
-        sample["labels"] = index % 2 if task == "sequence-classification" else list(ids)
+        sample["labels"] = list(ids)
+        if plan.task.classifies:  # two classes, of a text or of each token
+            per_token = task == "token-classification"
+            sample["labels"] = [number % 2 for number in ids] if per_token else index % 2
         if row.packing:
             sample["position_ids"] = [*range(row.length // DOCUMENTS)] * DOCUMENTS
         rows.append(sample)

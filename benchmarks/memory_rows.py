@@ -28,6 +28,7 @@ DOCUMENTS = 4
 """In each packed row."""
 _FORMATS = {
     "sequence-classification": "classification",
+    "token-classification": "tokens",
     "image-classification": "image",
     "image-text-to-text": "image-chat",
 }
