@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 HARDWARE_HELP = "hardware such as 8xA100-80GB, 2x8xH100-80GB, 1x24GB, cpu or 2xcpu"
 RECIPE_HELP = "a YAML file, or the name of a shipped recipe"
+GOALS = (
+    "instructions", "chat", "text", "preferences", "classify", "images", "feedback", "reward-model",
+)  # fmt: skip
+"""Those of planner/starting.py, which is not imported here: it would slow every command."""
 TINY_HELP = "rehearse with a two-layer model and generated rows"
 
 
@@ -163,7 +167,7 @@ COMMANDS = (
         arg("--model", metavar="MODEL", help="hub id, folder, or .gguf file"),
         arg("--data", metavar="DATA", help="file, folder, glob pattern, or hub id of a dataset"),
         ON,
-        arg("--goal", choices=["instructions", "chat", "text", "preferences", "classify", "images"],
+        arg("--goal", choices=[*GOALS],
             help="what the model learns from the rows"),
         arg("--columns", metavar="FIELD=COLUMN", action="append", default=[],
             help="name the column of a field, e.g. --columns completion=answer; history= ignores a column; "

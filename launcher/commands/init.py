@@ -36,6 +36,11 @@ _LEARNS = {
     "preferences": "preferred answers (DPO)",
     "classify": "labels",
     "images": "answers about images",
+    "feedback": "answers marked good or bad (KTO)",
+    "reward-model": "a score for answers",
+    "reasoning": "answers that functions score (GRPO)",
+    "embeddings": "texts that belong together",
+    "ranking": "documents that answer a query",
 }
 _LICENSED = ("meta-llama/", "google/gemma", "bigcode/starcoder")
 

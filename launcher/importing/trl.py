@@ -298,7 +298,6 @@ _MARKS = (
 )  # fmt: skip
 _OF_OTHERS = {
     "GRPO": ("num_generations", "reward_funcs", "reward_weights", "num_iterations", "use_vllm"),
-    "KTO": ("desirable_weight", "undesirable_weight"),
     "CPO": ("cpo_alpha", "simpo_gamma"),
     "PPO": ("reward_model_path", "num_ppo_epochs", "kl_coef", "missing_eos_penalty"),
     "GKD": ("lmbda", "seq_kd"),

@@ -17,10 +17,12 @@ from launcher.planner.starting import GOALS, Rows, task_of
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS, TASKS
+from launcher.tasks.sequence_classification import problem_type_of
 from launcher.train.data.formats import Detected, canonical, collect_labels
 from launcher.train.data.image_rows import has_image
 from launcher.train.data.recognise import PEEK, match, suggest_columns
 from launcher.train.data.sources import Row, iter_rows
+from launcher.train.data.targets import PROBLEM_TYPES
 from launcher.train.data.unread import refuse_lost
 
 _MOST = 200_000
@@ -76,8 +78,12 @@ def _rows(path: str) -> Iterator[Row]:
 
 def goals_of(sight: Sight, columns: Mapping[str, str | None]) -> list[str]:
     """The goals that the rows suit, the most specific first."""
-    fitting = [goal for goal in GOALS if (found := _formats(sight, goal, columns)) and _suits(sight, found)]
-    return sorted(fitting, key=lambda goal: (goal == "text", not _with_images(goal)))
+    fitting = {
+        goal: max(len(FORMATS[fmt].needed) for fmt in found)
+        for goal in GOALS
+        if (found := _formats(sight, goal, columns)) and _suits(sight, goal, found)
+    }
+    return sorted(fitting, key=lambda goal: (goal == "text", not _with_images(goal), -fitting[goal]))
 
 
 def _with_images(goal: str) -> bool:
@@ -85,8 +91,12 @@ def _with_images(goal: str) -> bool:
     return any(goal in task.goals and task.sees_images for task in TASKS)
 
 
-def _suits(sight: Sight, formats: Mapping[str, Detected]) -> bool:
+def _suits(sight: Sight, goal: str, formats: Mapping[str, Detected]) -> bool:
     """Whether the rows have what is particular to a format: of images with texts, an image."""
+    marks = [task.goal_columns for task in TASKS if goal in task.goals and task.goal_columns]
+    names = {str(name) for row in sight.first for name in row.values}
+    if marks and not any(names & set(columns) for columns in marks):
+        return False
     return any(
         "images" not in detected.columns or has_image(row, detected.columns)
         for detected in formats.values()
@@ -132,7 +142,17 @@ def rows_for(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> Rows
         raise RecipeError(Problem("format-ambiguous", message, file=sight.path, hint=hint))
     ((fmt, detected),) = formats.items()
     longest = _check_all(sight, detected, task_of(goal, fmt, ()))
-    return Rows(sight.path, fmt, columns, sight.count, longest, sight.more)
+    return Rows(sight.path, fmt, columns, sight.count, longest, sight.more, _first(sight, detected))
+
+
+def _first(sight: Sight, detected: Detected) -> dict[str, list[object]]:
+    """Field of the format, and each other column -> the values in the first rows."""
+    fields = {column: field for field, column in detected.columns.items()}
+    found: dict[str, list[object]] = {}
+    for row in sight.first:
+        for name, value in row.values.items():
+            found.setdefault(fields.get(name, str(name)), []).append(value)
+    return found
 
 
 def _misfit(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> RecipeError:
@@ -162,14 +182,15 @@ def _check_all(sight: Sight, detected: Detected, task: str) -> int | None:
         for row in rows:
             refuse_lost(row, detected.format, detected.columns, detected.left_out, task)
             made = canonical(row, detected)
-            texts = {field: text for field, text in made.values.items() if field != "label"}
+            texts = {field: text for field, text in made.values.items() if field not in ("label", "labels")}
             if detected.format == "preference":  # of two answers, the longer one counts
                 texts["rejected"] = max(texts["rejected"], texts.pop("chosen"), key=_count)
             lengths.append(_count(texts))
             yield made
 
     if detected.format == "classification":
-        collect_labels(shaped())
+        labels = _first(sight, detected).get("label", [])
+        PROBLEM_TYPES[problem_type_of(labels)].names(shaped())
     else:
         for _ in shaped():
             pass

@@ -30,10 +30,6 @@ _CHAT = re.compile(r"(?i)(^|[-_.])(it|instruct|chat|assistant|sft|dpo|hermes|zep
 """Names of chat models, which have a chat template."""
 _DEFAULTS: tuple[str, ...] = ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", "HuggingFaceTB/SmolLM2-135M-Instruct")
 """Text models without licence agreement, largest first."""
-_OF_IMAGES = ("Qwen/Qwen3-VL-8B-Instruct", "HuggingFaceTB/SmolVLM-Instruct")
-"""The same for images and text."""
-
-
 _INSTEAD: Mapping[str, Mapping[str, Any]] = {
     "fix-packing-family": {"packs": False},
     "fix-fp16-bf16-pretrained": {"precision": "fp32"},
@@ -143,12 +139,9 @@ def _absolute(path: str) -> str:
 
 def default_model(goal: str, rows: Rows, hardware: Hardware) -> str:
     """A known model that fits and suits the goal; empty if there is none."""
-    candidates = _DEFAULTS[-1:] if hardware.is_cpu else _DEFAULTS
-    if goal == "images":
-        candidates = _OF_IMAGES[-1:] if hardware.is_cpu else _OF_IMAGES
-    if goal == "classify":
-        of_images = rows.format == "image"
-        candidates = ("google/vit-large-patch16-224" if of_images else "google-bert/bert-large-uncased",)
+    candidates = task_named(task_of(goal, rows.format, ())).first_models or _DEFAULTS
+    if hardware.is_cpu:
+        candidates = candidates[-1:]
     for name in candidates:
         try:
             fit(name, goal, rows, hardware)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.tasks import DEFAULT_TASK, TASKS, task_named
 
+_ORDER = (
+    "instructions", "chat", "text", "preferences", "classify", "images", "feedback", "reward-model",
+    "reasoning", "embeddings", "ranking",
+)  # fmt: skip
 GOALS: Mapping[str, tuple[str, ...]] = {
     goal: tuple(dict.fromkeys(form for task in TASKS for form in task.goals.get(goal, ())))
-    for goal in ("instructions", "chat", "text", "preferences", "classify", "images")
+    for goal in _ORDER
+    if any(goal in task.goals for task in TASKS)
 }
 """What a model shall learn -> the formats of rows that teach it."""
 METHODS = ("full", "lora", "qlora")
@@ -56,6 +61,8 @@ class Rows:
     """Characters of the longest row; None where nobody looked, and for pictures."""
     more: bool = False
     """Whether there are more rows than were counted."""
+    first: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    """Field of the format, and each other column -> the values in the first rows."""
 
     @property
     def longest_tokens(self) -> int | None:
@@ -93,19 +100,20 @@ def methods(start: Start) -> tuple[str, ...]:
     """What to train, in the order in which it is tried: the first that fits is written."""
     if (allowed := task_named(start.task).first_methods) != METHODS:
         return allowed
-    if start.goal in ("text", "classify") or start.spec.params < SMALL:
+    of_encoders = "encoder" in task_named(start.task).architectures
+    if start.goal == "text" or of_encoders or start.spec.params < SMALL:
         return METHODS
     return ("lora", "qlora")
 
 
 def first_length(start: Start) -> int:
     """data.max_length that holds the longest row, with some room for the guess, or the usual 2048."""
-    longest = start.rows.longest_tokens
-    if start.goal == "text" or longest is None or task_named(start.task).sees_images:
+    longest, task = start.rows.longest_tokens, task_named(start.task)
+    if start.goal == "text" or longest is None or task.sees_images:
         length = 2048
     else:
         length = SHORTEST
-        while length < min(longest * 1.25, LONGEST):
+        while length < min(longest * 1.25 + task.first_room, LONGEST):
             length *= 2
     return min(length, start.spec.max_position_embeddings or length)
 
@@ -133,6 +141,7 @@ def draft(
     )  # fmt: skip
     data["global_batch_size"] = _batch_size(start)
     notes["global_batch_size"] = _batch_words(start)
+    _add_keys(start, data, notes)
     data["trainer"] = _trainer(start, method, notes)
     hardware = start.hardware
     data["hardware"] = {
@@ -141,6 +150,19 @@ def draft(
         "device": hardware.device,
     }
     return data, notes
+
+
+def _add_keys(start: Start, data: dict[str, object], notes: dict[str, str]) -> None:
+    """The keys of the task alone; metrics only where rows are held out."""
+    section = data["data"]
+    assert isinstance(section, dict)
+    for key, (value, note) in task_named(start.task).first_keys(start.rows.first).items():
+        within = key.startswith("data.")
+        if key == "data.metrics" and "eval" not in section:
+            continue
+        (section if within else data)[key.removeprefix("data.")] = value
+        if note:
+            notes[key] = note
 
 
 _WHY = {
@@ -217,7 +239,7 @@ def _length_words(start: Start, length: int) -> str:
 
 
 def _epochs(start: Start) -> int:
-    if start.goal in ("text", "preferences") or start.rows.count is None:
+    if start.goal == "text" or task_named(start.task).own_metrics or start.rows.count is None:
         return 1
     return 3 if start.rows.count < MANY_ROWS else 1
 
@@ -225,14 +247,15 @@ def _epochs(start: Start) -> int:
 def _batch_size(start: Start) -> int:
     """A multiple of the devices, 32 or so; less where few rows would make few steps."""
     size, devices = _BATCH, start.hardware.num_devices
+    least = task_named(start.task).first_least_batch
     samples = (start.rows.count or MANY_ROWS) * _epochs(start)
-    while size > 4 and samples < size * _STEPS:
+    while size > max(4, least) and samples < size * _STEPS:
         size //= 2
-    return max(1, -(-size // devices)) * devices
+    return max(least, -(-size // devices)) * devices
 
 
 def _batch_words(start: Start) -> str:
-    kind = {"text": "packs", "preferences": "pairs"}.get(start.goal, "samples")
+    kind = "packs" if start.goal == "text" else task_named(start.task).samples_are
     return f"{kind} a step, over all devices"
 
 

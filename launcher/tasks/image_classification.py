@@ -36,6 +36,7 @@ class ImageClassification(Task):
     metric_packages = CLASS_PACKAGES
     known_as = {"transformers": ("run_image_classification.py",)}
     goals = {"classify": ("image",)}
+    first_models = ("google/vit-large-patch16-224",)
     first_methods = ("full", "lora")
     first_metrics = {"classify": ("accuracy", "f1")}
     pipeline = "image-classification"

@@ -56,6 +56,7 @@ class ImageTextToText(Task):
     known_as = {"trl": ("sft_vlm",)}
     tool_defaults = {"trl": {"trainer.learning_rate": 2e-5}}
     goals = {"images": ("image-chat", "image-prompt")}
+    first_models = ("Qwen/Qwen3-VL-8B-Instruct", "HuggingFaceTB/SmolVLM-Instruct")
     first_metrics = {"images": ("accuracy",)}
     pipeline = "image-text-to-text"
     example_input = "picture.png"

@@ -67,7 +67,18 @@ class KTO(TrlTask):
     trainer_defaults = {
         "train_sampling_strategy": ("random", "the KL pairs are made of each batch, so rows are shuffled")
     }
+    known_as = {"trl": ("kto",), "llamafactory": ("kto",), "axolotl": ("kto",)}
+    known_by = {"trl": ("desirable_weight", "undesirable_weight", "beta", "precompute_ref_log_probs")}
+    tool_defaults = {
+        "trl": {
+            "trainer.learning_rate": 1e-6, "trainer.beta": 0.1, "trainer.train_sampling_strategy": "sequential",
+        },
+        "llamafactory": {"trainer.beta": 0.1},
+        "axolotl": {"trainer.train_sampling_strategy": "sequential"},
+    }  # fmt: skip
     smoothing_hint = "remove it"
+    goals = {"feedback": ("unpaired-preference", "unpaired-instruction", "unpaired-chat")}
+    first_least_batch = 2
     first_rates = {"full": 5e-7, "adapter": 5e-6}
     first_rate_note = " by preferences"
     first_arguments = {"beta": (0.1, "how strongly the model is held to what it was")}

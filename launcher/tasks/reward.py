@@ -28,6 +28,9 @@ class Reward(PairTask):
     known_by = {"trl": ("center_rewards_coefficient",), "axolotl": ("reward_model",)}
     tool_defaults = {"trl": {"trainer.learning_rate": 1e-4}}
     smoothing_hint = "remove it: a reward has no labels to smooth"
+    goals = {"reward-model": ("preference",)}
+    first_rates = {"full": 1e-5, "adapter": 1e-4}
+    first_rate_note = " by pairs"
     pipeline = "text-classification"
     pipeline_options = ', function_to_apply="none"'  # else the sigmoid of a single logit
     tags = ("reward-model",)

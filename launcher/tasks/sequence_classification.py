@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from launcher.tasks.rows import LABEL_WORDS, TEXT_WORDS, RowFormat
 from launcher.tasks.task import WITHOUT_CLASSIFIER, Task
 
@@ -47,5 +49,29 @@ class SequenceClassification(Task):
     metric_packages = {**CLASS_PACKAGES, "f1_micro": SKLEARN, "spearman": ("scipy", "scipy")}
     known_as = {"transformers": ("run_glue.py", "run_classification.py")}
     goals = {"classify": ("classification",)}
+    first_models = ("google-bert/bert-large-uncased",)
     first_metrics = {"classify": ("accuracy", "f1")}
+    problem_first_metrics = {REGRESSION: ["rmse", "spearman"], MULTI: ["f1_micro", "f1"]}
     pipeline = "text-classification"
+
+    def first_keys(self, rows: Mapping[str, Sequence[object]]) -> dict[str, tuple[object, str]]:
+        problem = problem_type_of(rows.get("label", ()))
+        if problem == SINGLE:
+            return {}
+        return {
+            "data.problem_type": (problem, "by the labels of the first rows"),
+            "data.metrics": (self.problem_first_metrics[problem], ""),
+        }
+
+
+def problem_type_of(labels: Sequence[object]) -> str:
+    """The problem type that the first labels look like."""
+    lists = [label for label in labels if isinstance(label, list | tuple)]
+    inner = [item for label in lists for item in label]
+    if any(_is_decimal(label) for label in (*labels, *inner)):
+        return REGRESSION
+    return MULTI if lists else SINGLE
+
+
+def _is_decimal(label: object) -> bool:
+    return isinstance(label, float) and not label.is_integer()

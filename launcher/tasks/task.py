@@ -5,7 +5,7 @@ The half that trains is `launcher/train/tasks/`. No torch here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -156,6 +156,15 @@ class Task:
     # --- a first recipe (init), the result (generate, model card) ---------------------------------
     goals: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Goal of `init` -> the formats with which it is this task."""
+    goal_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of which rows for its goals have one, where the formats alone fit other rows too."""
+    first_models: ClassVar[tuple[str, ...]] = ()
+    """Models that `init` proposes, the largest first; empty: the usual text models."""
+    first_least_batch: ClassVar[int] = 1
+    """Samples of a device and step at least."""
+    first_room: ClassVar[int] = 0
+    """Tokens of a sample besides those of its row."""
+    samples_are: ClassVar[str] = "samples"
     first_methods: ClassVar[tuple[str, ...]] = ("full", "lora", "qlora")
     """What `init` may propose to train."""
     first_metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -174,6 +183,13 @@ class Task:
     tags: ClassVar[tuple[str, ...]] = ()
     """Of the model card."""
     example_input: ClassVar[str] = "a text"
+
+    def first_keys(self, rows: Mapping[str, Sequence[object]]) -> dict[str, tuple[object, str]]:
+        """Further keys of a first recipe (section, or `data.` key) -> (value, comment).
+
+        rows: field of the format, and name of each other column -> the values in the first rows.
+        """
+        return {}
 
     def default_rate(self, *, adapter: bool) -> tuple[float, str] | None:
         """(learning rate, reason) where the Trainer's own default is another one than is usual here."""
@@ -263,6 +279,7 @@ class PairTask(TrlTask):
 
     row_formats = (PREFERENCE,)
     sequences_per_sample = 2
+    samples_are = "pairs"
 
 
 def precomputes(trainer: Mapping[str, Any]) -> bool:

@@ -30,6 +30,7 @@ class TokenClassification(Task):
     metric_packages = dict.fromkeys(metrics[1:], _SEQEVAL)
     keeps_token_predictions = True
     goals = {"classify": ("tokens",)}
+    first_models = ("google-bert/bert-large-uncased",)
     first_metrics = {"classify": ("f1",)}
     pipeline = "token-classification"
     example_input = "Ada Lovelace lived in London."

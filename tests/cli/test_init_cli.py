@@ -21,6 +21,7 @@ from launcher.cli import main
 from launcher.commands import init
 from launcher.facts.hardware import Hardware
 from launcher.inputs.data_survey import goals_of, look, rows_for
+from launcher.planner.starting import GOALS
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "x" * 3600}]}
 SHAREGPT = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
@@ -113,13 +114,43 @@ def test_json(capsys):
         ("chat", MESSAGES_ON_BOTH_SIDES, "causal-lm", "Qwen/Qwen3-0.6B"),
         ("text", {"text": "a"}, "causal-lm", "Qwen/Qwen3-0.6B"),
         ("preferences", {"prompt": "a", "chosen": "b", "rejected": "c"}, "dpo", "Qwen/Qwen3-0.6B"),
+        ("reward-model", {"prompt": "a", "chosen": "b", "rejected": "c"}, "reward", "Qwen/Qwen3-0.6B"),
+        (
+            "classify",
+            {"tokens": ["Ada", "ran"], "labels": ["B-PER", "O"]},
+            "token-classification",
+            "google-bert/bert-large-uncased",
+        ),
     ],
 )  # fmt: skip
 def test_goals(capsys, goal, row, task, model):
     write_rows("rows.jsonl", row, times=5)
+    assert goal in goals_of(look("rows.jsonl"), {})
     code, out, err = called(capsys, *flags("rows.jsonl", goal, model), "--json")
     assert code == 0, err
     assert json.loads(out)["task"] == task
+    assert called(capsys, "validate", json.loads(out)["path"])[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem", "metrics"),
+    [
+        ([0.25, 1.5], "regression", ["rmse", "spearman"]),
+        ([["good"], ["good", "cheap"]], "multi_label_classification", ["f1_micro", "f1"]),
+        ([1, 0], None, ["accuracy", "f1"]),
+    ],
+)
+def test_the_labels_decide_the_problem_type(capsys, labels, problem, metrics):
+    rows = [{"text": f"row {number}", "label": labels[number % 2]} for number in range(300)]
+    write_rows("rows.jsonl", *rows)
+    code, out, err = called(
+        capsys, *flags("rows.jsonl", "classify", "google-bert/bert-large-uncased"), "--json"
+    )
+    assert code == 0, err
+    written = json.loads(out)["path"]
+    data = yaml.safe_load(Path(written).read_text())["data"]
+    assert (data.get("problem_type"), data["metrics"]) == (problem, metrics)
+    assert called(capsys, "validate", written)[0] == 0
 
 
 def test_labels_in_csv_and_pictures_in_folders(capsys):
@@ -332,7 +363,7 @@ def test_questions_with_what_is_found_as_defaults(capsys, typed):
     assert typed("rows.jsonl", "", "", "") == 0
     said = capsys.readouterr()
     assert "1,204 rows with the columns messages" in said.err
-    assert "Goal (instructions, chat, text, preferences, classify, images) [chat]: " in said.err
+    assert f"Goal ({', '.join(GOALS)}) [chat]: " in said.err
     assert "1,204 rows, chat messages, the longest about 900 tokens by a guess of 4" in said.err
     assert f"cpu) [{GPU}]: " in said.err
     assert ".gguf file) [Qwen/Qwen3-8B]: " in said.err
