@@ -14,7 +14,7 @@ Row = tuple[str, str, str]
 """(key there, key of the recipe or empty, note)."""
 
 _AXOLOTL: tuple[Row, ...] = (
-    ("rl", "task", "dpo; ipo is dpo with loss_type ipo; orpo, simpo and others are refused"),
+    ("rl", "task", "dpo, kto; ipo is dpo with loss_type ipo; orpo, simpo and others are refused"),
     ("reward_model", "task", "true: reward, with rows of type bradley_terry.chat_template"),
     ("num_labels", "task", "1, with reward_model"),
     ("center_rewards_coefficient", "trainer.center_rewards_coefficient", "with reward_model"),
@@ -89,7 +89,7 @@ _AXOLOTL: tuple[Row, ...] = (
     ("freeze_mm_modules", "model.freeze", "with processor_type: vision and projector; absent: none"),
 )
 _LLAMAFACTORY: tuple[Row, ...] = (
-    ("stage", "task", "sft and pt are causal-lm, dpo is dpo, rm is reward; ppo is refused"),
+    ("stage", "task", "sft and pt are causal-lm, dpo is dpo, kto is kto, rm is reward; ppo is refused"),
     ("finetuning_type", "adapter.type", "lora where it is absent; full: none; freeze and oft are refused"),
     ("lora_target", "adapter.target_modules", "all is all-linear, also where it is absent"),
     ("pissa_init", "adapter.init_lora_weights", "pissa_niter_16"),
@@ -161,7 +161,7 @@ _TRL: tuple[Row, ...] = (
     ("chat_template_path", "model.chat_template", "a file; of a model's id the text is needed"),
     ("accelerate_config", "sharding", "TRL's own names; a file is read, too"),
     ("env", "launch.env", "what a run does not set itself"),
-    ("beta", "trainer.beta", "the task is dpo; asked for where no other key and no name says dpo"),
+    ("beta", "trainer.beta", "dpo, kto or grpo, by another key or a name; else asked for"),
     ("bf16", "precision", "true where neither bf16 nor fp16 is there"),
     ("dataset_name", "data.train", "the full id of a data set, or a path"),
     ("dataset_config", "data.train", "name"),
@@ -185,8 +185,13 @@ ROW_TYPES: tuple[Row, ...] = (
         for name in axolotl.TYPES
     ),
     *(
-        (name, "format: preference", "with rl: dpo or ipo; a format_row makes the same prompt and answers")
+        (name, "format: preference", "with rl: dpo or ipo (kto: unpaired-preference, where it has the type)")
         for name in axolotl_answers.PAIRS
+    ),
+    *(
+        (name, "format: unpaired-preference", "with rl: kto; a format_row makes the same prompt and answer")
+        for name in axolotl_answers.LABELLED
+        if name not in axolotl_answers.PAIRS
     ),
     *(
         (name, "format: preference", "with reward_model; a format_row makes the messages")
@@ -257,11 +262,14 @@ def mapping_rows(tool: str) -> list[Row]:
 def _axolotl_rows() -> list[Row]:
     tool = axolotl.tool()
     of_plugins = [entry for table in tool.sections("plugin ").values() for entry in table]
-    return _rows_of({**axolotl.KEYS, **axolotl.DPO_KEYS}, "axolotl", (*tool.left["keys"], *of_plugins))
+    return _rows_of(
+        {**axolotl.KEYS, **axolotl.DPO_KEYS, **axolotl.KTO_KEYS}, "axolotl", (*tool.left["keys"], *of_plugins)
+    )
 
 
 def _llamafactory_rows() -> list[Row]:
     keys = {**llamafactory.KEYS, **llamafactory.LORA_KEYS, **llamafactory.DPO_KEYS}
+    keys |= llamafactory.KTO_KEYS
     return _rows_of(keys, "llamafactory", llamafactory.tool().left["keys"])
 
 

@@ -111,6 +111,12 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "tensor_parallel_size": ({"tensor_parallel_size": 2}, "sharding.tp_size", 2),
     "pad_to_multiple_of": ({"pad_to_multiple_of": 8}, "data.pad_to_multiple_of", 8),
     "rl": ({"rl": "dpo"}, "task", "dpo"),
+    "kto_desirable_weight": ({"rl": "kto", "kto_desirable_weight": 0.2}, "trainer.desirable_weight", 0.2),
+    "kto_undesirable_weight": (
+        {"rl": "kto", "kto_undesirable_weight": 2},
+        "trainer.undesirable_weight",
+        2,
+    ),
     "reward_model": ({"reward_model": True}, "task", "reward"),
     "num_labels": ({"reward_model": True, "num_labels": 1}, "task", "reward"),
     "center_rewards_coefficient": (

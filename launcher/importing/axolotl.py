@@ -89,6 +89,13 @@ DPO_KEYS: Keys = {
     **fields("trainer", "precompute_ref_log_probs"),
 }
 """With rl: dpo and ipo."""
+KTO_KEYS: Keys = {
+    "rl_beta": Field("trainer.beta"),
+    "kto_desirable_weight": Field("trainer.desirable_weight", "1 where it is absent"),
+    "kto_undesirable_weight": Field("trainer.undesirable_weight", "1 where it is absent"),
+    **fields("trainer", "precompute_ref_log_probs"),
+}
+"""With rl: kto."""
 OWN_OPTIMIZERS = (
     "optimi_adamw", "ao_adamw_4bit", "ao_adamw_8bit", "ao_adamw_fp8", "adopt_adamw", "adamc", "came_pytorch",
     "muon", "muon_8bit", "dion", "sinkgd", "polora", "scao", "flash_adamw", "flash_adam", "flash_sgd",
@@ -871,7 +878,9 @@ def _take_task(peer: Peer) -> None:
         named = task_of_tool("axolotl", kind)
         if named is not None:
             peer.take("task", named.name, "rl")
-            peer.take_keys(DPO_KEYS)
+            peer.take_keys(KTO_KEYS if named.labels_answers else DPO_KEYS)
+            for to, value in named.tool_defaults.get("axolotl", {}).items():
+                peer.default(to, value, to.rpartition(".")[2])
             if kind == "ipo":
                 peer.take("trainer.loss_type", "ipo", "rl")
         elif kind in REFUSED_TRAINING:

@@ -56,6 +56,8 @@ class Tool:
         }
 
 
+_MICRO, _ACCUMULATED = "per_device_train_batch_size", "gradient_accumulation_steps"
+_EVALUATED = "per_device_eval_batch_size"
 KERNELS = {name: name for name in ("eager", "sdpa", "flash_attention_2", "flex_attention")}
 
 
@@ -217,6 +219,7 @@ class Peer:
     def close(self, call: Call | None) -> Reading:
         """The reading; overridden keys get the place of the launch line."""
         reading = self.reading
+        self._raise_batches()
         if not reading.task.learns:
             reason = "samples of this task are prepared before the training, and padded"
             names = ("packing", "padding_free", "streaming", "loss_on", "pad_to_multiple_of", "metrics")
@@ -239,6 +242,27 @@ class Peer:
             if where.line is None:
                 reading.names[name] = call.place
         return reading
+
+    def _raise_batches(self) -> None:
+        """Micro-batches that the task's loss cannot have become larger, with less accumulation."""
+        reading = self.reading
+        trainer = {key.removeprefix("trainer."): taken.value for key, taken in reading.taken.items()}
+        least, why = reading.task.least_batch(trainer)
+        size, steps = (trainer.get(name) for name in (_MICRO, _ACCUMULATED))
+        if isinstance(size, int) and 0 < size < least:
+            taken, times = reading.taken[f"trainer.{_MICRO}"], -(-least // size)
+            steps = steps if isinstance(steps, int) else 1
+            if steps % times:
+                reading.needs(f"trainer.{_MICRO}", taken.place.line, f"at least {least}: {why}")
+                del reading.taken[f"trainer.{_MICRO}"]
+            else:
+                reading.dropped.append(taken.dropped(Effect.TRAINING, f"{size * times} here: {why}"))
+                for name, value in ((_MICRO, size * times), (_ACCUMULATED, steps // times)):
+                    before = reading.taken.get(f"trainer.{name}", taken)
+                    reading.taken[f"trainer.{name}"] = replace(before, value=value)
+        evaluated = reading.taken.get(f"trainer.{_EVALUATED}")
+        if evaluated is not None and isinstance(evaluated.value, int) and 0 < evaluated.value < least:
+            reading.taken[f"trainer.{_EVALUATED}"] = replace(evaluated, value=least)
 
     def _leave_out(self, unread: Mapping[str, str], changing: str = "") -> None:
         """Drop keys of `data` that the task does not read (key -> why); only `changing` alters the run."""

@@ -429,6 +429,9 @@ def _take_stage_keys(peer: Peer, stage: str, task: Task | None) -> None:
     for key in {**DPO_KEYS, **KTO_KEYS}:
         if key not in own and not is_off(peer.values.get(key)):
             peer.drop(key, Effect.NONE, f"stage: {stage} does not read it")
+    if task is not None and task.labels_answers:
+        reason = "a prompt's KL answer is of the row before it there; here of its micro-batch"
+        peer.reading.drop(Given(f"stage: {stage}", "", peer.line("stage")), Effect.TRAINING, reason)
     if task is not None and task.ranks_answers and not task.has_reference:
         reason = "a value head beside a language model there; here the model has a head with one output alone"
         peer.reading.drop(Given(f"stage: {stage}", "", peer.line("stage")), Effect.TRAINING, reason)

@@ -71,11 +71,13 @@ class KTO(TrlTask):
     known_by = {"trl": ("desirable_weight", "undesirable_weight", "beta", "precompute_ref_log_probs")}
     tool_defaults = {
         "trl": {
-            "trainer.learning_rate": 1e-6, "trainer.beta": 0.1, "trainer.train_sampling_strategy": "sequential",
+            "trainer.learning_rate": 1e-6,
+            "trainer.beta": 0.1,
+            "trainer.train_sampling_strategy": "sequential",
         },
         "llamafactory": {"trainer.beta": 0.1},
         "axolotl": {"trainer.train_sampling_strategy": "sequential"},
-    }  # fmt: skip
+    }
     smoothing_hint = "remove it"
     goals = {"feedback": ("unpaired-preference", "unpaired-instruction", "unpaired-chat")}
     first_least_batch = 2

@@ -115,6 +115,8 @@ def test_json(capsys):
         ("text", {"text": "a"}, "causal-lm", "Qwen/Qwen3-0.6B"),
         ("preferences", {"prompt": "a", "chosen": "b", "rejected": "c"}, "dpo", "Qwen/Qwen3-0.6B"),
         ("reward-model", {"prompt": "a", "chosen": "b", "rejected": "c"}, "reward", "Qwen/Qwen3-0.6B"),
+        ("feedback", {"prompt": "a", "completion": "b", "label": True}, "kto", "Qwen/Qwen3-0.6B"),
+        ("feedback", {**CHAT, "label": False}, "kto", "Qwen/Qwen3-0.6B"),
         (
             "classify",
             {"tokens": ["Ada", "ran"], "labels": ["B-PER", "O"]},
@@ -125,7 +127,9 @@ def test_json(capsys):
 )  # fmt: skip
 def test_goals(capsys, goal, row, task, model):
     write_rows("rows.jsonl", row, times=5)
-    assert goal in goals_of(look("rows.jsonl"), {})
+    if "label" in row:  # rows of one label teach nothing
+        write_rows("rows.jsonl", row, {**row, "label": not row["label"]}, times=5)
+    assert goal in goals_of(look("rows.jsonl"), {})[: 1 + (goal == "reward-model")]
     code, out, err = called(capsys, *flags("rows.jsonl", goal, model), "--json")
     assert code == 0, err
     assert json.loads(out)["task"] == task

@@ -12,7 +12,7 @@ from migration_tables import HANDLED
 
 from launcher.errors import RecipeError
 from launcher.importing import axolotl
-from launcher.importing.axolotl import DPO_KEYS, KEYS, TYPES
+from launcher.importing.axolotl import DPO_KEYS, KEYS, KTO_KEYS, TYPES
 from launcher.importing.join import import_files
 from launcher.importing.reading import Call, Effect, Place, Reading
 
@@ -26,7 +26,7 @@ def dropped(reading: Reading) -> dict[str, Effect]:
 
 
 def test_every_mapped_key_has_a_case() -> None:
-    assert {*KEYS, *DPO_KEYS} | {row[0] for row in HANDLED["axolotl"]} == set(CASES)
+    assert {*KEYS, *DPO_KEYS, *KTO_KEYS} | {row[0] for row in HANDLED["axolotl"]} == set(CASES)
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -167,7 +167,7 @@ def test_an_adapter_that_goes_on_has_its_own_fields() -> None:
 
 
 @pytest.mark.parametrize(("more", "key"), [
-    ({"rl": "kto"}, "rl"), ({"rl": "grpo"}, "rl"), ({"reward_model": True, "num_labels": 2}, "num_labels"),
+    ({"rl": "grpo"}, "rl"), ({"reward_model": True, "num_labels": 2}, "num_labels"),
     ({"rl": "orpo"}, "rl"), ({"rl": "simpo"}, "rl"), ({"rl": "reinforce"}, "rl"),
     ({"process_reward_model": True}, "process_reward_model"), ({"diffusion_lm": {"x": 1}}, "diffusion_lm"),
     ({"gptq": True}, "gptq"), ({"fp8": True}, "fp8"), ({"adapter": "mixlora"}, "adapter"),
@@ -426,6 +426,59 @@ def test_pairs_become_what_axolotl_makes_of_them(
 def test_patterns_that_no_hook_here_makes_must_be_set(kind: dict[str, str]) -> None:
     reading = read({**FILE, "rl": "dpo", "datasets": [{"path": "org/p", "type": kind}]})
     assert dropped(reading)["datasets[0].type"] is Effect.NEEDED
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "prompt", "completion"),
+    [
+        (
+            "llama3.argilla",
+            {"instruction": "Hi?", "completion": "Yes.", "label": True},
+            "<|start_header_id|>user<|end_header_id|>\n\nHi?<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+            "Yes.<|eot_id|>",
+        ),
+        (
+            "chatml.argilla_chat",
+            {"completion": [{"content": "Hi?"}, {"content": "Yes."}], "label": False},
+            "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n",
+            "Yes.<|im_end|>",
+        ),
+        (
+            {
+                "field_prompt": "q",
+                "field_completion": "a",
+                "field_label": "good",
+                "completion_format": "{completion}!",
+            },
+            {"q": "Hi?", "a": "Yes.", "good": True},
+            "Hi?",
+            "Yes.!",
+        ),
+    ],
+)
+def test_labelled_answers_become_what_axolotl_makes_of_them(
+    kind: object, row: dict[str, Any], prompt: str, completion: str
+) -> None:
+    reading = read({**FILE, "rl": "kto", "datasets": [{"path": "org/p", "type": kind}]})
+    assert reading.value("task") == "kto"
+    assert reading.value("data.train") == [{"path": "org/p", "format": "unpaired-preference"}]
+    made = made_of(reading, row)
+    assert (made["prompt"], made["completion"]) == (prompt, completion)
+    assert made["label"] is row.get("label", True)
+
+
+def test_the_loss_of_kto_needs_two_rows() -> None:
+    given = {**FILE, "rl": "kto", "datasets": [{"path": "org/p", "type": "chatml.ultra"}]}
+    even = read({**given, "micro_batch_size": 1, "gradient_accumulation_steps": 4})
+    sizes = ("trainer.per_device_train_batch_size", "trainer.gradient_accumulation_steps")
+    assert [even.value(name) for name in sizes] == [2, 2]
+    assert dropped(even)["micro_batch_size"] is Effect.TRAINING
+    odd = read({**given, "micro_batch_size": 1, "gradient_accumulation_steps": 3})
+    assert dropped(odd)[sizes[0]] is Effect.NEEDED
+    assert sizes[0] not in odd.taken
+    enough = read({**given, "micro_batch_size": 2, "gradient_accumulation_steps": 1})
+    assert [enough.value(name) for name in sizes] == [2, 1]
 
 
 def test_a_reward_model() -> None:

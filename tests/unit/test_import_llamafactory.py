@@ -12,7 +12,7 @@ from migration_tables import HANDLED
 
 from launcher.errors import RecipeError
 from launcher.importing import llamafactory
-from launcher.importing.llamafactory import DPO_KEYS, KEYS, LORA_KEYS
+from launcher.importing.llamafactory import DPO_KEYS, KEYS, KTO_KEYS, LORA_KEYS
 from launcher.importing.reading import Call, Effect, Place, Reading
 from launcher.recipe.field_tables import trainer_fields
 
@@ -38,6 +38,17 @@ INFO: dict[str, Any] = {
             "assistant_tag": "assistant",
         },
     },
+    "judged": {
+        "hf_hub_url": "org/judged",
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages", "kto_tag": "good"},
+        "tags": {
+            "role_tag": "role",
+            "content_tag": "content",
+            "user_tag": "user",
+            "assistant_tag": "assistant",
+        },
+    },
     "ranked": {
         "hf_hub_url": "org/ranked",
         "subset": "en",
@@ -46,6 +57,7 @@ INFO: dict[str, Any] = {
         "columns": {"messages": "conversations", "chosen": "chosen", "rejected": "rejected"},
     },
 }
+KTO = {"stage": "kto", "dataset": "judged"}
 DPO = {"stage": "dpo", "dataset": "ranked"}
 IMAGES = {"dataset": "vqa", "template": "qwen2_vl"}
 
@@ -57,6 +69,8 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "trust_remote_code": ({"trust_remote_code": True}, "model.trust_remote_code", True),
     "enable_liger_kernel": ({"enable_liger_kernel": True}, "trainer.use_liger_kernel", True),
     "preprocessing_num_workers": ({"preprocessing_num_workers": 4}, "data.num_proc", 4),
+    "kto_chosen_weight": ({**KTO, "kto_chosen_weight": 0.5}, "trainer.desirable_weight", 0.5),
+    "kto_rejected_weight": ({**KTO, "kto_rejected_weight": 2.0}, "trainer.undesirable_weight", 2.0),
     "cutoff_len": ({"cutoff_len": 512}, "data.max_length", 512),
     "streaming": ({"streaming": True, "max_steps": 9}, "data.streaming", True),
     "lora_rank": ({"lora_rank": 4}, "adapter.lora_alpha", 8),
@@ -180,7 +194,7 @@ def format_row(reading: Reading) -> Any:
 
 
 def test_every_mapped_key_has_a_case() -> None:
-    named = {*KEYS, *LORA_KEYS, *DPO_KEYS} | {row[0] for row in HANDLED["llamafactory"]}
+    named = {*KEYS, *LORA_KEYS, *DPO_KEYS, *KTO_KEYS} | {row[0] for row in HANDLED["llamafactory"]}
     assert named == set(CASES)
 
 
@@ -255,7 +269,9 @@ def test_arguments_of_transformers_are_taken_as_such() -> None:
     [
         ({"stage": "rm"}, "dataset: chats"),
         ({"stage": "ppo"}, "stage"),
-        ({"stage": "kto"}, "stage"),
+        ({"stage": "kto"}, "dataset: chats"),
+        ({"stage": "kto", "dataset": "ranked"}, "dataset: ranked"),
+        ({"dataset": "judged"}, "dataset: judged"),
         ({"finetuning_type": "freeze"}, "finetuning_type"),
         ({"finetuning_type": "oft"}, "finetuning_type"),
         ({"do_train": False}, "do_train"),
@@ -273,6 +289,21 @@ def test_arguments_of_transformers_are_taken_as_such() -> None:
 )
 def test_another_kind_of_training_is_refused(more: dict[str, Any], key: str) -> None:
     assert [problem.path for problem in read({**FILE, **more}).refusals] == [key]
+
+
+def test_labelled_answers() -> None:
+    reading = read({**FILE, **KTO, "pref_beta": 0.2, "kto_rejected_weight": 2.0, "pref_loss": "sigmoid"})
+    found = {key: taken.value for key, taken in reading.taken.items()}
+    assert not reading.refusals
+    assert (found["task"], found["trainer.beta"], found["trainer.undesirable_weight"]) == ("kto", 0.2, 2.0)
+    assert found["data.train"] == [
+        {"path": "org/judged", "format": "unpaired-chat", "columns": {"label": "good"}}
+    ]
+    assert dropped(reading) == {"pref_loss": Effect.NONE, "stage: kto": Effect.TRAINING}
+    columns = {"prompt": "q", "response": "a", "kto_tag": "good"}
+    made = format_row(entry({"columns": columns}, "kto"))({"q": "Q", "a": "A", "good": False})
+    assert made["label"] is False
+    assert [turn["content"] for turn in made["messages"]] == ["Q", "A"]
 
 
 def test_a_reward_model() -> None:

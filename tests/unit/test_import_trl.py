@@ -215,7 +215,8 @@ def test_what_trl_uses_where_the_file_is_silent() -> None:
         ({"hub_model_id": "me/model-orpo"}, True),
         ({}, True),
         ({"output_dir": "out/my-DPO"}, False),
-        ({"precompute_ref_log_probs": True}, False),
+        ({"precompute_ref_log_probs": True}, True),
+        ({"ld_alpha": 0.5}, False),
     ],
 )
 def test_beta_alone_does_not_say_which_training_it_is(more: dict[str, Any], needed: bool) -> None:
@@ -225,7 +226,7 @@ def test_beta_alone_does_not_say_which_training_it_is(more: dict[str, Any], need
     assert "kind of training" not in dropped(read({**FILE, "beta": 0.1, **more}, word="dpo"))
 
 
-@pytest.mark.parametrize("key", ["num_generations", "desirable_weight", "cpo_alpha", "num_ppo_epochs"])
+@pytest.mark.parametrize("key", ["num_generations", "cpo_alpha", "num_ppo_epochs"])
 def test_keys_of_trainings_that_are_not_here_are_refused(key: str) -> None:
     assert [problem.path for problem in read({**FILE, "beta": 0.1, key: 1}).refusals] == [key]
 
@@ -246,6 +247,24 @@ def test_a_reward_model_is_read_by_its_command_or_its_own_key(values: dict[str, 
     assert "data.loss_on" not in found
     assert not reading.dropped
     assert read(REWARD, word="reward").value("trainer.learning_rate") == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("more", "word", "file", "asked"),
+    [
+        ({"desirable_weight": 2.0}, "", "t.yaml", False),
+        ({"beta": 0.2}, "kto", "t.yaml", False),
+        ({"beta": 0.2}, "", "out/qwen-kto.yaml", False),
+        ({"precompute_ref_log_probs": True, "output_dir": "runs/kto"}, "", "t.yaml", False),
+    ],
+)
+def test_labelled_answers(more: dict[str, Any], word: str, file: str, asked: bool) -> None:
+    reading = read({**REWARD, **more}, file, word)
+    assert reading.value("task") == "kto"
+    assert reading.value("trainer.train_sampling_strategy") == "sequential"
+    assert reading.value("data.overlong") == "truncate"
+    assert "data.loss_on" not in reading.taken
+    assert ("kind of training" in dropped(reading)) is asked
 
 
 def test_an_option_that_changes_the_reference_is_not_without_effect() -> None:
