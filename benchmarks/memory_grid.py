@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 HALVES = ("tuning", "held-out")
@@ -54,6 +54,8 @@ class Row:
     """Adapters copy their input into their own dtype."""
     trains_tower: bool = False
     """Vision tower and projector of a model of images and text are trained, too."""
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `trainer:` that the task adds."""
     impossible: str | None = None
     """Why the row cannot run."""
 
@@ -210,6 +212,12 @@ MODELS: dict[str, Model] = {
         num_hidden_layers=6, num_attention_heads=8, image_size=128, patch_size=8,
     ),
 }  # fmt: skip
+
+MODELS |= {
+    f"{name}-{task}": replace(MODELS[name], task=task)
+    for name in ("llama", "llama-gqa", "qwen3", "mistral", "gpt-neox")
+    for task in ("dpo", "kto", "reward")
+}
 
 _TEXT = _GROUPED | {"head_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _TOWER = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -500,8 +508,32 @@ _WITH_IMAGES = [
 _WITH_IMAGES.append(
     Row("qwen3-vl-lora-bf16-acc8", "qwen3-vl", 2, 256, **_IMAGE_JOBS["lora-bf16"], accumulation=8)
 )
+_32K = {"vocab_size": 32000}
+_OF_TRL = [
+    Row("dpo-llama-fp32", "llama-dpo", 2),
+    Row("dpo-llama-lora-bf16", "llama-dpo", 2, precision="bf16", **_LORA),
+    Row("dpo-gqa-bf16-vocab32k", "llama-gqa-dpo", 2, precision="bf16", config=_32K),
+    Row("dpo-mistral-fp32-sft", "mistral-dpo", 4, 128, trainer={"loss_type": "sft"}),
+    Row("dpo-qwen3-bf16true-lora-ckpt", "qwen3-dpo", **_TRUE, **_LORA, **_CKPT),
+    Row("dpo-qwen3-fp32-precomputed", "qwen3-dpo", 2, trainer={"precompute_ref_log_probs": True}),
+    Row("dpo-llama-zero2-bf16", "llama-dpo", 2, precision="bf16", zero_stage=2, **_ZERO),
+    Row("kto-llama-fp32", "llama-kto"),
+    Row("kto-llama-fp32-ckpt", "llama-kto", **_CKPT),
+    Row("kto-llama-lora-bf16", "llama-kto", precision="bf16", **_LORA),
+    Row("kto-gqa-bf16-vocab32k", "llama-gqa-kto", precision="bf16", config=_32K),
+    Row("kto-qwen3-fp32-apo", "qwen3-kto", 2, trainer={"loss_type": "apo_zero_unpaired"}),
+    Row("kto-mistral-fp32-b8", "mistral-kto", 8, 128),
+    Row("kto-qwen3-lora-bf16true-ckpt", "qwen3-kto", 8, **_TRUE, **_LORA, **_CKPT),
+    Row("reward-llama-fp32", "llama-reward", 2),
+    Row("reward-llama-fp32-ckpt", "llama-reward", 4, **_CKPT),
+    Row("reward-llama-lora-bf16", "llama-reward", 2, precision="bf16", **_LORA),
+    Row("reward-qwen3-fp32", "qwen3-reward", 2),
+    Row("reward-gqa-bf16-ckpt", "llama-gqa-reward", 4, precision="bf16", **_CKPT),
+    Row("reward-qwen3-lora-bf16true-ckpt", "qwen3-reward", **_TRUE, **_LORA, **_CKPT),
+]
+
 ROWS: tuple[Row, ...] = (
-    *_LLAMA, *_FAST, *_DECODERS, *_OF_2025, *_OF_2026, *_ENCODERS, *_TWO_PROCESSES, *_WITH_IMAGES,
+    *_LLAMA, *_FAST, *_DECODERS, *_OF_2025, *_OF_2026, *_ENCODERS, *_TWO_PROCESSES, *_WITH_IMAGES, *_OF_TRL,
 )  # fmt: skip
 
 

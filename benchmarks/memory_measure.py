@@ -98,6 +98,8 @@ def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
 
         return RandomData(Pictures(count, plan.spec.config["image_size"]), stack_images)
     made = torch.Generator().manual_seed(0)
+    if columns := _OF_TRL.get(task):
+        return RandomData(columns(row, count, made, plan.spec.vocab_size), None)
     rows: list[dict[str, Any]] = []
     for index in range(count):
         length = row.length - (row.length // 8 if row.padded and index % 2 else 0)
@@ -112,6 +114,42 @@ def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
         rows.append(sample)
     kind = "flatten" if row.free else "packed" if row.packing else "pad"
     return RandomData(rows, make_collator(kind, processing))
+
+
+def pairs(row: Row, count: int, made: Any, words: int) -> Any:
+    """The samples of task dpo: half of a sequence is the prompt."""
+    half, rest = row.length // 2, row.length - row.length // 2
+    sizes = {"prompt_ids": half, "chosen_ids": rest, "rejected_ids": rest}
+    return _dataset({name: _ids(count, size, made, words) for name, size in sizes.items()})
+
+
+def ranked(row: Row, count: int, made: Any, words: int) -> Any:
+    """The samples of task reward."""
+    return _dataset({name: _ids(count, row.length, made, words) for name in ("chosen_ids", "rejected_ids")})
+
+
+def judged(row: Row, count: int, made: Any, words: int) -> Any:
+    """The samples of task kto."""
+    half, rest = row.length // 2, row.length - row.length // 2
+    ids = {"prompt_ids": _ids(count, half, made, words), "completion_ids": _ids(count, rest, made, words)}
+    return _dataset({**ids, "label": [index % 2 == 0 for index in range(count)]})
+
+
+_OF_TRL = {"dpo": pairs, "reward": ranked, "kto": judged}
+"""Task -> samples as its trainer of trl collates them."""
+
+
+def _ids(count: int, size: int, made: Any, words: int) -> list[list[int]]:
+    import torch
+
+    found: list[list[int]] = torch.randint(4, words, (count, size), generator=made).tolist()
+    return found
+
+
+def _dataset(columns: Mapping[str, Any]) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict(dict(columns))
 
 
 def tokenizer() -> Any:

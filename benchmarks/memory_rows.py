@@ -31,6 +31,9 @@ _FORMATS = {
     "token-classification": "tokens",
     "image-classification": "image",
     "image-text-to-text": "image-chat",
+    "dpo": "preference",
+    "reward": "preference",
+    "kto": "unpaired-preference",
 }
 
 
@@ -59,7 +62,7 @@ def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
         "data": {
             "train": [{"path": "random", "format": _FORMATS.get(model.task, "prompt-completion")}],
             **({} if model.task == "image-classification" else {"max_length": row.length}),
-            **({} if sees_images(row) else {"packing": row.packing}),
+            **({"packing": True} if row.packing else {}),
             **({"padding_free": True} if row.free else {}),
         },
         "precision": row.precision,
@@ -71,6 +74,7 @@ def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
             "activation_checkpointing": row.checkpointing,
             "optim": row.optim,
             "save_strategy": "no",
+            **row.trainer,
         },
         "hardware": {"device": "cpu", "devices_per_node": row.processes},
     }
