@@ -211,9 +211,11 @@ def _weights(facts: CardFacts) -> list[tuple[str, str]]:
     return rows
 
 
-def _difference(found: Mapping[str, float]) -> str:
-    same = f"the same first choice at {found['same_choice']:.1%} of the tokens"
-    return f"{found['largest']:.2g} at most, {same}"
+def _difference(found: Mapping[str, float | None]) -> str:
+    """The largest difference, and the share of equal choices where there is more than one logit."""
+    same = found["same_choice"]
+    chosen = "" if same is None else f", the same first choice at {same:.1%} of the tokens"
+    return f"{found['largest']:.2g} at most{chosen}"
 
 
 def _section(title: str, rows: Sequence[tuple[str, str]]) -> str:

@@ -181,7 +181,7 @@ def merged_text(found: Mapping[str, Any], pushed: Mapping[str, Any] | None) -> s
             f"{found['merge']['dtype']}; {found['merge']['allowed']:.1g} is allowed",
         )
     ]
-    rows.append(("after the cast", found["cast"], f"weights in {dtype}; {_same_choice(found['cast'])}"))
+    rows.append(("after the cast", found["cast"], f"weights in {dtype}{_same_choice(found['cast'])}"))
     lines = [
         f"merged    {printable(found['folder'])}  {found['params']:,} weights in {dtype}, {size}",
         f"compared  logits of {found['compared']} tokens, of magnitude up to {found['largest_logit']:.3g}; "
@@ -189,16 +189,16 @@ def merged_text(found: Mapping[str, Any], pushed: Mapping[str, Any] | None) -> s
     ]
     note = []
     if quantized := found["quantized"]:
-        rows.append(
-            ("running adapter", quantized, f"the {kind} model that trained; {_same_choice(quantized)}")
-        )
+        rows.append(("running adapter", quantized, f"the {kind} model that trained{_same_choice(quantized)}"))
         note = [f"  The base is the dequantised one that trained, not quantised to {kind} again."]
     cells = [(name, f"{gap['largest']:.2g}", text) for name, gap, text in rows]
     return "\n".join([*lines, *table(cells), *note, *pushed_lines(pushed)])
 
 
-def _same_choice(found: Mapping[str, float]) -> str:
-    return f"the same first choice at {found['same_choice']:.1%}"
+def _same_choice(found: Mapping[str, float | None]) -> str:
+    """Nothing for a single logit, which leaves no choice."""
+    same = found["same_choice"]
+    return "" if same is None else f"; the same first choice at {same:.1%}"
 
 
 def evaluated_text(found: Mapping[str, Any]) -> str:

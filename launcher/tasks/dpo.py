@@ -19,6 +19,7 @@ _CUT_AT_THE_END = "but trl cuts preference rows at the end"
 
 class DPO(PairTask):
     name = "dpo"
+    unread_fields = ("margin",)
     aliases = ("preference", "preference-tuning", "pairs")
     overlong = {"split": _CUT_AT_THE_END, "drop": _CUT_AT_THE_END}
     prepared_by_ranks = False  # trl's preparation waits for all ranks

@@ -10,7 +10,6 @@ _LEFT_OUT = "but pairs with a side longer than max_length are left out: a cut an
 class Reward(PairTask):
     name = "reward"
     aliases = ("reward-model", "reward-modeling", "rm")
-    unread_columns = {"margin": "the margin between the two answers"}
     overlong = {"split": _LEFT_OUT, "truncate": _LEFT_OUT}
     model_class = "AutoModelForSequenceClassification"
     without_class = WITHOUT_CLASSIFIER

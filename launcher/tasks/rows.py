@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-FieldKind = Literal["text", "text or messages", "messages", "tools", "label", "list", "image", "images"]
+FieldKind = Literal[
+    "text", "text or messages", "messages", "tools", "label", "number", "list", "image", "images"
+]
 """What the column of a field holds; `launcher/train/data/recognise.py` checks them."""
 
 
@@ -70,7 +72,7 @@ PREFERENCE = RowFormat(
     "preference",
     "pairs of answers",
     {"chosen": "text or messages", "rejected": "text or messages"},
-    {"prompt": "text or messages", "tools": "tools"},
+    {"prompt": "text or messages", "tools": "tools", "margin": "number"},
     {
         "chosen": ("preferred", "accepted", "better"),
         "rejected": ("dispreferred", "refused", "worse"),

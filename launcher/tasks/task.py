@@ -62,6 +62,8 @@ class Task:
     """Format -> values of `data.loss_on` that it can have, the default first; empty: there is no choice."""
     data_keys: ClassVar[frozenset[str]] = frozenset()
     """The keys of `data:` in OPTIONAL_DATA_KEYS that this task reads."""
+    unread_fields: ClassVar[tuple[str, ...]] = ()
+    """Optional fields of its formats that another task alone reads."""
     unread_columns: ClassVar[Mapping[str, str]] = {}
     """Columns beside its formats that decide what is learned and that it does not read -> what they hold."""
     overlong: ClassVar[Mapping[str, str]] = {"split": "which is only for the text rows of task causal-lm"}

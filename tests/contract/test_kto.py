@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("trl")
 
+from launcher.errors import RecipeError
 from launcher.train.memory_meter import Meter
 from launcher.train.training import final_metrics, fit, make_arguments, make_trainer
 
@@ -117,7 +118,7 @@ def test_samples_are_those_of_trl(tmp_path, rows):
     assert ours.kept == len(rows)
 
 
-@pytest.mark.parametrize("kind", ["kto", "apo_zero_unpaired", "weighted", "precomputed", "lora"])
+@pytest.mark.parametrize("kind", ["apo_zero_unpaired", "precomputed", "lora"])
 def test_losses_are_those_of_the_plain_trainer(tmp_path, kind):
     """20 steps of two micro-batches in the order of the rows, beside trl's trainer on the same rows."""
     from datasets import Dataset
@@ -127,10 +128,9 @@ def test_losses_are_those_of_the_plain_trainer(tmp_path, kind):
     changes |= {"trainer.train_sampling_strategy": "sequential"}
     changes |= {
         "apo_zero_unpaired": {"trainer.loss_type": "apo_zero_unpaired"},
-        "weighted": {"trainer.undesirable_weight": 2.0},
         "precomputed": {"trainer.precompute_ref_log_probs": True},
         "lora": {"adapter.type": "lora"},
-    }.get(kind, {})
+    }[kind]
     new = (lambda: lora(llama(), task_type="CAUSAL_LM")) if kind == "lora" else llama
     run(tmp_path / "ours", changes, new())
     args = make_arguments(job(tmp_path / "plain", KTO | changes))
@@ -193,3 +193,104 @@ def test_resume_continues_exactly(tmp_path, monkeypatch, kind):
     )
     assert trainer.state.global_step == 12
     assert halved == whole
+
+
+# --- rows and labels
+
+
+def canonical_of(values: dict):
+    from launcher.train.data.formats import canonical
+    from launcher.train.data.recognise import detect
+    from launcher.train.data.sources import Row
+
+    row = Row(values, "answers.jsonl", 3)
+    detected = detect([row], "auto", {}, "kto", "answers.jsonl")
+    return detected.format, canonical(row, detected).values
+
+
+ASKED = {"role": "user", "content": "a"}
+ANSWER = {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("values", "form"),
+    [
+        ({"prompt": "a", "completion": "b", "label": True}, "unpaired-preference"),
+        ({"prompt": [ASKED], "completion": [ANSWER], "label": 1}, "unpaired-preference"),
+        ({"prompt": [ASKED], "completion": "b", "label": "True"}, "unpaired-preference"),
+        ({"prompt": [ASKED], "completion": [ASKED, ANSWER], "label": True}, "unpaired-preference"),
+        ({"instruction": "a", "input": "", "output": "b", "kto_tag": True}, "unpaired-instruction"),
+        ({"messages": [ASKED, ANSWER], "label": True}, "unpaired-chat"),
+        (
+            {
+                "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
+                "kto_tag": True,
+            },
+            "unpaired-chat",
+        ),
+    ],
+)
+def test_rows_of_each_tool(values, form):
+    found, shaped = canonical_of(values)
+    assert found == form
+    assert shaped["label"] is True
+    if isinstance(shaped["prompt"], list):
+        assert (shaped["prompt"], shaped["completion"]) == ([ASKED], [ANSWER])
+    else:
+        assert (shaped["prompt"].count("a") > 0, shaped["completion"]) == (True, "b")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"prompt": "a", "completion": "b", "label": 0.5},
+        {"prompt": "a", "completion": "b", "label": "perhaps"},
+        {"prompt": "a", "completion": "b", "label": None},
+        {"prompt": "a", "completion": "b", "label": [1]},
+        {"messages": [ANSWER], "label": True},
+        {"messages": [ASKED, ANSWER, ASKED], "label": True},
+        {"prompt": [ASKED], "completion": [{**ANSWER, "train": False}], "label": True},
+    ],
+)
+def test_rows_that_say_nothing_are_refused_with_their_line(values):
+    with pytest.raises(RecipeError) as caught:
+        canonical_of(values)
+    assert (caught.value.problems[0].file, caught.value.problems[0].line) == ("answers.jsonl", 3)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "weights", "warns"),
+    [
+        (5, 5, (1, 1), False),
+        (9, 3, (1, 1), True),
+        (9, 3, (1, 3), False),  # 9 / 3 is the upper end for the rarer label
+        (9, 3, (1, 2.26), False),
+        (9, 3, (1, 2.2), True),
+        (3, 9, (3.5, 1), False),
+        (3, 9, (4.5, 1), True),
+    ],
+)
+def test_the_balance_of_the_labels_is_judged_as_trl_does(tmp_path, good, bad, weights, warns):
+    import pyarrow
+
+    from launcher.train.tasks.kto import check_labels
+
+    given = dict(zip(("trainer.desirable_weight", "trainer.undesirable_weight"), weights, strict=True))
+    line = check_labels(job(tmp_path, KTO | given), pyarrow.array([True] * good + [False] * bad))
+    assert line.startswith("WARNING") == warns
+    assert f"{good} good" in line
+
+
+@pytest.mark.parametrize("label", [True, False])
+def test_labels_of_one_kind_are_an_error_with_their_number(tmp_path, label):
+    from datasets import Dataset
+
+    from launcher.train.data.gate import check_first_batch
+
+    rows = [{**row, "label": label} for row in labelled(6)]
+    data = Rows(Dataset.from_dict(encoded(tmp_path, rows).columns))
+    with pytest.raises(RecipeError) as caught:
+        check_first_batch(job(tmp_path, KTO), tokenizer(), data, 2)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("one-class", "data.train")
+    assert "6" in problem.message

@@ -111,7 +111,10 @@ def test_samples_are_those_of_trl(tmp_path, rows):
     settings = SimpleNamespace(max_length=24, dataset_num_proc=None)
     theirs = list(RewardTrainer._prepare_dataset(SimpleNamespace(), stream, words, settings, "train"))
     ours = encoded(tmp_path, rows, words)
-    assert ours.columns == {name: [row[name] for row in theirs] for name in ("chosen_ids", "rejected_ids")}
+    names = ("chosen_ids", "rejected_ids")
+    assert ours.columns == {name: [row[name] for row in theirs] for name in names} | {
+        "margin": [0.0] * len(rows)
+    }
     assert ours.kept == len(rows)
 
 
@@ -120,9 +123,38 @@ def test_what_is_left_out_is_counted(tmp_path):
     long = {"prompt": "w1", "chosen": " w2", "rejected": " w3" * 30}
     found = encoded(tmp_path, [equal, long, short])
     assert (found.kept, found.rows, found.dropped) == (1, [2], {"equal": 1, "no-targets": 1})
-    assert found.tokens == sum(len(column[0]) for column in found.columns.values()) + 3 + 32
+    assert (
+        found.tokens == sum(len(found.columns[f"{side}_ids"][0]) for side in ("chosen", "rejected")) + 3 + 32
+    )
     asked = encoded(tmp_path / "b", [long, short], **{"data.overlong": "drop"})
     assert asked.dropped == {"overlong": 1}
+
+
+def test_a_margin_is_what_the_loss_asks_for(tmp_path):
+    """Step 1, whose rewards are near 0: the loss is about that of the margins alone."""
+    from datasets import Dataset
+
+    rows = [{**row, "margin": 2.0} for row in pairs(8)]
+    work = job(tmp_path, REWARD | {"trainer.max_steps": 1, "trainer.per_device_train_batch_size": 8})
+    data = Rows(Dataset.from_dict(encoded(tmp_path, rows).columns))
+    trainer = make_trainer(work, make_arguments(work), scorer(), tokenizer(), data)
+    fit(work, trainer, Meter(on_cuda=False))
+    (row,) = [row for row in metrics(tmp_path) if "loss" in row]
+    assert row["loss"] == pytest.approx(math.log1p(math.exp(2.0)), abs=0.1)
+    assert {"accuracy", "margin", "min_reward", "mean_reward", "max_reward"} <= row.keys()
+
+
+@pytest.mark.parametrize("held", ["much", "nan", True, [1]])
+def test_a_margin_that_is_no_number_is_refused(held):
+    from launcher.errors import RecipeError
+    from launcher.train.data.formats import canonical
+    from launcher.train.data.recognise import detect
+    from launcher.train.data.sources import Row
+
+    row = Row({**pairs(1)[0], "margin": held}, "pairs.jsonl", 7)
+    with pytest.raises(RecipeError) as caught:
+        canonical(row, detect([row], "auto", {}, "reward", "pairs.jsonl"))
+    assert (caught.value.problems[0].file, caught.value.problems[0].line) == ("pairs.jsonl", 7)
 
 
 def test_losses_are_those_of_the_plain_trainer(tmp_path):

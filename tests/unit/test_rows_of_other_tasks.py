@@ -174,11 +174,12 @@ def test_a_task_with_images_reads_them_and_no_video() -> None:
     assert refused({**row, "image": "b.png"}, "image-text-to-text").code == "column-unread"
 
 
-def test_a_margin_decides_what_a_reward_model_learns() -> None:
+def test_a_margin_is_read_by_reward_models_alone() -> None:
     pair = {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 0.5}
-    assert refused(pair, "reward").code == "column-unread"
-    assert looked(pair, "reward", columns={"margin": None})
-    assert looked(pair, "dpo"), "which has no margin of a row"
+    assert looked(pair, "reward").columns["margin"] == "margin"
+    assert "margin" not in looked(pair, "reward", columns={"margin": None}).columns
+    found = looked(pair, "dpo")
+    assert unread_columns([Row(pair, "rows.jsonl", 1)], found) == ("margin",)
 
 
 @pytest.mark.parametrize(

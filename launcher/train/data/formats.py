@@ -1,12 +1,13 @@
 """Rows in one shape per format, whatever their columns are called, and the labels of classes.
 
 text {text} · instruction and prompt-completion {prompt, completion} · chat {messages, tools}, and train where
-the row masks messages · preference {prompt, chosen, rejected}, all text or all messages. The format of one
-task is in that task's module in train/tasks/.
+the row masks messages · preference {prompt, chosen, rejected}, all text or all messages, and margin. The
+format of one task is in that task's module in train/tasks/.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,6 +124,25 @@ def _turns(row: Row, column: str) -> list[Message]:
 
 
 def _preference(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    margin = columns.get("margin")
+    held = None if margin is None else row.values.get(margin)
+    shaped = _pair_of_answers(row, columns)
+    return shaped if held is None else {**shaped, "margin": _number(row, str(margin), held)}
+
+
+def _number(row: Row, column: str, held: Any) -> float:
+    """A finite number, which may be text as CSV files have it."""
+    try:
+        number = math.nan if isinstance(held, bool) else float(held)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        shown = repr(held) if isinstance(held, str | int | float) else kind_of(held)
+        raise bad_row(row, f"column {column} holds {shown}, expected a finite number", "correct the row")
+    return number
+
+
+def _pair_of_answers(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     sides = [columns["chosen"], columns["rejected"]]
     given = columns.get("prompt")
     prompt = None if given is None else row.values.get(given)

@@ -17,7 +17,7 @@ from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import read_json, write_json
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.recipe.suggestions import listed
-from launcher.tasks import FORMATS
+from launcher.tasks import FORMATS, task_named
 from launcher.tasks.rows import FieldKind
 from launcher.tasks.sequence_classification import REGRESSION
 from launcher.train.data.class_names import declared, of_labels, with_names
@@ -48,6 +48,7 @@ _HOLDS: Mapping[FieldKind, Callable[[Any], bool]] = {
     "text or messages": lambda value: isinstance(value, str | dict) or is_conversation(value),
     "messages": is_conversation,
     "tools": lambda value: isinstance(value, str | list | tuple | dict),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
     "label": lambda value: isinstance(value, str | int | float | list | tuple),
     "list": lambda value: isinstance(value, list | tuple),
     "image": lambda value: isinstance(value, str | bytes | dict) or hasattr(value, "save"),
@@ -96,7 +97,10 @@ def match(
         hint = f"write {' or '.join(f'`format: {name}`' for name in chosen)} in the source"
         raise RecipeError(Problem("format-ambiguous", message, file=path, hint=hint))
     fmt, found = _as_chat(chosen[0], named[chosen[0]], seen, task)
-    found = {field: column for field, column in found.items() if column not in left_out}
+    unread = task_named(task).unread_fields
+    found = {
+        field: column for field, column in found.items() if column not in left_out and field not in unread
+    }
     return Detected(fmt, found, left_out | class_labels(seen))
 
 

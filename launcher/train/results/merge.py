@@ -65,8 +65,8 @@ class Difference:
     """Largest absolute difference; NaN or infinite if a logit is."""
     scale: float
     """Largest absolute reference logit."""
-    same_choice: float
-    """Share of positions (tokens; rows of a classifier) with the same argmax."""
+    same_choice: float | None
+    """Share of positions (tokens; rows of a classifier) with the same argmax; None for a single logit."""
 
     @property
     def allowed(self) -> float:
@@ -78,7 +78,7 @@ class Difference:
         """Whether the difference is only rounding; False if something is not finite."""
         return self.largest <= self.allowed
 
-    def to_json(self) -> dict[str, float]:
+    def to_json(self) -> dict[str, float | None]:
         return {"largest": self.largest, "allowed": self.allowed, "same_choice": self.same_choice}
 
 
@@ -522,5 +522,5 @@ def difference(these: Sequence[torch.Tensor], those: Sequence[torch.Tensor]) -> 
     return Difference(
         largest=gaps.max().item(),  # a NaN wins
         scale=max(one.abs().max().item() for one in those),
-        same_choice=torch.cat(choices).float().mean().item(),
+        same_choice=torch.cat(choices).float().mean().item() if those[0].shape[-1] > 1 else None,
     )

@@ -23,6 +23,7 @@ with importing_trl("reward"):
     from trl import RewardConfig, RewardTrainer
 
 _SIDES = ("chosen", "rejected")
+_COLUMNS = (*(f"{side}_ids" for side in _SIDES), "margin")
 
 
 class PreparedRewardTrainer(PreparedTrainer, RewardTrainer):
@@ -32,7 +33,8 @@ class PreparedRewardTrainer(PreparedTrainer, RewardTrainer):
 def encode_pairs(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:
     """Rows {prompt, chosen, rejected}, all text or all messages, as chosen_ids and rejected_ids.
 
-    Each holds the prompt with one answer, tokenised as one text as trl does it. A pair of which one side is
+    margin: by how much the reward of chosen shall be higher, 0 where a row does not say. Each side holds the
+    prompt with one answer, tokenised as one text as trl does it. A pair of which one side is
     longer than max_length is left out (overlong with `data.overlong: drop`, else no-targets), and so is one
     of equal answers. `tokens` are those of both sides.
     """
@@ -40,7 +42,7 @@ def encode_pairs(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:
     too_long = "overlong" if job.data.overlong == "drop" else "no-targets"
     different = [number for number, row in enumerate(rows) if row.values["chosen"] != row.values["rejected"]]
     refuse_mixture([rows[number] for number in different])
-    batch = EncodedBatch(columns={f"{side}_ids": [] for side in _SIDES})
+    batch = EncodedBatch(columns={name: [] for name in _COLUMNS})
     dropped = Counter({"equal": len(rows) - len(different)})
     for number in different:
         sides = [_side(tokenizer, rows[number], side) for side in _SIDES]
@@ -48,7 +50,8 @@ def encode_pairs(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:
         if max(map(len, sides)) > limit:
             dropped[too_long] += 1
             continue
-        batch.keep(number, dict(zip(batch.columns, sides, strict=True)))
+        margin = float(rows[number].values.get("margin", 0.0))
+        batch.keep(number, dict(zip(_COLUMNS, (*sides, margin), strict=True)))
     batch.dropped = +dropped
     return batch
 
