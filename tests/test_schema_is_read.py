@@ -54,6 +54,16 @@ SLURM = {
     "launch.slurm.setup": "[module load cuda]",
     "launch.slurm.array_limit": "2",
 }
+GENERATION = {
+    "num_generations": "4",
+    "max_completion_length": "100",
+    "temperature": "0.5",
+    "top_p": "0.9",
+    "top_k": "10",
+    "min_p": "0.1",
+    "repetition_penalty": "1.1",
+    "backend": "vllm-colocate",
+}
 # A value that differs from the default, for each leaf of the schema.
 CHANGED: dict[str, str] = {
     "task": "sequence-classification",
@@ -123,6 +133,8 @@ CHANGED: dict[str, str] = {
     "launch.hostfile": "hosts",
     "fixes.disable": "[use-cache-off]",
     **SLURM,
+    "reward": "[{function: exact_match}]",
+    **{f"generation.{key}": value for key, value in GENERATION.items()},
     "early_stopping.patience": "2",
     "early_stopping.threshold": "0.5",
     "python": "hooks.py",
@@ -146,13 +158,16 @@ SOURCES = ("source", "settings")
 MAPPINGS = (*SOURCES, "fim", "held_out", "asked")
 
 
+LISTED = ("DataSource", "RewardFunction")
+
+
 def leaves(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Dotted paths of all fields of a section and of the sections inside it."""
     found = []
     for name, field in model.model_fields.items():
         dotted = f"{prefix}{name}"
         inner = [kind for kind in kinds(field.annotation) if isinstance(kind, type)]
-        sections = [kind for kind in inner if issubclass(kind, BaseModel) and kind.__name__ != "DataSource"]
+        sections = [kind for kind in inner if issubclass(kind, BaseModel) and kind.__name__ not in LISTED]
         if not sections or len(kinds(field.annotation)) - len(sections) > 1:
             found.append(dotted)
         for section in sections:
@@ -169,7 +184,7 @@ def kinds(annotation: Any) -> list[Any]:
 
 
 HOLDERS = ("job", "self", "self._job", "self.job", "plan", "planned", "own")
-WHOLE = {"precision", "seed", "tiny", "on_oom", "task"}
+WHOLE = {"precision", "seed", "tiny", "on_oom", "task", "reward"}
 """Settings without a section."""
 
 
@@ -334,8 +349,12 @@ def planned(folder: Path, text: str, **facts_changes: Any) -> dict[str, Any]:
     return found
 
 
+ROLLOUTS = {"task": "grpo", "adapter": "null", "reward": "[{function: numeric_answer}]",
+            "data.max_length": "1024"}  # fmt: skip
 # What a leaf needs beside it to make sense.
 CONTEXT: dict[str, dict[str, str]] = {
+    "reward": ROLLOUTS,
+    **{f"generation.{key}": ROLLOUTS for key in GENERATION},
     "sharding.tp_size": {"adapter": "null"},
     "sharding.cp_size": {"data.eval": "null"},
     "sharding.nvme_path": {"sharding.offload_optimizer": "nvme", "sharding.nvme_path": "/tmp/other"},

@@ -43,6 +43,8 @@ PROMISED = {
     "qwen3_8b_dpo",
     "qwen3_8b_reward",
     "qwen3_8b_kto",
+    "qwen3_8b_grpo",
+    "qwen2_5_0_5b_grpo_24gb",
     "pretrain_llama_200m",
     "qwen3_vl_8b_lora_24gb",
     "gemma3_4b_vision_lora",

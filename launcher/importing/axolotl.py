@@ -36,6 +36,7 @@ from launcher.importing.row_sources import (
     unknown_fields,
 )
 from launcher.tasks import TASKS, task_of_tool, task_with_images, words_of_tool
+from launcher.tasks.grpo import GRPO
 
 KEYS: Keys = {
     "base_model": To("model.name_or_path", text),
@@ -108,7 +109,7 @@ REFUSED_TRAINING = {
     "simpo": "trl 1.16 has SimPO in trl.experimental alone, as a loss of its CPO",
     "cpo": "trl 1.16 has CPO in trl.experimental alone, which no task here starts",
     "ebft": "a trainer of axolotl's own",
-    **dict.fromkeys(("grpo", "gdpo", "ppo", "bco"), _NOT_HERE),
+    **dict.fromkeys((GRPO.name, "gdpo", "ppo", "bco"), _NOT_HERE),
 }
 """Kinds of `rl` -> why they are refused."""
 

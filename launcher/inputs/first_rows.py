@@ -24,6 +24,7 @@ from launcher.facts.hardware import device_facts
 from launcher.planner.planner import missing_data
 from launcher.recipe.data_paths import is_glob, is_loaded_hub_id
 from launcher.recipe.loading import LoadedRecipe
+from launcher.recipe.reward_columns import unread
 from launcher.recipe.schema import DataSource, Recipe
 from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS
@@ -64,7 +65,12 @@ def look_at_data(loaded: LoadedRecipe, hooks: Sequence[str]) -> Looked:
     """Look at the paths and first rows of `data.train` and `data.eval`.
 
     hooks: names of the recipe's hooks; the columns of rows that a `format_row` changes are not checked.
+    RecipeError where a file of `reward:` is wrong.
     """
+    if loaded.recipe.reward:
+        from launcher.recipe.reward_rules import check_reward_files
+
+        check_reward_files(loaded.recipe.reward)
     rows, looked = loaded.recipe.data, Looked()
     sources = {f"data.train[{index}]": source for index, source in enumerate(rows.train)}
     if isinstance(rows.eval, list):
@@ -80,7 +86,7 @@ def look_at_data(loaded: LoadedRecipe, hooks: Sequence[str]) -> Looked:
         with _deadline(_SECONDS):
             for place, source in sources.items():
                 if exists[source.path] and not is_loaded_hub_id(source.path):
-                    _look_at(source, place, loaded.recipe.task, "format_row" in hooks, looked)
+                    _look_at(source, place, loaded.recipe, "format_row" in hooks, looked)
     except _TimeUpError:
         pass
     return looked
@@ -148,8 +154,8 @@ def _similar(path: str) -> Path | None:
     return wanted.parent / near[0] if near else None
 
 
-def _look_at(source: DataSource, place: str, task: str, hooked: bool, looked: Looked) -> None:
-    settings = source.model_dump()
+def _look_at(source: DataSource, place: str, recipe: Recipe, hooked: bool, looked: Looked) -> None:
+    settings, task = source.model_dump(), recipe.task
     try:
         files = source_files(settings)
         if len(files) == 1 and files[0].stat().st_size == 0:
@@ -159,8 +165,8 @@ def _look_at(source: DataSource, place: str, task: str, hooked: bool, looked: Lo
             return
         peek = list(itertools.islice(itertools.chain.from_iterable(by_file), PEEK))  # as `prepare` does
         detected = detect(peek, settings["format"], settings["columns"], task, source.path)
-        if unread := unread_columns(peek, detected):
-            looked.unread.append(f"columns that are not read: {listed(unread)} ({place})")
+        if names := unread(unread_columns(peek, detected), [entry.model_dump() for entry in recipe.reward]):
+            looked.unread.append(f"columns that are not read: {listed(names)} ({place})")
         for rows in by_file:
             _check_rows(rows, detected, task)
     except RecipeError as error:

@@ -25,6 +25,7 @@ from launcher.memory.images import image_note, with_images
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.loss import evaluation_bytes
 from launcher.memory.phases import CUDA_CONTEXT, training_phases
+from launcher.memory.rollouts import rollout_notes, with_rollouts
 from launcher.memory.states import optimizer_of
 from launcher.memory.tensor_parallel import on_rank
 from launcher.tasks import task_named
@@ -71,7 +72,7 @@ class MemoryEstimate:
     """Peak of `host`."""
     host: HostMemory
     phase: str
-    """forward | backward | recompute | gradients | step: the moment of training that rules."""
+    """forward | backward | recompute | gradients | step | generate: the moment of training that rules."""
     phases: Mapping[str, Components]
     """Every moment that was compared."""
     method: str
@@ -120,7 +121,7 @@ def estimate_memory(
     """
     traced = None if trace is None else _traced(trace, spec, job, hardware)
     part, own = on_rank(spec, job)
-    found = with_images(traced or training_phases(part, own, hardware), part, own)
+    found = _all_phases(traced or training_phases(part, own, hardware), part, own, hardware)
     context, context_word = device_context(job, hardware, calibration, CUDA_CONTEXT)
     phases = {name: replace(_share(p, job.spread), context=context) for name, p in found.items()}
     phase, components = max(phases.items(), key=lambda item: item[1].total)
@@ -152,7 +153,7 @@ def estimate_memory(
         phases=phases,
         method=method,
         calibration=calibration_note(hardware, calibration, (context_word, range_word)),
-        notes=(*memory_notes(job, hardware), *image_note(spec, job)),
+        notes=_all_notes(spec, job, hardware),
         trainable_params=job.trainable_params,
     )
 
@@ -183,6 +184,17 @@ def _other_peaks(
         "evaluating": resident - freed + evaluation,
         "loading": engine.load_peak(spec, job, states.weights) + spec.layout.mask_buffer + context,
     }
+
+
+def _all_phases(
+    training: dict[str, Components], spec: ModelSpec, job: MemoryJob, hardware: Hardware
+) -> dict[str, Components]:
+    """The moments of training with images, and those of generating."""
+    return with_rollouts(with_images(training, spec, job), spec, job, hardware)
+
+
+def _all_notes(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> tuple[str, ...]:
+    return (*memory_notes(job, hardware), *image_note(spec, job), *rollout_notes(spec, job, hardware))
 
 
 def memory_notes(job: MemoryJob, hardware: Hardware) -> tuple[str, ...]:

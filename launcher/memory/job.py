@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from launcher.memory.engine import EngineMemory
+    from launcher.memory.rollouts import Rollout
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one value."""
@@ -102,6 +103,9 @@ class MemoryJob:
     """Pixel values of the prepared samples with the most, descending; (): the rows are not prepared."""
     pixels_of_image: int = 0
     """Of the largest image, where `pixels` are known."""
+
+    rollout: Rollout | None = None
+    """How the model writes its own samples; None: it does not."""
 
     def to_json(self) -> dict[str, Any]:
         """Its fields, with the engine's name."""

@@ -27,6 +27,8 @@ class StepTime:
     high: float
     figures_known: bool
     """False: computed from a stand-in's figures, so that only ratios are meaningful."""
+    generating: tuple[float, float] | None = None
+    """Least and most share of it that the model writes its own samples; None: it does not."""
 
     @property
     def seconds(self) -> tuple[float, float] | None:
@@ -38,9 +40,10 @@ class StepTime:
         start, evaluations and checkpoints."""
         if self.seconds is None:
             return {"seconds_per_step": None, "total": None}
+        split = {} if self.generating is None else {"generating": [round(end, 2) for end in self.generating]}
         per_step = [float(f"{end:.3g}") for end in self.seconds]
         total = None if steps is None else [float(f"{steps * end:.3g}") for end in self.seconds]
-        return {"seconds_per_step": per_step, "total": total}
+        return {"seconds_per_step": per_step, "total": total, **split}
 
 
 @dataclass(frozen=True, slots=True)

@@ -348,6 +348,8 @@ class Settings(Section):
     fsdp: FsdpSettings
     launch: LaunchSettings
     runtime: RuntimeSettings
+    reward: list[dict[str, Any]] = field(default_factory=list)
+    """The functions that score completions: {function, weight, arguments, time_limit}."""
 
     @classmethod
     def empty(cls, absent: Callable[[str], Exception] | None = None) -> Settings:
@@ -407,6 +409,7 @@ class HasSettings:
         fsdp: FsdpSettings
         launch: LaunchSettings
         runtime: RuntimeSettings
+        reward: list[dict[str, Any]]
 
     def at(self, dotted: str) -> object:
         """The value of a setting named by text, None where it is absent."""

@@ -23,6 +23,7 @@ from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix, Batch, StepTime
 from launcher.planner.decide import copies_of, engine_is_open
 from launcher.planner.job import base_job, with_prepared
+from launcher.planner.rollouts import check_vllm, whole_groups
 from launcher.planner.speed import predict_step
 from launcher.recipe.loading import Origin
 from launcher.recipe.optimizer_needs import needs_of
@@ -171,9 +172,10 @@ class Bench:
         copies = copies_of(recipe, facts.hardware)
         job = base_job(draft, facts.model, facts.hardware, copies)
         self._job = with_prepared(job, facts.images, draft)
+        check_vllm(draft, facts.model, self._job, facts.hardware)
         self._least, why = draft.task.least_batch(draft.fields(draft.trainer))
         batches = _large_enough(draft, _batches(draft, recipe, copies), self._least, why)
-        self.batches = _one_micro_batch(draft, batches)
+        self.batches = whole_groups(draft, _one_micro_batch(draft, batches))
         self.seen: dict[tuple[int, bool, int], Candidate] = {}
         self._kept: int | None = None
 

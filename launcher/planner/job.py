@@ -13,6 +13,7 @@ from launcher.facts.prepared_images import PreparedImages
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.plan.draft import Draft
 from launcher.planner.decide import AMPERE
+from launcher.planner.rollouts import rollout_of
 
 KERNEL_WIDTHS = 256
 """The widest head that torch's varlen kernel accepts; widths are multiples of 8."""
@@ -25,8 +26,7 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
     quantization = draft.model.quantization
     has_adapter = draft.adapter.type is not None
     adapter = adapted_by(spec, draft.fields(draft.adapter)) if has_adapter else None
-    small = hardware.device_bytes is not None and hardware.device_bytes <= SMALL_DEVICE_BYTES
-    bucket = 50_000_000 if small else 200_000_000
+    bucket = _bucket(hardware)
     task, one_row = draft.task, bool(draft.data.padding_free)
     engine = engine_of(draft)
     job = MemoryJob(
@@ -71,13 +71,20 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
 
 
 def _with_reference(job: MemoryJob, draft: Draft) -> MemoryJob:
-    """With what the loss computes besides the model's own gradients.
+    """With what is computed besides the model's own gradients.
 
     An adapter is switched off to have the reference; a full model needs a frozen copy.
     """
     task, trainer = draft.task, draft.fields(draft.trainer)
     held = task.needs_reference(trainer) and not job.adapter
-    return replace(job, reference_model=held, extra_forwards=task.extra_forwards(trainer))
+    extra, rollout = task.extra_forwards(trainer), rollout_of(draft)
+    return replace(job, reference_model=held, extra_forwards=extra, rollout=rollout)
+
+
+def _bucket(hardware: Hardware) -> int:
+    """Elements that are reduced and gathered at a time."""
+    small = hardware.device_bytes is not None and hardware.device_bytes <= SMALL_DEVICE_BYTES
+    return 50_000_000 if small else 200_000_000
 
 
 def _with_adapter(job: MemoryJob, adapter: Adapted, spec: ModelSpec) -> MemoryJob:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from launcher.facts.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.planner.decide import SIZES
-from launcher.recipe.schema import AdapterSection, DataSection, Recipe
+from launcher.recipe.schema import AdapterSection, DataSection, GenerationSection, Recipe
+from launcher.tasks.grpo import BACKENDS, KEY
 from launcher.tasks.sequence_classification import SINGLE
 
 MODEL_LEAVES = (
@@ -44,6 +45,8 @@ def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[st
     if spec.wrapper is not None and recipe.model.config is None:
         reason = f"{recipe.task} reads text: of the {spec.wrapper} checkpoint only the text model is loaded"
         draft.put("model.text_only", True, reason)
+    if draft.task.rolls_out:
+        _record_rollouts(draft, recipe)
     _record_adapter(draft, recipe.adapter)
     _record_data(draft, recipe.data)
     stopping = recipe.early_stopping
@@ -73,6 +76,17 @@ def _record_images(draft: Draft, recipe: Recipe) -> None:
     draft.put_recipe("model.freeze", frozen_parts(recipe), reason)
     model = recipe.model
     draft.put_recipe("model.image_sizes", model.image_sizes, "those of the model's image processor")
+
+
+def _record_rollouts(draft: Draft, recipe: Recipe) -> None:
+    """The reward functions, and how completions are sampled as fields of GRPOConfig."""
+    draft.put_recipe(KEY, [entry.model_dump() for entry in recipe.reward], "")
+    draft.put("trainer.reward_weights", [entry.weight for entry in recipe.reward], "`weight` in `reward:`")
+    generation = recipe.generation or GenerationSection()
+    for name, value in generation.model_dump(exclude={"backend"}).items():
+        draft.put_recipe(f"trainer.{name}", value, "schema default", origin=f"generation.{name}")
+    for name, value in BACKENDS[generation.backend].items():
+        draft.put_recipe(f"trainer.{name}", value, "schema default", origin="generation.backend")
 
 
 def _record_data(draft: Draft, data: DataSection) -> None:

@@ -16,6 +16,7 @@ from launcher.engines.engine import RANKS, counted
 from launcher.errors import Problem
 from launcher.plan.stored import StoredPlan
 from launcher.tasks import TASKS
+from launcher.tasks.grpo import KEY
 
 Verdict = Literal["equal", "word", "free", "states", "samples"]
 """Must be equal · may differ, with a message · may differ · depends on the files of the checkpoint · on the
@@ -169,7 +170,15 @@ RULES: tuple[Rule, ...] = (
     Rule(("precision", "model.dtype", "runtime.autocast"), "equal", "weights and states are of another type"),
     Rule(("model.*",), "equal", _SHAPE),
     Rule(("task", "tiny"), "equal", _LEARNT),
+    Rule((KEY, "trainer.reward_weights"), "equal", "what is rewarded would be other"),
     Rule(("python.hooks", *_LOSS), "equal", "what is minimised would be other"),
+    Rule(("trainer.num_generations", "trainer.max_completion_length", "trainer.steps_per_generation"),
+         "equal", _PLACE),
+    Rule(("trainer.temperature", "trainer.top_p", "trainer.top_k", "trainer.min_p",
+          "trainer.repetition_penalty"), "word", "completions are sampled otherwise from here on"),
+    Rule(("trainer.use_vllm", "trainer.vllm_*"), "word", "completions are written by another program"),
+    Rule(("trainer.num_generations_eval",), "word", _REPORTS),
+    Rule(("trainer.precompute_ref_log_probs",), "word", _NUMBERS),
     Rule(("seed", "trainer.data_seed", "trainer.group_by_length", "trainer.train_sampling_strategy"),
          "equal", _PLACE),
     Rule(("data.loss_on_inserted",), "samples", _PLACE),

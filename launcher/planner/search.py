@@ -26,6 +26,7 @@ from launcher.planner.fixes import apply_fixes, check_disabled
 from launcher.planner.fixes.fix import Situation
 from launcher.planner.parallel import decide_parallel
 from launcher.planner.record import record_recipe
+from launcher.planner.rollouts import decide_eval_groups
 from launcher.planner.throughput import decide_throughput
 from launcher.recipe.loading import LoadedRecipe
 
@@ -218,6 +219,7 @@ def record_size(draft: Draft, chosen: Candidate, reasons: Mapping[str, str] | No
     for dotted, (value, reason) in sizes.items():
         if draft.at(dotted) is None:
             draft.put(dotted, value, reason, source="search")
+    decide_eval_groups(draft, batch.data_parallel)
     buckets = {
         "deepspeed.reduce_bucket_size": chosen.job.reduce_bucket_size,
         "deepspeed.allgather_bucket_size": chosen.job.allgather_bucket_size,

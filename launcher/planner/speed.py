@@ -13,6 +13,7 @@ from launcher.facts.capabilities import is_varlen
 from launcher.facts.hardware import Figures, Hardware, Processor, figures_of
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import WIDTHS, MemoryJob
+from launcher.memory.rollouts import cache_bytes
 from launcher.memory.tensor_parallel import on_rank
 from launcher.plan.plan import StepTime
 
@@ -106,12 +107,18 @@ def predict_step(
     far = hardware.num_nodes > 1 and job.data_parallel * group > 1
     spans = group > hardware.devices_per_node
 
+    shares = []
+
     def seconds(end: str) -> float:
         peak = _product_peak(figures, job.precision, hardware.is_cpu, tf32, end)
-        return _seconds(work, figures, peak, far, spans, end)
+        trains = _seconds(work, figures, peak, far, spans, end)
+        generates = _generating(spec, job, figures, peak, end)
+        shares.append(generates / (trains + generates))
+        return trains + generates
 
     low, likely, high = map(seconds, ("best", "likely", "worst"))
-    return StepTime(low, likely, high, known)
+    split = None if job.rollout is None else (min(shares), max(shares))
+    return StepTime(low, likely, high, known, split)
 
 
 def _product_peak(figures: Figures, precision: str, on_cpu: bool, tf32: bool, end: str) -> float:
@@ -143,6 +150,29 @@ def _seconds(work: Work, figures: Figures, peak: float, far: bool, spans: bool, 
         + work.host_traffic / at(HOST_MEMORY_BYTES)
         + work.launches * at(LAUNCH_SECONDS)
     )
+
+
+def _generating(spec: ModelSpec, job: MemoryJob, figures: Figures, peak: float, end: str) -> float:
+    """Seconds of one step in which completions are written.
+
+    Each token reads all weights and the keys and values so far, and the prompts pass through once. The model
+    itself pays for each kernel; vLLM replays them as CUDA graphs. A server counts as one of these devices.
+    """
+    rollout = job.rollout
+    if rollout is None:
+        return 0.0
+    rows, tokens = rollout.rows(job), job.sequence_length
+    prompt, written = tokens - rollout.completion_length, rollout.completion_length
+    width = 4 if job.precision == "fp32" else 2
+    weights = _weight_traffic(spec, job) / (1 if rollout.itself else rollout.vllm_tensor_parallel)
+    cache = cache_bytes(spec, rows * (prompt + written // 2), width)
+    flops = 2.0 * rows * (spec.linear_weights + _active_experts(spec))
+    layers = sum(stack.layers for stack in spec.layout.stacks)
+    launches = layers * KERNELS_PER_LAYER * (2 if job.adapter else 1) if rollout.itself else 0
+    of_token = (weights + cache) / (figures.memory * getattr(MEMORY_SHARE, end))
+    of_token += launches * getattr(LAUNCH_SECONDS, end)
+    seconds = flops * prompt / peak + written * max(of_token, flops / peak)
+    return rollout.per_step(job) * float(seconds)
 
 
 def step_work(spec: ModelSpec, job: MemoryJob, kept: int) -> Work:

@@ -12,12 +12,16 @@ from launcher.facts.hardware import Hardware
 from launcher.planner.decide import SIZES, shares
 from launcher.planner.narrow import LAYERS, narrow_config
 from launcher.recipe.loading import LoadedRecipe, Origin
-from launcher.recipe.schema import AdapterSection, Recipe
+from launcher.recipe.schema import AdapterSection, GenerationSection, Recipe
 from launcher.tasks import task_named
 
 STEPS = 4
 MAX_LENGTH, WITH_IMAGES = 128, 384
 """Most tokens of a sample, of text and with images."""
+_TINY = Origin("override", "--tiny")
+_SMALL = {"num_generations": 2, "max_completion_length": 16, "backend": "transformers"}
+_ROLLED = tuple(f"generation.{name}" for name in _SMALL)
+_GROUPS = ("steps_per_generation", "num_generations_eval")
 _LAYER = re.compile(r"(?<!\w)\d")
 """A layer's index in a module's name or a pattern of it: `layers.11.`, not `fc1`."""
 LENGTHS = ("max_steps", "save_steps", "logging_steps", "eval_steps")
@@ -41,7 +45,7 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRec
     }
     given = {name for name in LENGTHS if _is_set(loaded, f"trainer.{name}")}
     gone -= given
-    trainer = {k: v for k, v in recipe.trainer.items() if k not in gone}
+    trainer = {k: v for k, v in recipe.trainer.items() if k not in gone and not _is_of_groups(recipe, k)}
     least, _ = task_named(recipe.task).least_batch(trainer)
     changed: dict[str, object] = {
         "max_steps": STEPS, "save_steps": 2, "logging_steps": 1,
@@ -67,13 +71,25 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRec
         "trainer": trainer | changed,
         "global_batch_size": None,
         "hardware": None,
+        **_rolled(recipe),
     }
     dropped = {f"trainer.{name}" for name in gone} | {"global_batch_size"}
     origins = {k: v for k, v in loaded.origins.items() if k not in dropped}
-    origin = Origin("override", "--tiny")
-    origins |= {f"trainer.{k}": origin for k in changed} | {f"adapter.{k}": origin for k in shallow}
-    origins |= {"model.config": origin, "data.max_length": origin}
+    origins |= {f"trainer.{k}": _TINY for k in changed} | {f"adapter.{k}": _TINY for k in shallow}
+    origins |= dict.fromkeys(("model.config", "data.max_length", *_ROLLED), _TINY)
     return replace(loaded, recipe=recipe.model_copy(update=update), origins=origins)
+
+
+def _is_of_groups(recipe: Recipe, field: str) -> bool:
+    """Whether a field of `trainer:` does not fit the pairs of completions of `--tiny`."""
+    return task_named(recipe.task).rolls_out and (field in _GROUPS or field.startswith("vllm_"))
+
+
+def _rolled(recipe: Recipe) -> dict[str, object]:
+    """Pairs of short completions that the model itself generates."""
+    if not task_named(recipe.task).rolls_out:
+        return {}
+    return {"generation": (recipe.generation or GenerationSection()).model_copy(update=_SMALL)}
 
 
 def _shallow(adapter: AdapterSection) -> dict[str, object]:

@@ -210,7 +210,7 @@ def _check_value(path: str, value: Any, entry: Mapping[str, Any], *, shown: Any)
     if (place := non_finite_at(value)) is not None:
         where = path + place
         return [Problem("wrong-value", "contains NaN or infinity, expected finite numbers", path=where)]
-    wanted = _outside(path, value)
+    wanted = None if value == entry.get("default") else _outside(path, value)
     message = f"is {describe(shown)}, expected {wanted}"
     return [Problem("wrong-value", message, path=path)] if wanted else []
 

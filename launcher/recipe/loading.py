@@ -32,6 +32,7 @@ from launcher.recipe.rules import (
 from launcher.recipe.schema import Recipe
 from launcher.recipe.suggestions import close_key
 from launcher.recipe.yaml_reader import join, parse_scalar
+from launcher.tasks.grpo import KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +227,12 @@ _PATHS = {
 """Key -> whether its value is always a path; False: it may also be a name."""
 
 
+def names_file(entry: Any) -> bool:
+    """Whether an entry of `reward:` names a function of a file: `FILE.py:NAME`."""
+    function = entry.get("function") if isinstance(entry, dict) else None
+    return isinstance(function, str) and ".py:" in function
+
+
 def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
     """Make paths absolute, relative to the file that sets them; hub ids and package: references stay."""
 
@@ -243,6 +250,8 @@ def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
             holder[key] = str(full)
 
     fix(data, "python", "python", always=True)
+    for index, entry in enumerate(data[KEY] if isinstance(data.get(KEY), list) else []):
+        fix(entry, "function", f"{KEY}[{index}].function", always=names_file(entry))
     for path, always in _PATHS.items():
         section, _, key = path.partition(".")
         fix(data.get(section), key, path, always=always)

@@ -14,6 +14,7 @@ from launcher.recipe.env import reference_names, split_references
 from launcher.recipe.field_tables import METRICS, TASK_FORMATS, TRAINER_OWNED
 from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.optimizer_needs import needs_of
+from launcher.recipe.reward_rules import check_rewards
 from launcher.recipe.slurm_rules import check_slurm
 from launcher.recipe.suggestions import close_key, describe
 from launcher.recipe.yaml_reader import join
@@ -36,10 +37,10 @@ _UNSUPPORTED_SHARDING = (
     ),
 )
 """Keys of `sharding` that other launchers have, as patterns; message; hint."""
-_RL = "use trl's GRPOTrainer or RLOOTrainer: training that generates its own samples is not supported here"
+_RL = "`task: grpo` trains on rewards with trl's GRPOTrainer; RLOOTrainer is in trl alone"
 _PAIRS = "use trl.experimental; `task: dpo` trains on the same pairs with trl's DPOTrainer"
 _UNSUPPORTED_TASKS = {
-    **dict.fromkeys(("grpo", "rl", "rlhf", "ppo", "rloo", "reinforce", "online-dpo"), _RL),
+    **dict.fromkeys(("ppo", "rloo", "online-dpo"), _RL),
     **dict.fromkeys(("orpo", "cpo", "simpo"), _PAIRS),
 }  # fmt: skip
 """Task of other tools -> what trains it."""
@@ -559,7 +560,12 @@ def _check_streaming(given: _Given) -> Problems:
         yield _conflict("data.eval", message, "give a list of sources as in `data.train`")
 
 
+def _check_rollouts(given: _Given) -> Problems:
+    yield from check_rewards(given.data, given.trainer, given.task, given.rows.get("max_length"))
+
+
 _TASK_RULES = (
     _check_formats, _check_columns, _check_weights, _check_optional, _check_task_model, _check_added_tokens,
     _check_loss, _check_samples, _check_metrics, _check_problem_type, _check_streaming,
+    _check_rollouts,
 )  # fmt: skip

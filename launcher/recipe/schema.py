@@ -211,6 +211,45 @@ class DataSection(Section):
     """Processes for tokenisation; absent: one per core, at most 8."""
 
 
+class RewardFunction(Section):
+    """Task `grpo`: a function that scores completions; the reward is the weighted sum of all."""
+
+    function: Annotated[str, Field(min_length=1)]
+    """`FILE.py:NAME`, a function `NAME(prompts, completions, **columns)` of a file that returns a number or
+    None for each completion; or a shipped one: `exact_match` and `numeric_answer` (against the column
+    `answer`), `regular_expression` (`pattern`), `format` (`tags`), `length` (`tokens`)."""
+    weight: Annotated[float, Field()] = 1.0
+    """Factor of its values."""
+    arguments: dict[str, Any] = {}
+    """Further keyword arguments of the function, e.g. `{column: solution}`."""
+    time_limit: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds that one call may take; a call that takes longer ends the run with the row."""
+
+
+class GenerationSection(Section):
+    """Task `grpo`: how completions are sampled, with the names of trl's `GRPOConfig`."""
+
+    num_generations: Annotated[int, Field(ge=2)] = 8
+    """Completions of each prompt, which are compared with each other. `global_batch_size` counts completions
+    and is a multiple of it."""
+    max_completion_length: Annotated[int, Field(ge=1)] = 512
+    """Tokens of a completion at most. `data.max_length` is the limit of prompt and completion together."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Divides the logits."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Only the likeliest tokens that together have this probability."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Only that many of the likeliest tokens; 0: all."""
+    min_p: Share | None = None
+    """Only tokens with this share of the likeliest one's probability."""
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """Above 1: tokens of the text so far become less likely."""
+    backend: Literal["transformers", "vllm-colocate", "vllm-server"] = "transformers"
+    """What generates: `transformers`: the model itself; `vllm-colocate`: vLLM in the same processes;
+    `vllm-server`: a server that is started separately. Further settings are fields of `trainer:`
+    (`vllm_gpu_memory_utilization`, `vllm_server_host`, ...)."""
+
+
 class EarlyStopping(Section):
     """Stop when the evaluation no longer improves, and keep the best checkpoint."""
 
@@ -340,8 +379,8 @@ class Recipe(Section):
     task: Task = DEFAULT_TASK
     """What is trained: a causal language model (also from scratch, with `model.config`), a
     sequence-to-sequence model, a classifier of texts, tokens or images, a model of images and text
-    (`image-text-to-text`), preferences (`dpo`), answers
-    labelled good or bad (`kto`), or a reward model (`reward`); the last three with trl."""
+    (`image-text-to-text`), preferences (`dpo`), answers labelled good or bad (`kto`), a reward model
+    (`reward`), or a model whose answers functions score (`grpo`); the last four with trl."""
     model: ModelSection
     """The base model."""
     adapter: AdapterSection | None = None
@@ -358,8 +397,12 @@ class Recipe(Section):
     `trainer.gradient_accumulation_steps`."""
     trainer: dict[str, Any] = {}
     """Fields of `TrainingArguments`, checked by name and type against the installed transformers; with task
-    `seq2seq-lm` also those of `Seq2SeqTrainingArguments`, with task `dpo` also those of trl's
-    `DPOConfig`."""
+    `seq2seq-lm` also those of `Seq2SeqTrainingArguments`, with tasks of trl also those of its arguments
+    (`DPOConfig`, `GRPOConfig`)."""
+    reward: list[RewardFunction] = []
+    """Task `grpo`: the functions that score completions."""
+    generation: GenerationSection | None = None
+    """Task `grpo`: how completions are sampled; absent: its defaults."""
     early_stopping: EarlyStopping | None = None
     """Stop when the evaluation no longer improves."""
     python: str | None = None

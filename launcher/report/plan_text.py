@@ -321,6 +321,8 @@ def _time_line(time: Mapping[str, Any]) -> str:
     if time["seconds_per_step"] is None:
         return "time of a step: not predicted, this device has no published figures here"
     line = f"time of a step: {_seconds(time['seconds_per_step'])} s (predicted, never measured)"
+    if split := time.get("generating"):
+        line += f", of which {split[0]:.0%} to {split[1]:.0%} writes completions".replace("%", " %")
     if time["total"] is None:
         return line
     total = time_range(*time["total"])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from launcher.tasks.causal_lm import CausalLM
 from launcher.tasks.dpo import DPO
+from launcher.tasks.grpo import GRPO
 from launcher.tasks.image_classification import ImageClassification
 from launcher.tasks.image_text_to_text import ImageTextToText
 from launcher.tasks.kto import KTO
@@ -26,6 +27,7 @@ TASKS: tuple[Task, ...] = (
     DPO(),
     KTO(),
     Reward(),
+    GRPO(),
 )
 """The first is the default of a recipe."""
 

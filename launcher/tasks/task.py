@@ -115,6 +115,8 @@ class Task:
     """Rows of a micro-batch that one sample makes."""
     has_reference: ClassVar[bool] = False
     """Whether its losses compare the model with a frozen one."""
+    rolls_out: ClassVar[bool] = False
+    """Whether the model writes its own training samples, which the functions of `reward:` score."""
     untraceable: ClassVar[str] = ""
     """Why the memory of a step cannot be traced; empty where it can."""
 

@@ -44,7 +44,7 @@ def load_hooks(job: Job) -> Hooks:
     if not file:
         return Hooks()
     path = Path(file)
-    module = _import(path)
+    module = import_file(path)
     found = {name: _function(module, path, name) for name in names}
     return Hooks(
         format_row=_row_hook(path, found["format_row"]) if "format_row" in found else None,
@@ -86,12 +86,12 @@ def _imported(source: bytes) -> set[str]:
     return names
 
 
-def _import(path: Path) -> types.ModuleType:
+def import_file(path: Path, place: str = "python") -> types.ModuleType:
     """The file as a module with a unique name; modules next to it can be imported while it loads.
 
-    It runs once in a process: a rank that prepares the data has imported it already.
+    It runs once in a process: a rank that prepares the data has imported it already. place: the recipe's key.
     """
-    missing = RecipeError(Problem("hooks-missing", "no such Python file", file=str(path), path="python"))
+    missing = RecipeError(Problem("hooks-missing", "no such Python file", file=str(path), path=place))
     if not path.is_file():
         raise missing
     name = f"effilaunch_hooks_{hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]}"
@@ -108,11 +108,11 @@ def _import(path: Path) -> types.ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        line = _line(error, path)
+        line = error_line(error, path)
         if isinstance(error, SyntaxError) and error.filename == str(path):
             line = error.lineno
         raise RecipeError(
-            Problem("hooks-broken", f"cannot be imported: {_error_text(error)}", str(path), line, "python")
+            Problem("hooks-broken", f"cannot be imported: {error_text(error)}", str(path), line, place)
         ) from error
     finally:
         sys.path.remove(folder)
@@ -189,19 +189,19 @@ def _explained(path: Path, label: str, kind: type[EffilaunchError]) -> Iterator[
     except EffilaunchError:
         raise
     except (Exception, SystemExit) as error:
-        message = f"the hook {label} raised {_error_text(error)}"
+        message = f"the hook {label} raised {error_text(error)}"
         raise kind(
-            Problem("hook-failed", message, file=str(path), line=_line(error, path), path="python")
+            Problem("hook-failed", message, file=str(path), line=error_line(error, path), path="python")
         ) from error
 
 
-def _line(error: BaseException, path: Path) -> int | None:
+def error_line(error: BaseException, path: Path) -> int | None:
     """The innermost line of the file in the traceback, None if the file is not in it."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     return lines[-1] if lines else None
 
 
-def _error_text(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

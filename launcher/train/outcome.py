@@ -210,6 +210,7 @@ def _result(
         "total_params": measured.total_params,
         "idle_adapters": measured.idle_adapters,
         "optimizer": _optimizer_name(trainer),
+        **getattr(trainer, "notes", {}),
         "processes": trainer.accelerator.num_processes,
         "distributed_type": trainer.accelerator.distributed_type.value,
         "adaptations": job.adaptations,

@@ -118,6 +118,7 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
     check_dropped(job, record)
     if job.data.streaming:
         check_stream(job, processing)
+    record |= _tried(job, processing, record)
     record["samples"] = _samples(job, processing, record, samples)
     write_json(job.run_dir / RECORD, record)
     for split in record["splits"].values():
@@ -125,6 +126,19 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
             if source["unused"]:
                 print(f"{source['path']}: columns that are not read: {listed(source['unused'])}")
     return record
+
+
+def _tried(job: Job, processing: Any, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What the task tries on its training samples."""
+    from launcher.train.data.store import open_samples
+    from launcher.train.tasks import train_task
+
+    split = record["splits"].get("train")
+    if split is None:
+        return {}
+    return train_task(job.task.name).tried(
+        job, processing, open_samples(Path(record["folder"]) / split["file"])
+    )
 
 
 def _need_eos(job: Job, processing: Any) -> None:

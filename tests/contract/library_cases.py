@@ -256,7 +256,55 @@ def plain_tokens(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
     return means(trainer)
 
 
+QUESTIONS = [{"prompt": words(i, 1, 12), "answer": f"w{i}"} for i in range(4)]
+SEVEN, EVEN = r"w\d*7\b", r"w\d*[02468]$"
+
+
+def plain_grpo(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
+    import re
+
+    import datasets
+    import transformers
+    from trl import GRPOConfig, GRPOTrainer
+
+    def seven(completions: list[str], **_: Any) -> list[float]:
+        return [float(re.search(SEVEN, text) is not None) for text in completions]
+
+    def even(completions: list[str], **_: Any) -> list[float]:
+        return [float(re.search(EVEN, text) is not None) for text in completions]
+
+    return GRPOTrainer(
+        model=transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32"),
+        reward_funcs=[seven, even],
+        args=GRPOConfig(
+            **args,
+            max_completion_length=8,
+            num_generations=4,
+            reward_weights=[1.0, 0.5],
+            bf16=False,
+            gradient_checkpointing=False,
+        ),
+        train_dataset=datasets.Dataset.from_list(list(rows)),
+        processing_class=transformers.AutoTokenizer.from_pretrained(model),
+    )
+
+
+def _grpo(**trainer: Any) -> Case:
+    """Epochs of 4 prompts. Each generation serves several steps, so that kills fall between them."""
+    recipe = {
+        "task": "grpo",
+        "reward": [
+            {"function": "regular_expression", "arguments": {"pattern": SEVEN}},
+            {"function": "regular_expression", "arguments": {"pattern": EVEN}, "weight": 0.5},
+        ],
+        "generation": {"num_generations": 4, "max_completion_length": 8},
+        "trainer": trainer,
+    }
+    return Case(llama, QUESTIONS, plain_grpo, recipe, trainer, "trl")
+
+
 CASES: dict[str, Case] = {
+    "grpo": _grpo(beta=0.1, num_iterations=2),
     "dpo": Case(llama, PAIRS, plain_dpo, {"task": "dpo", "trainer": {"beta": 0.2}}, {"beta": 0.2}, "trl"),
     "dpo, ipo": Case(
         llama,

@@ -34,7 +34,7 @@ TRAINER = {
     "save_total_limit": 2,
 }  # fmt: skip
 MODELS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("bert", "t5"))
-TIMED = ("runtime", "per_second", "memory")
+TIMED = ("runtime", "per_second", "memory", "step_time")
 
 
 def rows(out: Path) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ import launcher.recipe
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.hook_file import read_hooks
 from launcher.recipe.loading import load_recipe
+from launcher.recipe.reward_rules import check_reward_files
+from launcher.recipe.schema import RewardFunction
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "messages.txt"
 MODULES = [
@@ -94,6 +96,14 @@ RECIPES: list[dict[str, str]] = [
     {"task": "dpo", "data": data(eval="{split: 0.1}", metrics="[accuracy]")},
     {"data": data(streaming="true", eval="{split: 0.1}"), "trainer": "{logging_strategy: epoch}"},
     {"data": data(streaming="true"), "trainer": "{num_train_epochs: 1}"},
+    # rewards
+    {"reward": "[{function: length}]", "generation": "{top_k: 1}"},
+    {"task": "grpo", "generation": "{max_completion_length: 4096}", "trainer": "{vllm_server_host: a}",
+     "reward": "[{function: exact_mtch}, {function: zzz}, {function: length, weight: 0},"
+     " {function: exact_match, arguments: {a: 1, column: 3}}, {function: r.py:f, arguments: {prompts: 1}},"
+     " {function: regular_expression, arguments: {pattern: '('}}]"},
+    {"task": "grpo", "reward": "[{function: exact_match}]", "generation": "{backend: vllm-server}",
+     "trainer": "{ds3_gather_for_generation: false, vllm_gpu_memory_utilization: 0.5, num_generations: 2}"},
     # the schema
     {"data": "{eval: {splt: 0.1}}"},
     {"zzz": "1", "batch_size": "8", "learning_rate": "1", "model_name": "x", "stage": "sft"},
@@ -156,6 +166,15 @@ HOOKS = {
 }
 
 
+REWARDS = {
+    "syntax": "x = 1\ndef f(x:\n",
+    "none": "def g(**columns): pass\n",
+    "coroutine": "async def f(**columns): pass\n",
+    "positional": "def f(x, /, **columns): pass\n",
+    "columns": "\ndef f(completions): pass\n",
+}
+
+
 def attempt(call: object, *arguments: object) -> list[Problem]:
     try:
         return list(call(*arguments) or ())  # type: ignore[operator]
@@ -192,6 +211,12 @@ def cases(folder: Path) -> dict[str, list[Problem]]:
     for name, text in HOOKS.items():
         hooks.write_text(text, encoding="utf-8")
         found[f"hooks: {name}"] = attempt(read_hooks, hooks)
+    rewards = folder / "rewards.py"
+    for name, text in REWARDS.items():
+        rewards.write_text(text, encoding="utf-8")
+        found[f"rewards: {name}"] = attempt(check_reward_files, [RewardFunction(function=f"{rewards}:f")])
+    absent = [RewardFunction(function=f"{folder}/nowhere.py:f")]
+    found["rewards: absent"] = attempt(check_reward_files, absent)
     hooks.write_bytes(b"\xff")
     found["hooks: not UTF-8"] = attempt(read_hooks, hooks)
     found["hooks: folder"] = attempt(read_hooks, folder)

@@ -22,6 +22,7 @@ FORMATS = {
     "dpo": ["preference"],
     "reward": ["preference"],
     "kto": ["unpaired-preference", "unpaired-instruction", "unpaired-chat"],
+    "grpo": ["prompt"],
 }
 
 
@@ -53,10 +54,11 @@ def problems(folder: Path, **parts: str) -> list[tuple[str, str | None]]:
 def test_each_task_reads_its_formats_and_no_others(tmp_path, task):
     for form in ("text", "instruction", "prompt-completion", "chat", "preference", "classification", "image"):
         source = f"path: a.jsonl, format: {form}"
+        more = "reward: [{function: numeric_answer}]" if task == "grpo" else ""
         if form in FORMATS[task]:
             assert load(tmp_path, task=task, source=source).recipe.data.train[0].format == form
         else:
-            (only,) = refused(tmp_path, task=task, source=source)
+            (only,) = refused(tmp_path, task=task, source=source, more=more)
             assert (only.code, only.path) == ("conflict", "data.train[0].format")
             assert FORMATS[task][0] in only.message
 
@@ -84,8 +86,8 @@ def test_everything_a_recipe_of_the_new_keys_can_say(tmp_path):
 @pytest.mark.parametrize(
     ("task", "alternative"),
     [
-        ("grpo", "GRPOTrainer"),
-        ("PPO", "RLOOTrainer"),
+        ("PPO", "GRPOTrainer"),
+        ("rloo", "RLOOTrainer"),
         ("orpo", "trl.experimental"),
     ],
 )

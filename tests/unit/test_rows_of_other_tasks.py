@@ -141,9 +141,10 @@ OTHERS = {
 READS = {
     ("causal-lm", "seq2seq-lm"), ("causal-lm", "sequence-classification"), ("reward", "dpo"),
     ("image-text-to-text", "causal-lm"), ("image-text-to-text", "seq2seq-lm"),
+    *(("grpo", other) for other in ("seq2seq-lm", "kto", "prm", "regression")),
 }  # fmt: skip
 """(task, task whose rows it may train on): prompts with completions, labelled texts as texts, pairs, and
-conversations without an image."""
+conversations without an image, and prompts with whatever is beside them."""
 
 
 @pytest.mark.parametrize("owner", OTHERS)

@@ -20,6 +20,7 @@ from launcher.facts import prepared_images
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import parse_json, write_json
 from launcher.facts.software import installed_versions
+from launcher.recipe.reward_columns import columns_read
 from launcher.tasks import FORMATS
 from launcher.train.data.encoded import Counts, EncodedBatch, Encoder, encode_rows
 from launcher.train.data.recognise import Source, recognise
@@ -241,7 +242,17 @@ def _key_parts(
         names += ["model.name_or_path", "model.revision", "model.config"]
     versions = {"tokenizers": tokenizers.__version__}
     versions |= {name: importlib.import_module(name).__version__ for name in job.task.prepared_by}
+    rollouts = {}
+    if job.task.rolls_out:
+        names += ["trainer.max_completion_length"]
+        read = [columns_read(entry) for entry in job.reward]
+        rollouts = {
+            "reference": 1,
+            "columns": [None if one is None else sorted(one) for one in read],
+            "template": job.at("trainer.chat_template_kwargs"),
+        }
     return {
+        **rollouts,
         **{name: job.settings.at(name) for name in names},
         "versions": versions,
         "tokenizer": processing_digest(processing) if job.task.reads_tokens else None,

@@ -16,6 +16,7 @@ from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import read_json, write_json
 from launcher.recipe.field_tables import TASK_FORMATS
+from launcher.recipe.reward_columns import unread
 from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS, task_named
 from launcher.tasks.rows import FieldKind
@@ -328,7 +329,7 @@ def _detect(job: Job, settings: Mapping[str, Any], place: str, hooks: Hooks) -> 
         raise RecipeError(Problem("no-rows", "holds no rows", file=path, path=f"{place}.path"))
     detected = detect(rows, settings["format"], settings["columns"], job.task.name, path)
     require_packages(detected)
-    unused = unread_columns(rows, detected)
+    unused = unread(unread_columns(rows, detected), job.reward)
     return Source(settings, place, detected, unused=unused, classes=_classes(job, settings, detected, hooks))
 
 

@@ -241,8 +241,8 @@ def processing_digest(processing: Any) -> str:
 class SampleWriter:
     """Writes columns of samples to one Arrow stream file, a batch at a time, with flat memory.
 
-    Lists are int32 token ids or labels, single numbers int64, scores float32; images are a path or the bytes
-    of a file.
+    Lists are int32 token ids or labels, single numbers int64, scores float32, texts strings; images are a
+    path or the bytes of a file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -296,6 +296,8 @@ def _arrow_type(name: str, values: Sequence[Any]) -> Any:
         return pa.list_(pa.large_binary())
     if isinstance(values[0], bool):
         return pa.bool_()
+    if isinstance(values[0], str):
+        return pa.string()
     if not isinstance(values[0], list):
         return pa.float32() if isinstance(values[0], float) else pa.int64()
     return pa.list_(pa.float32() if values[0] and isinstance(values[0][0], float) else pa.int32())

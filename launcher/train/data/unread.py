@@ -17,6 +17,7 @@ from launcher.facts.safe_files import parse_json
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks import FORMATS, task_named
 from launcher.tasks.dpo import DPO
+from launcher.tasks.grpo import GRPO
 from launcher.tasks.image_text_to_text import ImageTextToText
 from launcher.tasks.kto import KTO
 from launcher.tasks.reward import Reward
@@ -142,7 +143,7 @@ KINDS = (
         lambda row: _has_any(row, *COMPARED) or any(names <= row.keys() for names in _PAIRS),
     ),
     Kind(
-        "grpo", "prompts with what their answers are checked against",
+        GRPO.name, "prompts with what their answers are checked against",
         lambda row: _has_any(row, "prompt", "problem", "question", "messages") and _has_any(row, *_CHECKS),
     ),
     Kind("prm", "answers with a label for each step", lambda row: _has_lists(row, "completions", "labels")),

@@ -99,6 +99,11 @@ class TrainTask:
     def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
         """RecipeError when the first batch is not what the recipe asks for."""
 
+    def tried(self, job: Job, processing: Any, samples: Any) -> dict[str, Any]:
+        """Further entries of data.json, from what is tried on prepared training samples. RecipeError where it
+        shows that the run would fail."""
+        return {}
+
     # --- training -------------------------------------------------------------------------------
 
     def arguments(self, job: Job) -> tuple[Any, dict[str, Any]]:

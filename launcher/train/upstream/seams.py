@@ -207,6 +207,31 @@ SEAMS = (
         "trl.trainer.reward_trainer", "RewardTrainer._prepare_dataset", ("1.16.0", 649),
         "upstream/trl_seams.py", "override", "Rows are prepared before the ranks start.",
     ),
+    Seam(
+        "trl.trainer.grpo_trainer", "GRPOTrainer._generate_and_score_completions", ("1.16.0", 2324),
+        "upstream/trl_seams.py", "call",
+        "`_logs` holds the completions and rewards of all ranks, each generation after the one before.",
+        ('self._logs["prompt"].extend(gather_object(prompts))',
+         'self._logs["rewards"][name].extend(rewards_per_func[:, i].tolist())',
+         'self._logs["advantages"].extend(all_process_advantages.tolist())'),
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer", "GRPOTrainer._prepare_inputs", ("1.16.0", 1522),
+        "upstream/trl_seams.py", "context",
+        "One generation serves several steps: `_step` and `_buffered_inputs` are in no checkpoint of trl, so "
+        "ours have them.",
+        ("generate_every = self.args.steps_per_generation * self.num_iterations",
+         "if self._step % generate_every == 0 or self._buffered_inputs is None:",
+         "inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]"),
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer", "GRPOTrainer.__init__", ("1.16.0", 302),
+        "upstream/trl_seams.py", "patch",
+        "Loads the reference model by the name in the policy's configuration, which a random, a GGUF or a "
+        "local model does not have: create_model_from_path of the module is replaced meanwhile.",
+        ("self.ref_model = create_model_from_path(get_config_model_id(self.model.config)",
+         'self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}'),
+    ),
     # --- peft -------------------------------------------------------------------------------------
     Seam(
         "peft.utils.transformers_weight_conversion", "convert_peft_adapter_state_dict_for_transformers",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,3 +75,51 @@ def _prepared(trainer: Any, rows: Sequence[Mapping[str, Any]], tokenizer: Any, s
     stream = IterableDataset.from_generator(lambda: iter(rows))
     holder = SimpleNamespace(_tokenizer=tokenizer, calculate_KL=False)
     return list(trainer._prepare_dataset(holder, stream, tokenizer, settings, "train"))
+
+
+class RolloutSeams:
+    """Mixin before GRPOTrainer: public names for what it holds of its generations."""
+
+    accelerator: Any
+    args: Any
+
+    @property
+    def rollout_log(self) -> Mapping[str, Any]:
+        """The last completions of all ranks: prompt, completion, advantages, and rewards by function."""
+        log: Mapping[str, Any] = self._logs  # type: ignore[attr-defined]
+        return log
+
+    @property
+    def buffered(self) -> list[dict[str, Any]] | None:
+        """The micro-batches of this rank's last generation: a new list for each generation."""
+        found: list[dict[str, Any]] | None = self._buffered_inputs
+        return found
+
+    def rollout_state(self) -> dict[str, Any]:
+        """What a checkpoint needs to continue within a generation, of this rank."""
+        step, every = self._step, self.args.steps_per_generation * self.num_iterations  # type: ignore[attr-defined]
+        return {
+            "step": step,
+            "buffered": self._buffered_inputs if step % every else None,
+            "metrics": dict(self._metrics["train"]),  # type: ignore[attr-defined]
+        }
+
+    def set_rollout_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `rollout_state` gave."""
+        self._step = int(state["step"])
+        self._buffered_inputs = state["buffered"]
+        for name, values in state["metrics"].items():
+            self._metrics["train"][name] = list(values)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def reference_from(make: Callable[[], Any]) -> Iterator[None]:
+    """Within this, GRPOTrainer gets its reference model from `make`: it would load it by the model's name."""
+    from trl.trainer import grpo_trainer
+
+    before = grpo_trainer.create_model_from_path
+    grpo_trainer.create_model_from_path = lambda *_, **__: make()
+    try:
+        yield
+    finally:
+        grpo_trainer.create_model_from_path = before

@@ -1,0 +1,127 @@
+"""Memory of completions that the model writes itself: the KV cache, and vLLM's share of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from launcher.facts.hardware import Hardware
+from launcher.facts.model import ModelSpec
+from launcher.memory.activations import make_block
+from launcher.memory.job import WIDTHS, Components, MemoryJob
+
+SAMPLING_COPIES = 3
+"""float32 copies of the last token's logits that `generate` makes: scores, tempered scores, shares
+(transformers 5.23, generation/utils.py _sample)."""
+GENERATE = "generate"
+"""The phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """How completions are generated; lengths in tokens."""
+
+    completion_length: int
+    steps_per_generation: int | None
+    """Micro-batches of one generation; None: those of a step."""
+    iterations: int
+    """Steps over each generation."""
+    vllm_share: float
+    """Of the device, which vLLM takes in the same process; 0 without."""
+    vllm_sleeps: bool
+    """Its memory is freed while the model trains."""
+    vllm_tensor_parallel: int
+    elsewhere: bool
+    """A server generates."""
+
+    def rows(self, job: MemoryJob) -> int:
+        """Completions of one generation on one device."""
+        return job.micro_batch * (self.steps_per_generation or job.accumulation or 1)
+
+    def per_step(self, job: MemoryJob) -> float:
+        """Generations of one optimizer step."""
+        accumulation = job.accumulation or 1
+        return accumulation / ((self.steps_per_generation or accumulation) * self.iterations)
+
+    @property
+    def itself(self) -> bool:
+        """Whether the trained model generates, with a cache in its own memory."""
+        return not self.vllm_share and not self.elsewhere
+
+
+def cache_bytes(spec: ModelSpec, tokens: int, width: int) -> int:
+    """Bytes of keys and values of so many tokens in all layers."""
+    return 2 * tokens * spec.num_kv_heads * spec.head_dim * spec.num_layers * width
+
+
+def with_rollouts(
+    phases: Mapping[str, Components], spec: ModelSpec, job: MemoryJob, hardware: Hardware
+) -> dict[str, Components]:
+    """The moments of a step, with vLLM's share beside them, and the moment of generating."""
+    found, rollout = dict(phases), job.rollout
+    if rollout is None:
+        return found
+    held = int(rollout.vllm_share * (hardware.device_bytes or 0))
+    if held and not rollout.vllm_sleeps:
+        found = {name: replace(parts, buffers=parts.buffers + held) for name, parts in found.items()}
+    if rollout.itself or held:
+        found[GENERATE] = _generating(phases["step"], spec, job, hardware, held)
+    return found
+
+
+def _generating(
+    step: Components, spec: ModelSpec, job: MemoryJob, hardware: Hardware, held: int
+) -> Components:
+    """Weights and states as in the optimizer's step, without its temporary values and freed gradients."""
+    rollout, engine = job.rollout, job.engine
+    assert rollout is not None, "only such jobs generate"
+    parts = replace(step, temporary=0, buffers=step.buffers + held)
+    if engine.frees_gradients(job):
+        parts = replace(parts, gradients=0)
+    if engine.stage(job) == 3 and job.data_parallel > 1:
+        # trl gathers all weights for the time of a generation (ds3_gather_for_generation)
+        parts = replace(parts, buffers=parts.buffers + spec.params * WIDTHS[job.dtype])
+    if held:
+        return parts
+    d = engine.dtypes(job, on_cpu=hardware.is_cpu)
+    rows, tokens = rollout.rows(job), job.sequence_length
+    prompt = tokens - rollout.completion_length
+    cache = cache_bytes(spec, rows * tokens, d.residual)
+    # A layer's keys grow by a copy while the old ones are there.
+    copied = cache // (2 * spec.num_layers)
+    block = make_block(spec, d, spec.layout.stacks[-1], rows, prompt, job.attention)
+    prefill = rows * prompt * (d.compute * (3 * block.layout.active_inner + 2 * spec.hidden_size))
+    logits = rows * spec.head.out_features * 4 * SAMPLING_COPIES
+    return replace(parts, activations=cache, logits=logits, temporary=max(prefill, copied))
+
+
+def rollout_notes(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> tuple[str, ...]:
+    """What the estimate says about generating, a line each."""
+    rollout = job.rollout
+    if rollout is None:
+        return ()
+    rows, tokens = rollout.rows(job), job.sequence_length
+    of = f"{rows} completions of up to {rollout.completion_length} tokens after prompts of up to "
+    of += f"{tokens - rollout.completion_length}"
+    if rollout.elsewhere:
+        return (f"a vLLM server generates {of} for each device: its memory is not part of this estimate",)
+    width = WIDTHS[job.dtype]
+    if rollout.itself:
+        d = job.engine.dtypes(job, on_cpu=hardware.is_cpu)
+        cache = cache_bytes(spec, rows * tokens, d.residual)
+        return (f"generating {of}: their keys and values take {cache / 2**30:.2f} GiB",)
+    held = rollout.vllm_share * (hardware.device_bytes or 0)
+    room = vllm_room(spec, job, hardware)
+    fit = int(room // cache_bytes(spec, tokens, min(width, 2)))
+    sleeps = "while it generates" if rollout.vllm_sleeps else "during the whole run"
+    return (
+        f"vLLM holds {held / 2**30:.1f} GiB of each device {sleeps}: a copy of the weights, and room for "
+        f"{fit} sequences of {tokens} tokens at a time; a generation has {rows} on each device",
+    )
+
+
+def vllm_room(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> float:
+    """Bytes that vLLM's share has for keys and values beside its copy of the weights."""
+    assert job.rollout is not None, "only such jobs generate"
+    held = job.rollout.vllm_share * (hardware.device_bytes or 0)
+    return held - spec.params * min(WIDTHS[job.dtype], 2) / job.rollout.vllm_tensor_parallel

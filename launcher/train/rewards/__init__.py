@@ -1,0 +1,1 @@
+"""Reward functions: ours, the user's, how they are called and tried, and what they gave."""

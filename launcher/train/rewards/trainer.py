@@ -1,0 +1,185 @@
+"""trl's GRPOTrainer with our rewards: it resumes within a generation and counts what the rewards were.
+
+Importing this module imports trl. MachineError when that fails.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launcher.tasks.grpo import GRPO
+from launcher.train.job import Job, rank
+from launcher.train.rewards.calls import for_trl, load_rewards
+from launcher.train.rewards.rollouts import KEPT, Rollouts, samples, show_first
+from launcher.train.tasks.pairs import importing_trl
+from launcher.train.trainers import PreparedTrainer
+from launcher.train.upstream.trl_seams import RolloutSeams, reference_from
+
+with importing_trl(GRPO.name):
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.utils import RepeatSampler
+
+__all__ = ["GRPOConfig", "make_trainer"]
+
+STATE = "rollouts_{}.pt"
+"""In a checkpoint, for each rank: where it is within a generation."""
+
+
+class PreparedGrpoTrainer(RolloutSeams, PreparedTrainer, GRPOTrainer):
+    """GRPOTrainer that resumes within a generation and counts what the rewards were."""
+
+    def __init__(self, model: Any, *, run_dir: Path, keep_initial_adapter: bool, **more: Any) -> None:
+        self.rollouts = Rollouts()
+        self._run_dir, self._begun = run_dir, 0.0
+        self._counted: Any = None
+        super().__init__(model=model, **more)
+        if not keep_initial_adapter and "ref" in getattr(model, "peft_config", {}):
+            # Without its frozen copy trl switches a new adapter off instead, which is the same model.
+            model.delete_adapter("ref")
+
+    # --- resuming ---------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if resume_from_checkpoint:
+            self._continue_rollouts(Path(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _continue_rollouts(self, checkpoint: Path) -> None:
+        """Take up the generation of a checkpoint; other ranks than it had generate again."""
+        file, ranks = checkpoint / STATE.format(rank()), self.accelerator.num_processes
+        state = None
+        if file.is_file():
+            state = torch.load(file, map_location=self.args.device, weights_only=True)
+            self.rollouts = Rollouts(**state["rollouts"])
+        if state is not None and state["ranks"] == ranks:
+            self.set_rollout_state(state)
+            self._counted = self.buffered
+            return
+        step = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
+        self.set_rollout_state(
+            {"step": step * self.args.gradient_accumulation_steps, "buffered": None, "metrics": {}}
+        )
+        print(f"{checkpoint} was written by another number of ranks: its completions are generated again")
+
+    def save_checkpoint(self, write: Any) -> None:
+        def with_state(folder: Path) -> None:
+            write(folder)
+            state = self.rollout_state()
+            state |= {"ranks": self.accelerator.num_processes, "rollouts": self.rollouts.saved()}
+            torch.save(state, folder / f"checkpoint-{self.state.global_step}" / STATE.format(rank()))
+
+        super().save_checkpoint(with_state)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Weights without the reference adapter, which is the one that training started from."""
+        super().save_model(output_dir, _internal_call)
+        self.drop_reference(Path(output_dir or self.args.output_dir))
+
+    def drop_reference(self, folder: Path) -> None:
+        """Take the reference adapter out of what was saved."""
+        from launcher.train.checkpoint.disk import remove_folder
+
+        reference = folder / "ref"
+        if self.args.should_save and (reference / "adapter_config.json").is_file():
+            remove_folder(reference)
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> Any:
+        loader = super().get_train_dataloader()
+        batches: Any = getattr(loader, "batch_sampler", None)
+        batches = getattr(batches, "batch_sampler", batches)  # inside accelerate's shard for a rank
+        if isinstance(getattr(batches, "sampler", None), RepeatSampler):
+            self._order = batches.sampler = ByEpoch(batches.sampler)
+        return loader
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._begun = time.monotonic()
+        return super().training_step(*args, **kwargs)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.model.training and self.buffered is not self._counted:
+            self.rollouts.seconds += time.monotonic() - self._begun
+            self._count()
+        tokens = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
+        self.largest_batch = max(self.largest_batch, tokens)
+        if self.meter is not None:
+            self.meter.comes(inputs)
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _count(self) -> None:
+        """Count the rewards of a new generation, and show those of the first."""
+        self._counted = self.buffered
+        own = sum(len(batch["completion_ids"]) for batch in self.buffered or ())
+        count, log = own * self.accelerator.num_processes, self.rollout_log
+        rewards = {name: list(values)[-count:] for name, values in log["rewards"].items()}
+        first = self.rollouts.generations == 0
+        self.rollouts.add(rewards, list(log["advantages"])[-count:], self.num_generations)
+        if first and rank() == 0:
+            show_first(self._run_dir, samples(log, min(count, KEPT), self.state.global_step + 1))
+            for warning in self.rollouts.warnings:
+                print(f"WARNING: first step: {warning}", flush=True)
+
+    def _watch(self, batch: Any) -> None:
+        """Nothing: batches are rows, whose tensors `compute_loss` has."""
+
+    def count_tokens(self, inputs: Any) -> None:
+        """Nothing: trl counts prompts and completions as it generates them."""
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """`rollouts` of result.json."""
+        return {"rollouts": self.rollouts.to_json()}
+
+
+class ByEpoch(RepeatSampler):
+    """trl's sampler with an order that depends only on the seed and the epoch: the one that trl would draw.
+
+    trl's generator goes on from epoch to epoch: a run resumed in a later one would begin with the first.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self.__dict__.update(sampler.__dict__)
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Any:
+        if self.shuffle:
+            self.generator.manual_seed(self.seed)
+            for _ in range(self._epoch):
+                torch.randperm(self.num_samples, generator=self.generator)
+        return super().__iter__()
+
+
+def make_trainer(job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
+    """The Trainer of a plan. common: arguments of every Trainer; trl has its own collator and metrics."""
+    theirs = ("data_collator", "compute_metrics")
+    taken = {name: value for name, value in common.items() if name not in theirs}
+    functions = [for_trl(reward) for reward in load_rewards(job.reward)]
+    keep = job.adapter.path is not None
+    with reference_from(lambda: make_reference(job, model, processing)):
+        trainer = PreparedGrpoTrainer(
+            **taken, reward_funcs=functions, run_dir=job.run_dir, keep_initial_adapter=keep
+        )
+    trainer.model_accepts_loss_kwargs = False
+    return trainer
+
+
+def make_reference(job: Job, model: Any, processing: Any) -> Any:
+    """A frozen copy of a fully trained model."""
+    if job.zero_stage == 3:
+        # Shards of a model cannot be copied; loading it again gives the same weights.
+        from launcher.train.model.models import load_model
+
+        reference = load_model(job, processing)
+    else:
+        reference = copy.deepcopy(model)
+    return reference.eval().requires_grad_(False)
