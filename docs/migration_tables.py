@@ -14,7 +14,13 @@ Row = tuple[str, str, str]
 """(key there, key of the recipe or empty, note)."""
 
 _AXOLOTL: tuple[Row, ...] = (
-    ("rl", "task", "dpo, kto; ipo is dpo with loss_type ipo; orpo, simpo and others are refused"),
+    ("trl", "generation", "with rl: grpo: sampling, reward_funcs to reward, the rest to trainer"),
+    ("vllm", "trainer", "with vllm_mode: colocate, its share of the memory and tensor_parallel_size"),
+    (
+        "rl",
+        "task",
+        "dpo, kto, grpo; gdpo: grpo with normalize_then_sum; ipo: dpo with loss_type ipo; others are refused",
+    ),
     ("reward_model", "task", "true: reward, with rows of type bradley_terry.chat_template"),
     ("num_labels", "task", "1, with reward_model"),
     ("center_rewards_coefficient", "trainer.center_rewards_coefficient", "with reward_model"),
@@ -134,6 +140,12 @@ _LLAMAFACTORY: tuple[Row, ...] = (
     ("media_dir", "", "paths of images start from the folder of the data file"),
 )
 _TRL: tuple[Row, ...] = (
+    ("reward_funcs", "reward", "a module's function, or trl's own: a file that imports them is written"),
+    ("reward_weights", "reward", "weight of each function"),
+    ("use_vllm", "generation.backend", "vllm-colocate or, with vllm_mode: server, vllm-server"),
+    ("vllm_mode", "generation.backend", ""),
+    ("scale_rewards", "trainer.scale_rewards", "true: group, false: none"),
+    ("generation_batch_size", "", "listed: the number of ranks is not known"),
     ("dtype", "model.dtype", "float32 where it is absent; of a quantised model its compute_dtype"),
     ("torch_dtype", "model.dtype", "as dtype"),
     ("attn_implementation", "model.attn_implementation", "kernels of the hub are listed"),

@@ -111,6 +111,20 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "tensor_parallel_size": ({"tensor_parallel_size": 2}, "sharding.tp_size", 2),
     "pad_to_multiple_of": ({"pad_to_multiple_of": 8}, "data.pad_to_multiple_of", 8),
     "rl": ({"rl": "dpo"}, "task", "dpo"),
+    "trl": (
+        {"rl": "grpo", "trl": {"reward_funcs": ["r.f"], "num_generations": 4}},
+        "generation.num_generations",
+        4,
+    ),
+    "vllm": (
+        {
+            "rl": "grpo",
+            "trl": {"reward_funcs": ["r.f"], "use_vllm": True, "vllm_mode": "colocate"},
+            "vllm": {"tensor_parallel_size": 2},
+        },
+        "trainer.vllm_tensor_parallel_size",
+        2,
+    ),
     "kto_desirable_weight": ({"rl": "kto", "kto_desirable_weight": 0.2}, "trainer.desirable_weight", 0.2),
     "kto_undesirable_weight": (
         {"rl": "kto", "kto_undesirable_weight": 2},

@@ -102,7 +102,8 @@ def take_field(reading: Reading, given: Given, to: str | None = None) -> None:
     """Take a value for `trainer.<to>` if that field accepts it; else drop it with what is wrong."""
     target = to or RENAMED.get(given.name, given.name)
     converted = convert(given.value, _all_fields()[target])
-    task = next((task for task in (None, *TASK_TABLES) if target in _fields_of(task)), None)
+    own = reading.task.name
+    task = next((task for task in (None, own, *TASK_TABLES) if target in _fields_of(task)), None)
     problems = check_trainer({target: converted}, None, task or DEFAULT_TASK)
     if problems:
         effect = Effect.NEEDED if target in NEEDED_FIELDS else Effect.TRAINING

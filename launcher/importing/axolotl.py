@@ -25,6 +25,14 @@ from launcher.importing.conversions import (
 )
 from launcher.importing.key_tables import Keys, Left, Peer, Tool, load_tool, open_peer
 from launcher.importing.reading import Call, Effect, Given, Reading, shown
+from launcher.importing.rollouts import (
+    GENERATION_KEYS,
+    needs_length,
+    take_backend,
+    take_batches,
+    take_rewards,
+    take_scale,
+)
 from launcher.importing.row_sources import (
     BUILDERS,
     Prompt,
@@ -36,7 +44,7 @@ from launcher.importing.row_sources import (
     unknown_fields,
 )
 from launcher.tasks import TASKS, task_of_tool, task_with_images, words_of_tool
-from launcher.tasks.grpo import GRPO
+from launcher.tasks.grpo import KEY
 
 KEYS: Keys = {
     "base_model": To("model.name_or_path", text),
@@ -109,7 +117,7 @@ REFUSED_TRAINING = {
     "simpo": "trl 1.16 has SimPO in trl.experimental alone, as a loss of its CPO",
     "cpo": "trl 1.16 has CPO in trl.experimental alone, which no task here starts",
     "ebft": "a trainer of axolotl's own",
-    **dict.fromkeys((GRPO.name, "gdpo", "ppo", "bco"), _NOT_HERE),
+    **dict.fromkeys(("ppo", "bco"), _NOT_HERE),
 }
 """Kinds of `rl` -> why they are refused."""
 
@@ -304,6 +312,11 @@ def _rows(entry: Peer, found: _Found) -> _Shaped | None:
     plain = str(kind).removesuffix(".load")
     if entry.reading.task.ranks_answers or entry.reading.task.labels_answers:
         return _pairs(entry, kind)
+    if entry.reading.task.rolls_out:
+        if kind is not None:
+            hint = "write a format_row that makes prompt and what the reward functions read, for `python`"
+            entry.drop("type", Effect.NEEDED, "a function of yours makes the prompts there", hint)
+        return {}, entry.reading.task.formats[0], None
     if entry.reading.task.sees_images and kind not in _CHATS:
         entry.drop("type", Effect.NEEDED, "with a processor, axolotl reads chat_template alone")
         return None
@@ -472,7 +485,7 @@ def _take_template(peer: Peer, found: _Found) -> None:
         given = found.template
     if given.value in (None, "tokenizer_default"):
         return
-    if not {"chat", "image-chat", "preference"} & set(found.formats):
+    if not ({"chat", "image-chat", "preference"} & set(found.formats) or peer.reading.task.rolls_out):
         peer.reading.drop(given, Effect.NONE, "no rows are made with it")
     elif given.name.endswith("jinja"):
         peer.take_template(given)
@@ -484,6 +497,10 @@ def _take_template(peer: Peer, found: _Found) -> None:
 
 def _take_lengths(peer: Peer, found: _Found, streamed: bool) -> None:
     key = "excess_length_strategy"
+    if peer.reading.task.rolls_out:
+        peer.reading.know(key)
+        needs_length(peer, "axolotl")
+        return
     if "sequence_len" not in peer.values:
         peer.default("data.max_length", 512, "sequence_len")
     given = peer.get(key)
@@ -879,7 +896,10 @@ def _take_task(peer: Peer) -> None:
         named = task_of_tool("axolotl", kind)
         if named is not None:
             peer.take("task", named.name, "rl")
-            peer.take_keys(KTO_KEYS if named.labels_answers else DPO_KEYS)
+            if named.rolls_out:
+                _take_rollouts(peer, kind)
+            else:
+                peer.take_keys(KTO_KEYS if named.labels_answers else DPO_KEYS)
             for to, value in named.tool_defaults.get("axolotl", {}).items():
                 peer.default(to, value, to.rpartition(".")[2])
             if kind == "ipo":
@@ -888,6 +908,91 @@ def _take_task(peer: Peer) -> None:
             peer.refuse("rl", f"is {shown(kind)}: {REFUSED_TRAINING[kind]}")
         else:
             peer.refuse("rl", f"is {shown(kind)}, expected {', '.join(words_of_tool('axolotl'))}")
+
+
+TRL_KEYS: Keys = {
+    **GENERATION_KEYS,
+    "beta": Field("trainer.beta"),
+    "use_liger_loss": Field("trainer.use_liger_kernel"),
+    "vllm_importance_sampling_cap": Field("trainer.vllm_importance_sampling_clip_max"),
+    **fields(
+        "trainer",
+        """num_iterations epsilon epsilon_high loss_type mask_truncated_completions
+        importance_sampling_level multi_objective_aggregation log_completions num_completions_to_print
+        off_policy_mask_threshold use_bias_correction_kl vllm_importance_sampling_correction
+        vllm_importance_sampling_mode""",
+    ),
+}
+"""Of the section `trl`, with rl: grpo and gdpo."""
+SERVER_KEYS: Keys = fields("trainer", "vllm_server_host vllm_server_port vllm_server_timeout")
+"""The same with vllm_mode: server."""
+_OWN_ROLLOUTS = (
+    "use_data_producer",
+    "async_prefetch",
+    "rollout_func",
+    "replay_buffer_size",
+    "vllm_lora_sync",
+)
+"""Keys of `trl` that start a trainer of axolotl's own."""
+_MOVED = ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps")
+
+
+def _take_rollouts(peer: Peer, kind: str) -> None:
+    """The section `trl`: reward functions and sampling. gdpo normalises each reward by itself."""
+    if "sequence_len" in peer.values:
+        peer.drop("sequence_len", Effect.NONE, f"axolotl does not read it with rl: {kind}")
+    given = peer.get("trl")
+    inner = peer.inside("trl", given if isinstance(given, dict) else {})
+    if kind == "gdpo":
+        peer.reading.take(
+            "trainer.multi_objective_aggregation", "normalize_then_sum", peer.given("rl"), said="rl: gdpo"
+        )
+    for key in _OWN_ROLLOUTS:
+        if not is_off(inner.get(key)):
+            inner.refuse(key, "starts a trainer of axolotl's own")
+    functions = inner.listed("reward_funcs")
+    if not functions:
+        peer.needs(KEY, "trl", "trl.reward_funcs is not there, and nothing scores the completions")
+    take_rewards(inner, functions, inner.get("reward_weights"))
+    _take_vllm(peer, inner)
+    take_scale(inner)
+    take_batches(inner)
+    inner.take_keys(TRL_KEYS)
+    if "generation.max_completion_length" not in peer.reading.taken:
+        peer.needs("generation.max_completion_length", "trl", "axolotl has no default of it")
+    peer.take_keys({"rl_beta": Field("trainer.beta")} if "beta" not in inner.values else {})
+    moved = inner.switch("sync_ref_model")
+    for key in inner.values:
+        if f"trl.{key}" in peer.reading.seen or is_off(inner.values[key]):
+            inner.get(key)
+        elif key in _MOVED and not moved:
+            inner.drop(key, Effect.NONE, "without sync_ref_model")
+        else:
+            inner.drop(key, Effect.TRAINING, "it has no recipe key")
+    if moved:
+        inner.drop("sync_ref_model", Effect.TRAINING, "the reference is the model before training")
+
+
+def _take_vllm(peer: Peer, inner: Peer) -> None:
+    """`trl.use_vllm` with the section `vllm`, which is of the server but for two keys."""
+    take_backend(inner, None)
+    backend = peer.reading.value("generation.backend")
+    given = peer.get("vllm")
+    engine = peer.inside("vllm", given if isinstance(given, dict) else {})
+    if backend == "vllm-server":
+        inner.take_keys(SERVER_KEYS)
+    elif backend is not None:
+        inner.argument("vllm_enable_sleep_mode")
+        engine.argument("gpu_memory_utilization", to="vllm_gpu_memory_utilization")
+        peer.default("trainer.vllm_gpu_memory_utilization", 0.9, "vllm.gpu_memory_utilization")
+        engine.argument("tensor_parallel_size", to="vllm_tensor_parallel_size")
+    why = "of the server, which is started apart" if backend == "vllm-server" else "not read there either"
+    for key in SERVER_KEYS:
+        if key in inner.values and f"trl.{key}" not in peer.reading.seen:
+            inner.drop(key, Effect.NONE, "of a server, which nothing asks for")
+    for key in engine.values:
+        if f"vllm.{key}" not in peer.reading.seen:
+            engine.drop(key, Effect.NONE, why)
 
 
 def _take_images(peer: Peer) -> None:

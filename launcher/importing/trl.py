@@ -33,10 +33,20 @@ from launcher.importing.conversions import (
 from launcher.importing.environment import take_env
 from launcher.importing.key_tables import Keys, Peer, Tool, load_tool, open_peer
 from launcher.importing.reading import Call, Effect, Given, Reading, shown
+from launcher.importing.rollouts import (
+    GENERATION_KEYS,
+    OF_TRL,
+    needs_length,
+    take_backend,
+    take_batches,
+    take_rewards,
+    take_scale,
+)
 from launcher.importing.row_sources import BUILDERS, source_at, take_share
 from launcher.recipe.field_tables import trainer_fields
 from launcher.recipe.suggestions import TRAINER_REMOVED
 from launcher.tasks import DEFAULT_TASK, TASKS, task_of_tool, task_with_images, words_of_tool
+from launcher.tasks.grpo import KEY
 from launcher.tasks.task import Task
 
 
@@ -296,8 +306,13 @@ _MARKS = (
     "dataset_name", "dataset_mixture", "dataset_mixer", "use_peft", "lora_r", "max_length", "max_seq_length",
     "packing", "dataset_text_field", "dataset_config", "assistant_only_loss", "completion_only_loss",
 )  # fmt: skip
+_OF_SEVERAL = (
+    "beta", "num_generations", "reward_funcs", "reward_weights", "num_iterations", "max_completion_length",
+    "use_vllm", "epsilon",
+)  # fmt: skip
+"""Keys of trainings here that trainings of TRL's that are not here have, too."""
 _OF_OTHERS = {
-    "GRPO": ("num_generations", "reward_funcs", "reward_weights", "num_iterations", "use_vllm"),
+    "RLOO": ("normalize_advantages", "reward_clip_range"),
     "CPO": ("cpo_alpha", "simpo_gamma"),
     "PPO": ("reward_model_path", "num_ppo_epochs", "kl_coef", "missing_eos_penalty"),
     "GKD": ("lmbda", "seq_kd"),
@@ -317,13 +332,18 @@ def is_recipe(data: Mapping[str, Any]) -> bool:
     return listed or any(key in data for key in _MARKS) or bool(data.keys() & trainer_fields().keys())
 
 
+_REWARD_MODEL = "reward_model_name_or_path"
+
+
 def option_kind(option: str) -> str | None:
     """How many words an option of TRL's commands takes; None for one that they do not have."""
     positive = option.removeprefix("no_")
     if positive != option and option_kind(positive) == "switch":
         return "bare"
-    if option in ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save"):
+    if option in ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "reward_funcs"):
         return "many"
+    if option == _REWARD_MODEL:
+        return "one"
     keys = tool().keys
     if option in keys:
         return "switch" if isinstance(keys[option], bool) else "one"
@@ -344,7 +364,10 @@ def read(text: str, file: str, call: Call | None = None) -> Reading:
     peer.take_keys(KEYS)
     _take_model(peer)
     _take_adapter(peer, adapted)
-    _take_length(peer, call.word if call else "")
+    if task.rolls_out:
+        _take_rollouts(peer)
+    else:
+        _take_length(peer, call.word if call else "")
     if peer.get("truncation_mode") not in (None, "keep_start"):
         peer.drop("truncation_mode", Effect.TRAINING, "the start of a long row is kept")
     _take_packing(peer, task)
@@ -403,25 +426,27 @@ def _marked(peer: Peer) -> tuple[str, Task | None]:
     `beta` is of DPO, KTO, GRPO and trainings that are not here: without another key and such a name the user
     must decide.
     """
-    owners: dict[str, list[Task]] = {}
-    for task in TASKS:
-        for key in task.known_by.get("trl", ()):
-            if key in peer.values:
-                owners.setdefault(key, []).append(task)
-    for key, tasks in owners.items():
-        if len(tasks) == 1 and key != "beta":
-            return key, tasks[0]
-    if not owners:
-        return "", None
-    key, tasks = next(iter(owners.items()))
-    names = (peer.reading.file, *(str(peer.values.get(naming)) for naming in _NAMING))
-    for task in tasks:
-        if any(word in name.lower() for name in names for word in task.known_as["trl"]):
+    marks = [(key, task) for task in TASKS for key in task.known_by.get("trl", ()) if key in peer.values]
+    for key, task in marks:
+        if key not in _OF_SEVERAL and sum(key == other for other, _ in marks) == 1:
             return key, task
-    kinds = ", ".join(task.name for task in tasks)
-    reason = f"{key} is a key of {kinds}, and of trainings that are not here (ORPO, CPO)"
-    peer.needs("kind of training", key, reason, f"set task, then delete this line; {tasks[0].name} is taken")
-    return key, tasks[0]
+    if not marks:
+        return "", None
+    tasks = [task for _, task in marks]
+    most = max(map(tasks.count, tasks))
+    likely = list(dict.fromkeys(task for task in tasks if tasks.count(task) == most))
+    names = (peer.reading.file, *(str(peer.values.get(naming)) for naming in _NAMING))
+    named = (
+        task for task in likely for word in task.known_as["trl"] if any(word in n.lower() for n in names)
+    )
+    chosen = next(named, None)
+    key = next(key for key, task in marks if task is (chosen or likely[0]))
+    if chosen is None:
+        kinds = ", ".join(task.name for task in likely)
+        reason = f"{key} is a key of {kinds}, and of trainings that are not here (ORPO, CPO, RLOO)"
+        hint = f"set task, then delete this line; {likely[0].name} is taken"
+        peer.needs("kind of training", key, reason, hint)
+    return key, chosen or likely[0]
 
 
 def _take_environment(peer: Peer) -> None:
@@ -560,6 +585,24 @@ def _take_length(peer: Peer, word: str) -> None:
         peer.default("data.max_length", 1024, "max_length")
 
 
+def _take_rollouts(peer: Peer) -> None:
+    """The reward functions, and how completions are sampled."""
+    functions = peer.listed("reward_funcs")
+    if peer.get(_REWARD_MODEL) is not None:
+        message = "is set: rewards are functions here"
+        peer.refuse(_REWARD_MODEL, message, "write a function that scores completions with that model")
+    elif not functions:
+        peer.needs(KEY, "reward_funcs", "it is not there, and nothing scores the completions")
+    take_rewards(peer, functions, peer.get("reward_weights"), OF_TRL)
+    peer.take_keys(GENERATION_KEYS)
+    take_backend(peer, "colocate")
+    take_scale(peer)
+    take_batches(peer)
+    peer.argument("shuffle_dataset")
+    peer.argument("vllm_importance_sampling_cap", to="vllm_importance_sampling_clip_max")
+    needs_length(peer, "TRL")
+
+
 def _take_packing(peer: Peer, task: Task) -> None:
     strategy, packing = peer.get("packing_strategy"), peer.switch("packing") and bool(task.learns)
     if packing:
@@ -570,7 +613,9 @@ def _take_packing(peer: Peer, task: Task) -> None:
         peer.take("data.overlong", "split", "packing_strategy")
     elif strategy not in (None, "bfd", "bfd_split", "wrapped"):
         peer.drop("packing_strategy", Effect.TRAINING, "expected bfd, bfd_split or wrapped")
-    if "truncate" not in task.overlong:
+    if task.rolls_out:
+        pass
+    elif "truncate" not in task.overlong:
         peer.default("data.overlong", "truncate", "truncation_mode: keep_start")
     else:
         peer.default("data.overlong", "drop", "max_length", "TRL leaves longer samples out")

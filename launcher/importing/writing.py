@@ -10,10 +10,11 @@ from launcher.importing.join import Imported
 from launcher.importing.reading import Effect, Taken, without_tokens
 from launcher.recipe import yaml_writer
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
+from launcher.tasks.grpo import KEY
 
 ORDER = (
-    "task", "model", "adapter", "data", "precision", "sharding", "global_batch_size", "trainer",
-    "early_stopping", "python", "hardware", "launch", "on_oom", "seed",
+    "task", "model", "adapter", "data", KEY, "generation", "precision", "sharding",
+    "global_batch_size", "trainer", "early_stopping", "python", "hardware", "launch", "on_oom", "seed",
 )  # fmt: skip
 _INNER = {
     "model": ("name_or_path", "config", "revision", "tokenizer", "quantization", "dtype"),
@@ -86,10 +87,22 @@ def _placed(made: Imported, name: str, folder: Path) -> dict[str, Taken]:
             value = f"{name}{value}"
         elif key in ("data.train", "data.eval") and isinstance(value, list):
             value = [{**source, "path": _path(source.get("path"), taken, folder)} for source in value]
+        elif key == KEY:
+            value = [
+                {**entry, "function": _function(entry["function"], taken, made, name, folder)}
+                for entry in value
+            ]
         elif key in _LOCAL:
             value = _path(value, taken, folder)
         placed[key] = Taken(value, taken.place, taken.said, taken.is_default, taken.note)
     return placed
+
+
+def _function(function: str, taken: Taken, made: Imported, name: str, folder: Path) -> str:
+    """`FILE.py:NAME` as the recipe names it."""
+    file, _, inner = function.rpartition(":")
+    placed = f"{name}{file}" if file in made.texts else _path(file, taken, folder)
+    return f"{placed}:{inner}"
 
 
 def _path(text: Any, taken: Taken, folder: Path) -> Any:

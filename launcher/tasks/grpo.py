@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.errors import Problem
@@ -95,6 +95,20 @@ class GRPO(Task):
     }
     adapter_dropout = False
     own_metrics = True
+    known_as = {"trl": ("grpo",), "axolotl": ("grpo", "gdpo")}
+    known_by = {
+        "trl": (
+            "scale_rewards", "importance_sampling_level", "multi_objective_aggregation", "num_generations",
+            "reward_funcs", "reward_weights", "num_iterations", "max_completion_length", "use_vllm",
+            "epsilon", "beta",
+        )
+    }  # fmt: skip
+    tool_defaults = {"trl": {"trainer.learning_rate": 1e-6}}
+    goals = {"reasoning": ("prompt",)}
+    goal_columns = ("answer", "solution", "final_answer", "ground_truth")
+    first_least_batch = 8
+    first_room = 512
+    samples_are = "completions"
     first_rates = {"full": 1e-6, "adapter": 1e-5}
     first_rate_note = " by rewards"
     pipeline = "text-generation"
@@ -105,6 +119,21 @@ class GRPO(Task):
 
     def default_rate(self, *, adapter: bool) -> tuple[float, str]:
         return (1e-5, "trl's default, ten times for adapters") if adapter else (1e-6, "trl's default")
+
+    def first_keys(self, rows: Mapping[str, Sequence[object]]) -> dict[str, tuple[object, str]]:
+        column = next((name for name in self.goal_columns if name in rows), None)
+        answers = rows.get(column or "", ())
+        name = "numeric_answer" if answers and all(map(_is_number, answers)) else "exact_match"
+        entry: dict[str, object] = {"function": name}
+        if column not in (None, "answer"):
+            entry["arguments"] = {"column": column}
+        return {
+            KEY: ([entry], "the reward: the answer of the row; a function of yours is FILE.py:NAME"),
+            "generation": (
+                {"num_generations": self.first_least_batch, "max_completion_length": self.first_room},
+                "completions of each prompt, and their longest",
+            ),
+        }
 
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
         """What GRPOConfig refuses when the worker builds it."""
@@ -128,3 +157,11 @@ class GRPO(Task):
             hint = "raise `vllm_importance_sampling_clip_max`"
             problems.append(wrong("vllm_importance_sampling_clip_min", message, hint))
         return problems
+
+
+def _is_number(answer: object) -> bool:
+    try:
+        float(str(answer).replace(",", ""))
+    except ValueError:
+        return False
+    return True

@@ -117,6 +117,7 @@ def test_json(capsys):
         ("reward-model", {"prompt": "a", "chosen": "b", "rejected": "c"}, "reward", "Qwen/Qwen3-0.6B"),
         ("feedback", {"prompt": "a", "completion": "b", "label": True}, "kto", "Qwen/Qwen3-0.6B"),
         ("feedback", {**CHAT, "label": False}, "kto", "Qwen/Qwen3-0.6B"),
+        ("reasoning", {"prompt": "2 + 3 =", "answer": 5}, "grpo", "Qwen/Qwen3-0.6B"),
         (
             "classify",
             {"tokens": ["Ada", "ran"], "labels": ["B-PER", "O"]},
@@ -155,6 +156,27 @@ def test_the_labels_decide_the_problem_type(capsys, labels, problem, metrics):
     data = yaml.safe_load(Path(written).read_text())["data"]
     assert (data.get("problem_type"), data["metrics"]) == (problem, metrics)
     assert called(capsys, "validate", written)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "entry"),
+    [
+        ({"prompt": "2 + 3 =", "answer": "5"}, {"function": "numeric_answer"}),
+        (
+            {"prompt": "Capital?", "solution": "Rome"},
+            {"function": "exact_match", "arguments": {"column": "solution"}},
+        ),
+    ],
+)
+def test_the_answers_of_the_rows_decide_the_reward(capsys, row, entry):
+    write_rows("rows.jsonl", row, times=300)
+    written = json.loads(called(capsys, *flags("rows.jsonl", "reasoning"), "--json")[1])["path"]
+    recipe = yaml.safe_load(Path(written).read_text())
+    assert recipe["reward"] == [entry]
+    assert recipe["data"]["max_length"] > recipe["generation"]["max_completion_length"]
+    assert recipe["global_batch_size"] % recipe["generation"]["num_generations"] == 0
+    write_rows("rows.jsonl", {"prompt": "Write a poem."}, times=3)
+    assert "reasoning" not in goals_of(look("rows.jsonl"), {})
 
 
 def test_labels_in_csv_and_pictures_in_folders(capsys):

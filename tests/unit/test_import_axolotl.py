@@ -167,7 +167,9 @@ def test_an_adapter_that_goes_on_has_its_own_fields() -> None:
 
 
 @pytest.mark.parametrize(("more", "key"), [
-    ({"rl": "grpo"}, "rl"), ({"reward_model": True, "num_labels": 2}, "num_labels"),
+    ({"rl": "ppo"}, "rl"), ({"reward_model": True, "num_labels": 2}, "num_labels"),
+    ({"rl": "grpo", "trl": {"reward_funcs": ["r.f"], "async_prefetch": True}}, "trl.async_prefetch"),
+    ({"rl": "grpo", "trl": {"reward_funcs": ["org/model"]}}, "trl.reward_funcs"),
     ({"rl": "orpo"}, "rl"), ({"rl": "simpo"}, "rl"), ({"rl": "reinforce"}, "rl"),
     ({"process_reward_model": True}, "process_reward_model"), ({"diffusion_lm": {"x": 1}}, "diffusion_lm"),
     ({"gptq": True}, "gptq"), ({"fp8": True}, "fp8"), ({"adapter": "mixlora"}, "adapter"),
@@ -466,6 +468,48 @@ def test_labelled_answers_become_what_axolotl_makes_of_them(
     made = made_of(reading, row)
     assert (made["prompt"], made["completion"]) == (prompt, completion)
     assert made["label"] is row.get("label", True)
+
+
+def test_rollouts() -> None:
+    section = {
+        "reward_funcs": ["rwd.format_reward", "rwd.correct"], "reward_weights": [1.0, 2.0], "beta": 0.001,
+        "num_generations": 4, "max_completion_length": 128, "temperature": 0.7, "top_p": 0.95,
+        "use_vllm": True, "vllm_mode": "server", "vllm_server_host": "node2", "scale_rewards": False,
+        "epsilon_high": 0.3, "sync_ref_model": False, "ref_model_sync_steps": 64,
+        "chat_template_kwargs": {"a": 1},
+    }  # fmt: skip
+    rows = [{"path": "org/sums", "type": "rwd.transform"}]
+    more = {"rl": "gdpo", "trl": section, "vllm": {"gpu_memory_utilization": 0.8}, "datasets": rows}
+    reading = read({**FILE, **more, "sequence_len": 512})
+    found = {key: taken.value for key, taken in reading.taken.items()}
+    assert not reading.refusals
+    assert found["task"] == "grpo"
+    assert found["reward"] == [
+        {"function": "rwd.py:format_reward"}, {"function": "rwd.py:correct", "weight": 2.0}
+    ]  # fmt: skip
+    sampling = {key.partition(".")[2]: value for key, value in found.items() if key.startswith("generation.")}
+    assert sampling == {
+        "num_generations": 4, "max_completion_length": 128, "temperature": 0.7, "top_p": 0.95,
+        "backend": "vllm-server",
+    }  # fmt: skip
+    names = ("beta", "epsilon_high", "scale_rewards", "multi_objective_aggregation", "vllm_server_host")
+    assert [found[f"trainer.{name}"] for name in names] == [0.001, 0.3, "none", "normalize_then_sum", "node2"]
+    assert found["data.train"] == [{"path": "org/sums", "format": "prompt"}]
+    assert dropped(reading) == {
+        "sequence_len": Effect.NONE, "datasets[0].type": Effect.NEEDED, "data.max_length": Effect.NEEDED,
+        "trl.ref_model_sync_steps": Effect.NONE, "trl.chat_template_kwargs": Effect.TRAINING,
+        "vllm.gpu_memory_utilization": Effect.NONE,
+    }  # fmt: skip
+
+
+def test_vllm_in_the_same_processes_has_a_share_of_the_memory() -> None:
+    section = {"reward_funcs": ["r.f"], "use_vllm": True, "max_completion_length": 64}
+    reading = read({**FILE, "rl": "grpo", "trl": {**section, "vllm_mode": "colocate"}})
+    assert reading.value("generation.backend") == "vllm-colocate"
+    assert reading.value("trainer.vllm_gpu_memory_utilization") == 0.9
+    assert dropped(read({**FILE, "rl": "grpo", "trl": section}))["generation.backend"] is Effect.NEEDED
+    nothing = dropped(read({**FILE, "rl": "grpo", "trl": {}}))
+    assert nothing["reward"] is nothing["generation.max_completion_length"] is Effect.NEEDED
 
 
 def test_the_loss_of_kto_needs_two_rows() -> None:

@@ -23,6 +23,12 @@ FILE: dict[str, Any] = {
 }
 LORA = {**FILE, "use_peft": True, "lora_target_modules": ["q_proj"]}
 NF4 = {**LORA, "load_in_4bit": True}
+ROLLOUTS = {
+    "model_name_or_path": "org/model",
+    "dataset_name": "org/sums",
+    "reward_funcs": ["rwd.short"],
+    "scale_rewards": True,
+}
 ROWS = [{"path": "org/rows"}]
 
 # key -> (the file, recipe key, value)
@@ -145,6 +151,24 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
         "data.eval",
         [{"path": "org/a", "split": "test_sft"}],
     ),
+    "reward_funcs": (ROLLOUTS, "reward", [{"function": "rwd.py:short"}]),
+    "reward_weights": (
+        {**ROLLOUTS, "reward_weights": [0.5]},
+        "reward",
+        [{"function": "rwd.py:short", "weight": 0.5}],
+    ),
+    "use_vllm": ({**ROLLOUTS, "use_vllm": True}, "generation.backend", "vllm-colocate"),
+    "vllm_mode": (
+        {**ROLLOUTS, "use_vllm": True, "vllm_mode": "server"},
+        "generation.backend",
+        "vllm-server",
+    ),
+    "scale_rewards": (ROLLOUTS, "trainer.scale_rewards", "group"),
+    "generation_batch_size": (
+        {**ROLLOUTS, "generation_batch_size": 64},
+        "trainer.steps_per_generation",
+        None,
+    ),
     "test_split_size": ({**FILE, "test_split_size": 0.1}, "data.eval", {"split": 0.1}),
 }
 
@@ -226,7 +250,7 @@ def test_beta_alone_does_not_say_which_training_it_is(more: dict[str, Any], need
     assert "kind of training" not in dropped(read({**FILE, "beta": 0.1, **more}, word="dpo"))
 
 
-@pytest.mark.parametrize("key", ["num_generations", "cpo_alpha", "num_ppo_epochs"])
+@pytest.mark.parametrize("key", ["reward_clip_range", "cpo_alpha", "num_ppo_epochs"])
 def test_keys_of_trainings_that_are_not_here_are_refused(key: str) -> None:
     assert [problem.path for problem in read({**FILE, "beta": 0.1, key: 1}).refusals] == [key]
 
@@ -265,6 +289,86 @@ def test_labelled_answers(more: dict[str, Any], word: str, file: str, asked: boo
     assert reading.value("data.overlong") == "truncate"
     assert "data.loss_on" not in reading.taken
     assert ("kind of training" in dropped(reading)) is asked
+
+
+GRPO = {"model_name_or_path": "org/model", "dataset_name": "org/sums", "reward_funcs": ["accuracy_reward"]}
+
+
+def test_rollouts() -> None:
+    values = {
+        **GRPO, "reward_funcs": ["my_lib.rewards.short", "think_format_reward"], "reward_weights": [0.5, 1.0],
+        "num_generations": 4, "temperature": 0.7, "use_vllm": True, "scale_rewards": True, "beta": 0.04,
+        "loss_type": "dr_grpo", "generation_batch_size": 64, "sync_ref_model": True, "log_completions": True,
+        "shuffle_dataset": False, "max_completion_length": 256, "max_tool_calling_iterations": 3,
+    }  # fmt: skip
+    reading = read(values, word="grpo")
+    found = {key: taken.value for key, taken in reading.taken.items()}
+    assert not reading.refusals
+    assert found["task"] == "grpo"
+    assert found["reward"] == [
+        {"function": "my_lib/rewards.py:short", "weight": 0.5},
+        {"function": "_rewards.py:think_format_reward"},
+    ]
+    assert "from trl.rewards import think_format_reward" in reading.texts["_rewards.py"]
+    sampling = {key.partition(".")[2]: value for key, value in found.items() if key.startswith("generation.")}
+    assert sampling == {
+        "num_generations": 4, "temperature": 0.7, "max_completion_length": 256, "backend": "vllm-colocate"
+    }  # fmt: skip
+    trainer = ("scale_rewards", "beta", "loss_type", "log_completions", "shuffle_dataset", "learning_rate")
+    assert [found[f"trainer.{name}"] for name in trainer] == ["group", 0.04, "dr_grpo", True, False, 1e-6]
+    assert "data.overlong" not in found
+    assert dropped(reading) == {
+        "generation_batch_size": Effect.TRAINING, "sync_ref_model": Effect.TRAINING,
+        "max_tool_calling_iterations": Effect.TRAINING, "data.max_length": Effect.NEEDED,
+    }  # fmt: skip
+
+
+def test_the_file_of_trls_reward_functions_has_them() -> None:
+    rewards = pytest.importorskip("trl.rewards")
+    names = list(trl.OF_TRL)
+    reading = read({**GRPO, "reward_funcs": names}, word="grpo")
+    made: dict[str, Any] = {}
+    exec(reading.texts["_rewards.py"], made)
+    assert made["accuracy_reward"] is rewards.accuracy_reward
+    assert all(callable(made[name]) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"reward_funcs": ["org/reward-model"]}, "reward_funcs"),
+        ({"reward_model_name_or_path": "org/reward-model"}, "reward_model_name_or_path"),
+        ({"reward_weights": [1.0, 2.0]}, "reward_weights"),
+        ({"reward_weights": ["x"]}, "reward_weights"),
+        ({"use_vllm": True, "vllm_mode": "beside"}, "vllm_mode"),
+    ],
+)
+def test_rewards_that_are_no_functions_are_refused(more: dict[str, Any], key: str) -> None:
+    assert [problem.path for problem in read({**GRPO, **more}, word="grpo").refusals] == [key]
+
+
+@pytest.mark.parametrize(
+    ("values", "file", "asked"),
+    [
+        (GRPO, "t.yaml", True),
+        ({**GRPO, "beta": 0.1}, "t.yaml", True),
+        ({**GRPO, "scale_rewards": "none"}, "t.yaml", False),
+        (GRPO, "qwen-grpo.yaml", False),
+    ],
+)
+def test_keys_that_rloo_has_too_do_not_say_that_it_is_grpo(
+    values: dict[str, Any], file: str, asked: bool
+) -> None:
+    reading = read(values, file)
+    assert reading.value("task") == "grpo"
+    assert (dropped(reading).get("kind of training") is Effect.NEEDED) is asked
+
+
+@pytest.mark.parametrize(
+    ("more", "key"), [({"temperature": "warm"}, "temperature"), ({"num_generations": 2.5}, "num_generations")]
+)
+def test_wrong_values_of_the_sampling_must_be_set(more: dict[str, Any], key: str) -> None:
+    assert dropped(read({**GRPO, **more}, word="grpo"))[key] is Effect.NEEDED
 
 
 def test_an_option_that_changes_the_reference_is_not_without_effect() -> None:
