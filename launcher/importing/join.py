@@ -344,6 +344,11 @@ def _settle_metric(made: Imported) -> None:
     if name in METRICS.get(made.task.name, ()):
         note = "the script's own function may count otherwise"
         made.taken["data.metrics"] = Taken([name], best.place, best.said, note=note)
+        usual, *others = made.task.problem_metrics.items() or [("", (name,))]
+        kind = next((kind for kind, names in others if name in names), None)
+        if name not in usual[1] and kind is not None:
+            said = "the only labels that this metric has a meaning for"
+            made.taken.setdefault("data.problem_type", Taken(kind, best.place, best.said, note=said))
     else:
         reason = "only a function of the script's own measures it"
         hint = "move that into a hooks.py as compute_metrics(prediction), and write python: hooks.py"

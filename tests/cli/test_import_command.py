@@ -173,7 +173,7 @@ def test_where_nothing_can_be_written(
 def test_what_no_recipe_is_made_of_leaves_nothing(
     capsys: pytest.CaptureFixture[str], workplace: Path
 ) -> None:
-    Path("x.yaml").write_text("base_model: m\nadapter: lora\nrl: grpo\n")
+    Path("x.yaml").write_text("base_model: m\nadapter: lora\nrl: ppo\n")
     code, out, err = called(capsys, "x.yaml", "--output", "mine.yaml")
     assert (code, out, Path("mine.yaml").exists()) == (2, "", False)
     assert "x.yaml:3" in err

@@ -357,7 +357,8 @@ def test_a_deepspeed_config_makes_its_own_schedule_and_optimizer(folder: Folder)
     [
         ("run_glue.py", "eval_f1", ["f1"], False),
         ("run_image_classification.py", "accuracy", ["accuracy"], False),
-        ("run_glue.py", "pearson", None, True),
+        ("run_glue.py", "pearson", ["pearson"], False),
+        ("run_glue.py", "own_score", None, True),
         ("run_glue.py", "eval_loss", None, False),
     ],
 )
@@ -369,6 +370,7 @@ def test_what_the_best_checkpoint_is_chosen_by_is_measured(
         f"--validation_file v.csv --eval_strategy epoch --metric_for_best_model {name}"
     )
     assert taken(made).get("data.metrics") == metrics
+    assert taken(made).get("data.problem_type") == ("regression" if name == "pearson" else None)
     words = {entry.key for entry in made.dropped if entry.effect is Effect.NEEDED}
     assert ("metric_for_best_model" in words) == needed
 
