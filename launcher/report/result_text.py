@@ -105,10 +105,12 @@ def shell_word(word: str) -> str:
 
 
 def _note_lines(notes: Mapping[str, int], width: int) -> list[str]:
-    """Turns of conversations and labelled words that were masked or left out, a line each."""
+    """Turns of conversations, labelled words and rows with something particular, a line each."""
     lines = []
-    for title, is_word in (("turns", False), ("words", True)):
-        own = {name: count for name, count in notes.items() if name.startswith("word-") is is_word}
+    titles = {name: "words" if name.startswith("word-") else "turns" for name in notes}
+    titles |= dict.fromkeys(("invalid-tags", "without-label"), "rows")
+    for title in ("turns", "words", "rows"):
+        own = {name: count for name, count in notes.items() if titles[name] == title}
         shown = "; ".join(f"{count:,} {_NOTES.get(name, name)}" for name, count in own.items())
         lines += [f"  {title:{width}s}{shown}"] if shown else []
     return lines

@@ -14,6 +14,7 @@ import torch
 from launched import effilaunch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from engine_runs import result as result_of
 from engine_runs import weights
 from library_cases import CASES, make_ground
 from plans import generate
@@ -67,6 +68,10 @@ def test_regression_with_an_adapter(tmp_path):
 
 def test_several_labels(tmp_path):
     out = run(tmp_path, "multi-label", "multi_label_classification", "accuracy, f1, f1_micro")
+    # 12 rows of training are those of the evaluation.
+    rows = CASES["sequence-classification, multi-label"].rows
+    without = sum(not row["label"] for row in [*rows, *rows[:12]])
+    assert result_of(out)["rows"]["notes"] == {"without-label": without}
     config = json.loads((out / "model" / "config.json").read_text())
     assert config["problem_type"] == "multi_label_classification"
     assert config["id2label"] == {"0": "a", "1": "b", "2": "c"}

@@ -176,6 +176,8 @@ class EncodeClasses:
     overlong: str
     target: Callable[[Row], int | float | list[float]]
     """A canonical row's label as the loss reads it."""
+    several: bool = False
+    """Whether a row has several labels, or none."""
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
         batch = EncodedBatch()
@@ -197,7 +199,7 @@ class EncodeClasses:
                 # The tokenizer cuts, the longer of two texts first, and keeps its closing tokens.
                 sample = self._call(text, pair, truncation=True, max_length=self.max_length)
             target = self.target(row)
-            if isinstance(target, list) and not any(target) and row.values["label"] == []:
+            if self.several and isinstance(target, list) and not any(target):
                 batch.notes["without-label"] += 1
             batch.keep(index, {"labels": target, **sample})
         return batch

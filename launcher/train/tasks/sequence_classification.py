@@ -57,7 +57,8 @@ class TrainSequenceClassification(TrainTask):
 
         overlong = overlong_of(job, detected.format)
         target = partial(PROBLEM_TYPES[job.data.problem_type].target, tuple(labels or ()))
-        return EncodeClasses(processing, max_length_of(job), overlong, target)
+        several = job.data.problem_type == MULTI
+        return EncodeClasses(processing, max_length_of(job), overlong, target, several)
 
     def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
         assert labels is not None, "every kind of label has names"
