@@ -39,6 +39,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "dpo": TINY_LLAMA,
     "reward": TINY_LLAMA,
     "kto": TINY_LLAMA,
+    "grpo": TINY_LLAMA,
     "seq2seq-lm": TINY_T5,
     "sequence-classification": {"model_type": "bert", **SIZES},
     "token-classification": {"model_type": "bert", **SIZES},

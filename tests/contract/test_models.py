@@ -63,6 +63,7 @@ def test_lora_on_every_task(tmp_path, task):
             "causal-lm": "CAUSAL_LM",
             "dpo": "CAUSAL_LM",
             "kto": "CAUSAL_LM",
+            "grpo": "CAUSAL_LM",
             "reward": "SEQ_CLS",
             "seq2seq-lm": "SEQ_2_SEQ_LM",
             "sequence-classification": "SEQ_CLS",
