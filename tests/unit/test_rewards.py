@@ -1,0 +1,67 @@
+"""Reward functions: the shipped ones, the columns that a file's functions read, what a run's rewards were."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.recipe.reward_columns import columns_needed, columns_read, unread
+from launcher.train.rewards.rollouts import Rollouts
+from launcher.train.rewards.shipped import SHIPPED
+
+SAID = [{"role": "assistant", "content": "so 6"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "completions", "given", "expected"),
+    [
+        ("exact_match", [" a ", "A", "b"], {"answer": ["a"] * 3}, [1, 0, 0]),
+        ("exact_match", ["A"], {"answer": ["a"], "ignore_case": True}, [1]),
+        ("exact_match", ["7"], {"solution": [7], "column": "solution"}, [1]),
+        ("numeric_answer", ["1, 2, so 1,200", "#### 5 or 6", r"\boxed{1/2} not 3"],
+         {"answer": ["1200", 5, 0.5]}, [1, 1, 1]),
+        ("numeric_answer", [SAID, "no number", "6.1"], {"answer": ["x 6"] * 3}, [1, 0, 0]),
+        ("numeric_answer", ["6"], {"answer": ["none"]}, [None]),
+        ("numeric_answer", ["6.1"], {"answer": [6], "tolerance": 0.1}, [1]),
+        ("regular_expression", ["a1", "a"], {"pattern": r"\d"}, [1, 0]),
+        ("format", ["<think>x</think>\n<answer>1</answer>", "<answer>1</answer>",
+                    "<think>x</think><answer>1</answer> more"], {}, [1, 0, 0]),
+        ("length", ["", "", ""], {"tokens": 2, "completion_ids": [[1], [1, 2, 3], [1] * 9]}, [1, 0.5, 0]),
+    ],
+)  # fmt: skip
+def test_shipped_functions(name, completions, given, expected):
+    assert SHIPPED[name](completions=completions, prompts=completions, **given) == expected
+
+
+def test_columns_that_functions_read(tmp_path):
+    file = tmp_path / "rewards.py"
+    file.write_text(
+        "def a(completions, answer, level=1, **columns): return columns['extra'], columns.get('more')\n"
+        "def b(completions, **columns): return c(columns)\n"
+    )
+
+    def entry(name: str, **arguments: object) -> dict:
+        return {"function": name if name in SHIPPED else f"{file}:{name}", "arguments": arguments}
+
+    assert columns_read(entry("a")) == {"answer", "level", "extra", "more"}
+    assert columns_needed(entry("a")) == {"answer"}
+    assert columns_needed(entry("a", answer=1)) == frozenset()
+    assert columns_read(entry("b")) is None
+    assert columns_read(entry("numeric_answer", column="solution")) == {"solution"}
+    assert columns_read(entry("length")) == frozenset()
+    assert unread(["answer", "other"], [entry("a")]) == ("other",)
+    assert unread(["answer", "other"], [entry("a"), entry("b")]) == ()
+    assert unread(["answer"], []) == ("answer",)
+
+
+def test_rewards_without_a_signal_are_reported():
+    found, nan = Rollouts(), float("nan")
+    found.add({"same": [1.0, 1.0], "none": [nan, nan], "varies": [0.0, 1.0]}, [-1.0, 1.0], 2)
+    found.add({"same": [1.0, 1.0], "none": [nan, nan], "varies": [1.0, 1.0]}, [0.0, 0.0], 2)
+    assert (found.generations, found.completions, found.groups, found.groups_without_signal) == (2, 4, 2, 1)
+    assert found.constant == {"same": 1.0}
+    assert found.unscored == {"same": 0, "none": 4, "varies": 0}
+    assert len(found.warnings) == 2
+    assert Rollouts(**found.saved()) == found
+    flat = Rollouts()
+    flat.add({"varies": [0.0, 0.0, 1.0, 1.0]}, [0.0] * 4, 2)
+    assert (flat.constant, flat.groups_without_signal, len(flat.warnings)) == ({}, 2, 1)
