@@ -42,6 +42,9 @@ class Case:
     package: str = "transformers"
     """Without it the case is skipped."""
     tokenizer: Callable[[], Any] = tokenizer_of_1024_words
+    """Or an image processor."""
+    files: Callable[[Path], None] = lambda _: None
+    """Writes the files that rows name."""
     differs: float = 1e-5
     """Relative difference of a loss from the library's that is allowed."""
 
@@ -117,6 +120,33 @@ def _tagged(seed: int) -> dict[str, Any]:
 
 
 TAGGED = [_tagged(i) for i in range(42)]
+PICTURES = [{"image": f"{i}.png", "label": ("cat", "dog", "owl")[i % 3]} for i in range(42)]
+PIXELS = 32
+
+
+def draw_pictures(folder: Path) -> None:
+    """One for each row, of random pixels and twice the model's size."""
+    import numpy
+    from PIL import Image
+
+    random_pixels = numpy.random.default_rng(0)
+    for row in PICTURES:
+        pixels = random_pixels.integers(0, 256, (2 * PIXELS, 2 * PIXELS, 3), dtype=numpy.uint8)
+        Image.fromarray(pixels).save(folder / row["image"])
+
+
+def picture_processor() -> Any:
+    import transformers
+
+    return transformers.ViTImageProcessorPil(size={"height": PIXELS, "width": PIXELS})
+
+
+def vit() -> Any:
+    import transformers
+
+    sizes = {name: SIZES[name] for name in SIZES if name not in ("vocab_size", "max_position_embeddings")}
+    config = transformers.ViTConfig(**sizes, image_size=PIXELS, patch_size=8, num_labels=3)
+    return transformers.ViTForImageClassification(config)
 
 
 # --- the libraries' own scripts
@@ -193,6 +223,51 @@ def plain_seq2seq(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
         args=transformers.Seq2SeqTrainingArguments(**args),
         train_dataset=data,
         data_collator=transformers.DataCollatorForSeq2Seq(tokenizer, model=loaded),
+    )
+    return means(trainer)
+
+
+def plain_causal(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
+    import datasets
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+
+    def encode(row: Mapping[str, Any]) -> Any:
+        prompt = tokenizer(row["prompt"])["input_ids"]
+        answer = [*tokenizer(row["completion"])["input_ids"], tokenizer.eos_token_id]
+        return {"input_ids": prompt + answer, "labels": [-100] * len(prompt) + answer}
+
+    return transformers.Trainer(
+        model=transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32"),
+        args=transformers.TrainingArguments(**args),
+        train_dataset=datasets.Dataset.from_list(list(rows)).map(encode, remove_columns=list(rows[0])),
+        data_collator=transformers.DataCollatorForSeq2Seq(tokenizer),
+    )
+
+
+def plain_pictures(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
+    """As transformers' run_image_classification.py does it, without augmentation."""
+    import torch
+    import transformers
+    from PIL import Image
+
+    processor = transformers.AutoImageProcessor.from_pretrained(model)
+    names = sorted({row["label"] for row in rows})
+
+    def encode(row: Mapping[str, Any]) -> Any:
+        image = Image.open(model.parent / row["image"]).convert("RGB")
+        return {**processor(image, return_tensors="pt"), "label": names.index(row["label"])}
+
+    def collate(samples: Sequence[Mapping[str, Any]]) -> Any:
+        pixels = torch.cat([sample["pixel_values"] for sample in samples])
+        return {"pixel_values": pixels, "labels": torch.tensor([sample["label"] for sample in samples])}
+
+    trainer = transformers.Trainer(
+        model=transformers.AutoModelForImageClassification.from_pretrained(model, dtype="float32"),
+        args=transformers.TrainingArguments(**args, remove_unused_columns=False),
+        train_dataset=[encode(row) for row in rows],
+        data_collator=collate,
     )
     return means(trainer)
 
@@ -341,6 +416,15 @@ CASES: dict[str, Case] = {
         {"center_rewards_coefficient": 0.01},
         "trl",
     ),
+    "causal-lm": Case(llama, TRANSLATED, plain_causal, {"task": "causal-lm", "data": {"max_length": 64}}),
+    "image-classification": Case(
+        vit,
+        PICTURES,
+        plain_pictures,
+        {"task": "image-classification", "data": {"max_length": None}},
+        tokenizer=picture_processor,
+        files=draw_pictures,
+    ),
     "seq2seq-lm": Case(t5, TRANSLATED, plain_seq2seq, {"task": "seq2seq-lm", "data": {"max_length": 64}}),
     "sequence-classification": Case(
         lambda: bert("BertForSequenceClassification", num_labels=3),
@@ -383,6 +467,7 @@ def make_ground(case: Case, folder: Path) -> Path:
     case.build().save_pretrained(folder / "model")
     case.tokenizer().save_pretrained(folder / "model")
     lines = [json.dumps(row) + "\n" for row in case.rows]
+    case.files(folder)
     (folder / "rows.jsonl").write_text("".join(lines))
     (folder / "eval.jsonl").write_text("".join(lines[:12]))
     return folder
@@ -417,6 +502,7 @@ def make_run(
         },
         "trainer": {**TRAINER, **case.recipe.get("trainer", {}), **trainer},
     }
+    said["data"] = {name: value for name, value in said["data"].items() if value is not None}
     recipe = ground / f"{out.name}.yaml"
     recipe.write_text(yaml.safe_dump(said))
     bundle = render(make_plan(*gather(load_recipe(recipe), "cpu")))

@@ -33,7 +33,7 @@ TRAINER = {
     "max_steps": STEPS, "save_steps": SAVED, "eval_strategy": "steps", "eval_steps": SAVED,
     "save_total_limit": 2,
 }  # fmt: skip
-MODELS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("bert", "t5"))
+MODELS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("bert", "t5", "vit"))
 TIMED = ("runtime", "per_second", "memory", "step_time")
 
 
