@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -294,3 +295,11 @@ def test_labels_of_one_kind_are_an_error_with_their_number(tmp_path, label):
     (problem,) = caught.value.problems
     assert (problem.code, problem.path) == ("one-class", "data.train")
     assert "6" in problem.message
+
+
+def test_commands_that_read_rows_import_no_trl():
+    """`run`, `plan` and `prepare` read the first rows in their own process."""
+    code = "import sys; from launcher.train.tasks import train_task; train_task('kto')\n"
+    code += "print(sorted({'torch', 'trl', 'transformers', 'pyarrow'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -18,7 +18,7 @@ from launcher.facts.safe_files import read_json, write_json
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.recipe.reward_columns import unread
 from launcher.recipe.suggestions import listed
-from launcher.tasks import FORMATS, task_named
+from launcher.tasks import FORMATS, TASKS, task_named
 from launcher.tasks.rows import FieldKind
 from launcher.tasks.sequence_classification import REGRESSION
 from launcher.train.data.class_names import declared, of_labels, with_names
@@ -44,6 +44,8 @@ _NO_FIELD = frozenset({
     "system", "history", "id", "ids", "idx", "uuid", "hash", "index", "url", "count", "length", "len", "num",
     "type", "tokens",
 })  # fmt: skip
+_OF_TRL = {fmt for task in TASKS if "trl" in task.prepared_by for fmt in task.formats}
+"""Formats whose samples trl makes."""
 _HOLDS: Mapping[FieldKind, Callable[[Any], bool]] = {
     "text": lambda value: isinstance(value, str),
     "text or messages": lambda value: isinstance(value, str | dict) or is_conversation(value),
@@ -343,9 +345,11 @@ def _classes(job: Job, settings: Mapping[str, Any], detected: Detected, hooks: H
 
 def require_packages(detected: Detected) -> None:
     """MachineError where a package is missing that encodes rows of this format."""
-    if detected.format == "preference" and importlib.util.find_spec("trl") is None:
+    if detected.format in _OF_TRL and importlib.util.find_spec("trl") is None:
         hint = "pip install 'effilaunch[dpo]'"
-        raise MachineError(Problem("package-missing", "preference rows need the package trl", hint=hint))
+        raise MachineError(
+            Problem("package-missing", f"{detected.format} rows need the package trl", hint=hint)
+        )
 
 
 def _digested(job: Job, source: Source, files: list[Path]) -> Source:

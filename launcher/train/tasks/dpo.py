@@ -16,12 +16,8 @@ from launcher.tasks.dpo import is_reference_free
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.sources import Row
 from launcher.train.job import Job
-from launcher.train.tasks.pairs import importing_trl, refuse_mixture
-from launcher.train.tasks.reference import (
-    ReferenceTrainer,
-    TrainAgainstReference,
-    make_reference,
-)
+from launcher.train.tasks.pairs import TrainAgainstReference, importing_trl, refuse_mixture
+from launcher.train.tasks.reference import ReferenceTrainer, make_reference
 from launcher.train.tasks.task import Shown
 from launcher.train.upstream.trl_seams import preference_samples, without_loading_reference
 

@@ -1,6 +1,6 @@
-"""Answers that are labelled good or bad, with trl's KTOTrainer; rows are prepared before processes meet.
+"""Answers that are labelled good or bad: rows, samples, balance of labels. kto_trainer.py has the Trainer.
 
-Importing this module imports trl. MachineError when that fails.
+Commands read rows with this module, so it imports neither torch nor trl.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute
-
 from launcher.errors import Problem, RecipeError
 from launcher.tasks.kto import LABELLED, LABELLED_CHAT, LABELLED_INSTRUCTION
 from launcher.train.data.encoded import EncodedBatch
@@ -20,14 +18,9 @@ from launcher.train.data.messages import is_conversation, messages_of, refuse_ma
 from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.data.template import Message
 from launcher.train.job import Job
-from launcher.train.tasks.pairs import importing_trl, refuse_mixture
-from launcher.train.tasks.reference import ReferenceTrainer, TrainAgainstReference, make_reference
+from launcher.train.tasks.pairs import TrainAgainstReference, importing_trl, refuse_mixture
 from launcher.train.tasks.task import OwnFormat, Shown
-from launcher.train.upstream.trl_seams import PairsOnce, labelled_samples
-
-with importing_trl("kto"):
-    from trl import KTOConfig, KTOTrainer
-    from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
+from launcher.train.upstream.trl_seams import labelled_samples
 
 if TYPE_CHECKING:
     from launcher.train.data.build import Data
@@ -40,33 +33,6 @@ _FLAGS: Mapping[Any, bool] = {
 }
 """A label as rows hold it, text in lower case -> whether the answer is good."""
 _HINT = "write true or false"
-
-
-class KlPairs(DataCollatorForUnpairedPreference):
-    """Batches whose KL term pairs each prompt with the answer of the row before it in the batch, as trl's.
-
-    trl pairs neighbouring rows once, which only holds for rows that are never shuffled. Rows that have a pair
-    keep it.
-    """
-
-    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        if "KL_completion_ids" not in examples[0]:
-            answers = [example["completion_ids"] for example in examples]
-            pairs = zip(examples, answers[-1:] + answers[:-1], strict=True)
-            examples = [{**example, "KL_completion_ids": answer} for example, answer in pairs]
-        batch: dict[str, Any] = super().torch_call(examples)
-        return batch
-
-
-class PreparedKtoTrainer(PairsOnce, ReferenceTrainer, KTOTrainer):
-    """KTOTrainer for rows of `encode_labelled`, in any order: `KlPairs` makes the pairs of each batch."""
-
-    def __init__(self, model: Any, *, args: Any, **more: Any) -> None:
-        order = args.train_sampling_strategy
-        if not args.precompute_ref_log_probs:
-            args.train_sampling_strategy = "sequential"  # trl refuses any other for its own pairs
-        super().__init__(model=model, args=args, **more)
-        args.train_sampling_strategy = order
 
 
 def encode_labelled(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:
@@ -179,6 +145,8 @@ def check_labels(job: Job, labels: Any) -> str:
 
     labels: an arrow column of booleans. RecipeError where all are the same.
     """
+    import pyarrow.compute
+
     good = int(pyarrow.compute.sum(labels).as_py() or 0)
     bad = len(labels) - good
     if not good or not bad:
@@ -221,9 +189,14 @@ class TrainKTO(TrainAgainstReference):
         print(check_labels(job, data.train.with_format("arrow")["label"][:]))
 
     def arguments(self, job: Job) -> tuple[Any, dict[str, Any]]:
+        with importing_trl(job.task.name):
+            from trl import KTOConfig
         return KTOConfig, {"max_length": job.data.max_length}
 
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
+        from launcher.train.tasks.kto_trainer import KlPairs, PreparedKtoTrainer
+        from launcher.train.tasks.reference import make_reference
+
         args = common["args"]
         if job.task.least_batch(job.fields(job.trainer))[0] > 1:
             common = common | {

@@ -48,6 +48,33 @@ class TrainPairs(TrainTask):
         return None
 
 
+def needs_reference(job: Job) -> bool:
+    """Whether the loss of a run reads log-probabilities of a reference."""
+    return job.task.needs_reference(job.fields(job.trainer))
+
+
+class TrainAgainstReference(TrainPairs):
+    """A task whose trainer has a reference."""
+
+    def as_it_began(self, job: Job, trainer: Any, processing: Any) -> None:
+        """The reference is what training began with; trl copies the weights that it is given."""
+        from launcher.train.model.models import load_model
+
+        if not needs_reference(job):
+            return
+        if job.adapter.path:
+            from peft import load_peft_weights, set_peft_model_state_dict
+
+            from launcher.train.model.processing import local_or_hub
+            from launcher.train.upstream.model_seams import adapters_by_own_names
+
+            weights = load_peft_weights(local_or_hub(job.adapter.path), device="cpu")
+            with adapters_by_own_names():
+                set_peft_model_state_dict(trainer.model, weights, adapter_name="ref")
+        elif not job.has_adapter:
+            trainer.ref_model.load_state_dict(load_model(job, processing).state_dict())
+
+
 def refuse_mixture(rows: Sequence[Row], answer: str = "chosen") -> None:
     """RecipeError where some rows are text and some messages.
 

@@ -13,8 +13,7 @@ from typing import Any
 from transformers import set_seed
 
 from launcher.train.job import Job
-from launcher.train.model.processing import local_or_hub
-from launcher.train.tasks.pairs import TrainPairs
+from launcher.train.tasks.pairs import needs_reference
 from launcher.train.trainers import PreparedTrainer
 
 
@@ -56,29 +55,3 @@ def make_reference(job: Job, args: Any, model: Any, processing: Any) -> Any:
     else:
         reference = copy.deepcopy(model)
     return reference.eval().requires_grad_(False)
-
-
-def needs_reference(job: Job) -> bool:
-    """Whether the loss of a run reads log-probabilities of a reference."""
-    return job.task.needs_reference(job.fields(job.trainer))
-
-
-class TrainAgainstReference(TrainPairs):
-    """A task whose trainer has a reference."""
-
-    def as_it_began(self, job: Job, trainer: Any, processing: Any) -> None:
-        """The reference is what training began with; trl copies the weights that it is given."""
-        from launcher.train.model.models import load_model
-
-        if not needs_reference(job):
-            return
-        if job.adapter.path:
-            from peft import load_peft_weights, set_peft_model_state_dict
-
-            from launcher.train.upstream.model_seams import adapters_by_own_names
-
-            weights = load_peft_weights(local_or_hub(job.adapter.path), device="cpu")
-            with adapters_by_own_names():
-                set_peft_model_state_dict(trainer.model, weights, adapter_name="ref")
-        elif not job.has_adapter:
-            trainer.ref_model.load_state_dict(load_model(job, processing).state_dict())

@@ -1,0 +1,38 @@
+"""trl's KTOTrainer for prepared rows, and the KL pairs of its batches. Importing this module imports trl."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trl import KTOTrainer
+from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
+
+from launcher.train.tasks.reference import ReferenceTrainer
+from launcher.train.upstream.trl_seams import PairsOnce
+
+
+class KlPairs(DataCollatorForUnpairedPreference):
+    """Batches whose KL term pairs each prompt with the answer of the row before it in the batch, as trl's.
+
+    trl pairs neighbouring rows once, which only holds for rows that are never shuffled. Rows that have a pair
+    keep it.
+    """
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        if "KL_completion_ids" not in examples[0]:
+            answers = [example["completion_ids"] for example in examples]
+            pairs = zip(examples, answers[-1:] + answers[:-1], strict=True)
+            examples = [{**example, "KL_completion_ids": answer} for example, answer in pairs]
+        batch: dict[str, Any] = super().torch_call(examples)
+        return batch
+
+
+class PreparedKtoTrainer(PairsOnce, ReferenceTrainer, KTOTrainer):
+    """KTOTrainer for rows of `encode_labelled`, in any order: `KlPairs` makes the pairs of each batch."""
+
+    def __init__(self, model: Any, *, args: Any, **more: Any) -> None:
+        order = args.train_sampling_strategy
+        if not args.precompute_ref_log_probs:
+            args.train_sampling_strategy = "sequential"  # trl refuses any other for its own pairs
+        super().__init__(model=model, args=args, **more)
+        args.train_sampling_strategy = order
