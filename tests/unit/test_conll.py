@@ -72,6 +72,15 @@ def test_other_columns_are_chosen(tmp_path):
     assert caught.value.problems[0].code == "column-missing"
 
 
+def test_a_text_file_of_words_is_told_its_name(tmp_path):
+    found = rows(tmp_path, OF_2003, "train.txt")
+    with pytest.raises(RecipeError) as caught:
+        detect(found, "auto", {}, TASK, str(tmp_path / "train.txt"))
+    (problem,) = caught.value.problems
+    assert problem.code == "format-unknown"
+    assert ".conll" in problem.hint
+
+
 @pytest.mark.parametrize(
     ("tags", "closed", "valid"),
     [

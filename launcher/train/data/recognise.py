@@ -185,6 +185,8 @@ def _unknown(
     if suggestions and kind is None:
         named = ", ".join(f"{field}: {column}" for field, column in min(suggestions, key=len).items())
         hint = f"did you mean `columns: {{{named}}}`?"
+    elif "tokens" in formats and path.endswith(".txt"):
+        hint = "a CoNLL file is read as such when its name ends in .conll"
     elif any(other.task == task for other in kinds):
         hint = "name their columns with `columns`, or shape them with a `format_row` hook (`python: FILE`)"
     elif others and asked != "auto":
