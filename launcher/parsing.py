@@ -279,6 +279,8 @@ COMMANDS = (
         *RUN_DIR,
         arg("prompt", metavar="PROMPT", nargs="?",
             help="the prompt (for image classification: an image file; default: stdin)"),
+        arg("second", metavar="TEXT", nargs="?",
+            help="tasks embedding and reranker: the text, or document, that PROMPT is compared with"),
         arg("--image", metavar="FILE", dest="images", action="append", default=[],
             help="an image that the prompt is about (task image-text-to-text; can be repeated)"),
         flag("-i", "--interactive", help="chat at the terminal"),

@@ -338,7 +338,7 @@ def test_every_key_of_a_recipe_is_documented():
         _, value, default, meaning = rows[key]
         choices = {choice for part in parts_of(field.annotation) if typing.get_origin(part) is typing.Literal
                    for choice in typing.get_args(part)}  # fmt: skip
-        assert {str(choice).lower() for choice in choices} <= set(ticked(value)), key
+        assert {str(choice).lower() for choice in choices} <= {word.lower() for word in ticked(value)}, key
         assert meaning, key
         given = field.get_default(call_default_factory=True)
         if given is PydanticUndefined:

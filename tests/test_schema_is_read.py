@@ -111,6 +111,20 @@ CHANGED: dict[str, str] = {
     "data.max_truncated": "0.5",
     "data.max_dropped": "0.5",
     "data.num_proc": "2",
+    "embedding.loss": "AnglELoss",
+    "embedding.negatives": "2",
+    "embedding.scale": "50.0",
+    "embedding.triplet_margin": "1.0",
+    "embedding.mini_batch_size": "8",
+    "embedding.gather_across_devices": "true",
+    "embedding.matryoshka_dims": "[64]",
+    "embedding.pooling": "cls",
+    "embedding.normalize": "false",
+    "embedding.prompts.query": "'q: '",
+    "embedding.prompts.document": "'d: '",
+    "embedding.batch_sampler": "batch_sampler",
+    "reranker.loss": "MSELoss",
+    "reranker.documents": "4",
     "precision": "fp32",
     "sharding.engine": "ddp",
     "sharding.zero_stage": "3",
@@ -155,7 +169,7 @@ SAID = {
 }
 # Names by which the worker holds a source, and a setting that is a mapping.
 SOURCES = ("source", "settings")
-MAPPINGS = (*SOURCES, "fim", "held_out", "asked")
+MAPPINGS = (*SOURCES, "fim", "held_out", "asked", "prompts")
 
 
 LISTED = ("DataSource", "RewardFunction")
@@ -352,9 +366,29 @@ def planned(folder: Path, text: str, **facts_changes: Any) -> dict[str, Any]:
 ROLLOUTS = {"task": "grpo", "adapter": "null", "reward": "[{function: numeric_answer}]",
             "data.max_length": "1024"}  # fmt: skip
 # What a leaf needs beside it to make sense.
+_EMBEDDING = {"task": "embedding"}
 CONTEXT: dict[str, dict[str, str]] = {
     "reward": ROLLOUTS,
     **{f"generation.{key}": ROLLOUTS for key in GENERATION},
+    **{
+        f"embedding.{key}": _EMBEDDING
+        for key in (
+            "loss",
+            "negatives",
+            "scale",
+            "gather_across_devices",
+            "matryoshka_dims",
+            "pooling",
+            "normalize",
+            "prompts.query",
+            "prompts.document",
+            "batch_sampler",
+        )
+    },
+    "embedding.triplet_margin": {**_EMBEDDING, "embedding.loss": "TripletLoss"},
+    "embedding.mini_batch_size": {**_EMBEDDING, "embedding.loss": "CachedMultipleNegativesRankingLoss"},
+    "reranker.loss": {"task": "reranker"},
+    "reranker.documents": {"task": "reranker", "reranker.loss": "LambdaLoss"},
     "sharding.tp_size": {"adapter": "null"},
     "sharding.cp_size": {"data.eval": "null"},
     "sharding.nvme_path": {"sharding.offload_optimizer": "nvme", "sharding.nvme_path": "/tmp/other"},

@@ -20,6 +20,7 @@ def generate_command(
     run_dir: str,
     *,
     prompt: str | None,
+    second: str | None = None,
     images: Sequence[str] = (),
     max_new_tokens: int,
     checkpoint: str | None,
@@ -48,8 +49,9 @@ def generate_command(
         count = converse(trained, _reader(), _write, max_new_tokens, prompt, images)
         return Outcome({"run_dir": run_dir, "answers": count}, "")
     assert prompt is not None
-    text = answer(trained, prompt, max_new_tokens, images=images)
-    return Outcome({"run_dir": run_dir, "prompt": prompt, "text": text}, text)
+    text = answer(trained, prompt, max_new_tokens, images=images, second=second)
+    given = {"prompt": prompt} if second is None else {"prompt": prompt, "second": second}
+    return Outcome({"run_dir": run_dir, **given, "text": text}, text)
 
 
 def _piped() -> str:

@@ -240,16 +240,19 @@ def _modules(spec: ModelSpec) -> Iterator[_Module]:
         params, names = x.params // x.count, tuple(x.names()) if x.indices else ()
         yield _Module(x.path, x.count, "Linear", x.in_features, x.out_features, params, every=names)
     layout, head = spec.layout, spec.head
-    known.add(head.name)
-    size = head.out_features * (head.in_features + (1 if head.bias else 0))
-    yield _Module(head.name, 1, "Linear", head.in_features, head.out_features, size, head.tied)
+    if head.name:
+        known.add(head.name)
+        size = head.out_features * (head.in_features + (1 if head.bias else 0))
+        yield _Module(head.name, 1, "Linear", head.in_features, head.out_features, size, head.tied)
     rows = (spec.vocab_size, layout.positions or layout.layer_table[0], layout.segments)
     widths = (layout.embed_width, layout.layer_table[1] or spec.hidden_size, spec.hidden_size)
     for i, (path, row, width) in enumerate(zip(layout.embed_paths, rows, widths, strict=False)):
         known.add(path)
         yield _Module(path, 1, "Embedding", row, width, row * width, i == 0 and head.tied)
     for path, kind in module_names().get(spec.model_type, {}).items():
-        if path not in known:
+        if not head.name:  # the class without a head has the names below its own
+            path = path.partition(".")[2]
+        if path and path not in known:
             names = tuple(path.replace("{}", str(i), 1) for i in _layers(spec, path))
             yield _Module(path, len(names), kind, every=names)
 

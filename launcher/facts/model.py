@@ -269,11 +269,11 @@ def foreign_spec(
         given["in"],
         given["out"],
         bias=given["bias"],
-        per_token=task_named(task).head != "classifier",
+        per_token=task_named(task).head not in ("classifier", "none"),
         tied=given["tied"],
         saved=task_named(task).adds_head,
     )
-    sizes = Sizes(**{**answer["sizes"], "vocab": answer["embedding"]["rows"]}, config=config)
+    sizes = Sizes(**{**answer["sizes"], "vocab": answer["embedded"]["rows"]}, config=config)
     layout = _sketch(answer, linears, task)
     spec = _spec(name, config, origin, task, sizes, layout, head, linears, answer["params"])
     vision = Vision(**answer["vision"]) if answer.get("vision") else None
@@ -341,12 +341,12 @@ def _sketch(answer: Mapping[str, Any], linears: tuple[Linear, ...], task: str) -
         ),
         layer_extra=answer["layer_extra"],
         model_extra=answer["model_extra"],
-        embed_width=answer["embedding"]["width"],
+        embed_width=answer["embedded"]["width"],
         gated=gated,
         rms_norm=answer["rms_norm"],
         active_inner=inner,
-        embed_paths=(answer["embedding"]["path"],),
-        causal=not task_named(task).adds_head,
+        embed_paths=(answer["embedded"]["path"],),
+        causal=task_named(task).writes,
     )
 
 
@@ -446,11 +446,18 @@ def family_layout(model_type: str, sizes: Sizes, task: str) -> Layout:
     if window and layers:
         others = tuple(replace(kind, window=window, windowed=layers) for kind in layout.others)
         layout = replace(layout, window=window, windowed=layers, others=others)
-    if task_named(task).head == "token-classifier":
+    if task_named(task).head in ("token-classifier", "none"):
         # Without the pooler (add_pooling_layer=False).
         linears = tuple(one for one in layout.linears if not one.path.endswith(".pooler.dense"))
         layout = replace(layout, linears=linears)
-    return layout
+    return _bare(layout) if task_named(task).head == "none" else layout
+
+
+def _bare(layout: Layout) -> Layout:
+    """The layout under the names of the class without a head, which lack the model's own: `layers.{}.…`."""
+    linears = tuple(replace(one, path=one.path.partition(".")[2]) for one in layout.linears)
+    paths = tuple(path.partition(".")[2] for path in layout.embed_paths)
+    return replace(layout, linears=linears, embed_paths=paths, others=tuple(map(_bare, layout.others)))
 
 
 def task_head(task: str, model_type: str, sizes: Sizes, layout: Layout, num_labels: int) -> Head:
@@ -459,6 +466,8 @@ def task_head(task: str, model_type: str, sizes: Sizes, layout: Layout, num_labe
         # transformers 5.23 ties every T5, regardless of the configuration.
         tied = layout.decoder is not None or bool(sizes.config["tie_word_embeddings"])
         return Head("lm_head", layout.embed_width, sizes.vocab, tied=tied)
+    if task_named(task).head == "none":
+        return Head("", layout.embed_width, 0, per_token=False)
     if task_named(task).head == "token-classifier":
         name = "classifier" if model_type in _OWN_TOKEN_HEADS else "score"
         keys = ("classifier_dropout", "hidden_dropout", "hidden_dropout_prob")

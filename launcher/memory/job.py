@@ -50,6 +50,12 @@ class MemoryJob:
     adapter_dropout: float = 0.0
     sequences_per_sample: int = 1
     """Sequences of `sequence_length` that one sample of a micro-batch brings: 2 for preference pairs."""
+    mini_batch: int = 0
+    """Sequences whose activations are held at a time (GradCache); 0: those of the whole micro-batch."""
+    gathered: int = 1
+    """Ranks whose samples each sample is compared with."""
+    matryoshka: int = 1
+    """Widths of an embedding that are trained."""
     reference_model: bool = False
     """A frozen second copy of the weights is held on the device."""
     extra_forwards: int = 0
@@ -115,6 +121,8 @@ class MemoryJob:
     def rows(self) -> tuple[int, int]:
         """Rows of a micro-batch, and tokens of each."""
         sequences = self.micro_batch * self.sequences_per_sample
+        if self.mini_batch:  # one column of texts after the other
+            sequences = min(self.mini_batch, self.micro_batch)
         if self.one_row:
             return 1, sequences * self.sequence_length
         return sequences, self.sequence_length

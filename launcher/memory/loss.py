@@ -51,6 +51,8 @@ def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumu
         x = dropout(tape, x, block.layout.dropout > 0, block.dtypes.on_cpu)
     x = dropout(tape, x, head.dropout > 0, block.dtypes.on_cpu)
     of = task_named(task)
+    if of.head == "none":
+        return _compared(tape, x, block, gradient_width, accumulated)
     if of.tiled_logits:
         return _tiled(tape, x, block, head)
     if block.liger and head.per_token and of.causal_loss:
@@ -71,6 +73,20 @@ def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumu
     params = sum(node.params for node in tape.nodes)
     peak = tape.backward(loss, gradient_width, accumulated=accumulated)
     return HeadCost(forward, backward, before, weights, params, peak)
+
+
+def _compared(tape: Tape, x: Value, block: Block, gradient_width: float, accumulated: bool) -> HeadCost:
+    """Hidden states to embeddings, as sentence-transformers pools: a mask of their size, and its product.
+
+    What is compared is a matrix of embeddings, small against hidden states; `contrast` counts it.
+    """
+    masked = tape.step([x], x.elements, 4, saves=[Storage(4 * x.elements)])
+    pooled = tape.step([masked], block.rows * block.hidden, 4)
+    loss = tape.step([pooled], 1, 4)
+    saved, weights = tape.saved()
+    params = sum(node.params for node in tape.nodes)
+    peak = tape.backward(loss, gradient_width, accumulated=accumulated)
+    return HeadCost(8 * x.elements, 4 * x.elements, saved, weights, params, peak)
 
 
 def _loss(tape: Tape, logits: Value, head: Head, *, casts: bool) -> tuple[Value, int, int]:
@@ -217,6 +233,8 @@ def evaluation_bytes(block: Block, head: Head, task: str) -> int:
     rows = tokens if head.per_token else block.rows
     if task_named(task).tiled_logits:
         logits = _tile(block, head)
+    elif task_named(task).head == "none":
+        logits = 8 * tokens * block.hidden
     elif head.apart:
         logits = _apart(block.rows, block.length, head.out_features, d.compute)
     else:

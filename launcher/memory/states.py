@@ -220,7 +220,7 @@ def model_shapes(spec: ModelSpec) -> list[Shape]:
         rest = stack.layers * (stack.layer_extra - stack.experts) + stack.model_extra
         shapes += _vectors(rest, hidden)
     head = spec.head
-    own_heads = int(not head.tied) + int(spec.loaded_params > spec.params)
+    own_heads = int(not head.tied and head.out_features > 0) + int(spec.loaded_params > spec.params)
     if own_heads:
         shapes.append(Shape(head.out_features, head.in_features, own_heads))
         if head.bias and not head.tied:

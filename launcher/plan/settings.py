@@ -23,6 +23,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, TypeVar
 
 from launcher.tasks import task_named
+from launcher.tasks.embedding import Embedding
+from launcher.tasks.reranker import Reranker
 from launcher.tasks.task import Task
 
 EngineName = Literal["ddp", "deepspeed", "fsdp"]
@@ -170,6 +172,36 @@ class DataSettings(Section):
     num_proc: int | None
     problem_type: str = "single_label_classification"
     """Of task `sequence-classification`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class EmbeddingSettings(Section):
+    """Of task `embedding`; the values of other tasks have no meaning."""
+
+    PATH: ClassVar[str] = Embedding.section
+    loss: str
+    negatives: int
+    scale: float | None
+    triplet_margin: float | None
+    mini_batch_size: int | None
+    gather_across_devices: bool
+    matryoshka_dims: list[int]
+    pooling: str | None
+    """None: that of the checkpoint, else the usual one of its kind of model."""
+    normalize: bool | None
+    """None: as the checkpoint, else true."""
+    prompts: Mapping[str, str]
+    """query, document -> text; {}: those of the checkpoint are saved, and none is put before the rows."""
+    batch_sampler: Literal["batch_sampler", "no_duplicates"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RerankerSettings(Section):
+    """Of task `reranker`."""
+
+    PATH: ClassVar[str] = Reranker.section
+    loss: str
+    documents: int
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -340,6 +372,8 @@ class Settings(Section):
     model: ModelSettings
     adapter: AdapterSettings
     data: DataSettings
+    embedding: EmbeddingSettings
+    reranker: RerankerSettings
     early_stopping: EarlyStoppingSettings
     python: PythonSettings
     sharding: ShardingSettings
@@ -401,6 +435,8 @@ class HasSettings:
         model: ModelSettings
         adapter: AdapterSettings
         data: DataSettings
+        embedding: EmbeddingSettings
+        reranker: RerankerSettings
         early_stopping: EarlyStoppingSettings
         python: PythonSettings
         sharding: ShardingSettings
@@ -438,8 +474,9 @@ for _name in (one.name for one in fields(Settings) if one.name != "task"):
 _SECTIONS: Mapping[str, type[Section]] = {
     kind.__name__: kind
     for kind in (
-        ModelSettings, AdapterSettings, DataSettings, EarlyStoppingSettings, PythonSettings, ShardingSettings,
-        TrainerSettings, BufferSettings, DeepSpeedSettings, FsdpSettings, LaunchSettings, RuntimeSettings,
+        ModelSettings, AdapterSettings, DataSettings, EmbeddingSettings, RerankerSettings,
+        EarlyStoppingSettings, PythonSettings, ShardingSettings, TrainerSettings, BufferSettings,
+        DeepSpeedSettings, FsdpSettings, LaunchSettings, RuntimeSettings,
     )
 }  # fmt: skip
 _OPEN = {"launch.env", "deepspeed.aio"}

@@ -90,7 +90,8 @@ def ways_out(plan: Plan) -> list[str]:
     For people: what a fix refuses, or what would not need less, is found when it is tried.
     """
     sizes, job = [plan.batch.micro], plan.job
-    while (smaller := _half(plan, sizes[-1])) is not None:
+    compares = plan.task.compares(plan)
+    while not compares and (smaller := _half(plan, sizes[-1])) is not None:
         sizes.append(smaller)
     ways = [f"micro-batch {', '.join(map(str, sizes[1:]))}"] if len(sizes) > 1 else []
     if not job.checkpointing:
@@ -168,7 +169,12 @@ def _savings(failed: Plan, moment: Moment) -> Iterator[tuple[Changes, str]]:
     if moment == "evaluating":
         yield from _smaller_evaluation(failed)
     if moment == "training":
-        if (micro := _half(failed, batch.micro)) is not None:
+        cached, compares = failed.task.mini_batch(failed) or 0, failed.task.compares(failed)
+        if min(cached, batch.micro) > 1:
+            smaller = min(cached, batch.micro) // 2
+            reason = f"mini-batches of {cached} ran out of memory: {smaller} at a time, the same negatives"
+            yield {f"{failed.task.section}.mini_batch_size": smaller}, reason
+        if not compares and (micro := _half(failed, batch.micro)) is not None:
             accumulation = batch.micro * batch.accumulation // micro
             change: Changes = {_MICRO: micro}
             if job.eval_batch > micro:

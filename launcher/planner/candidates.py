@@ -175,7 +175,7 @@ class Bench:
         check_vllm(draft, facts.model, self._job, facts.hardware)
         self._least, why = draft.task.least_batch(draft.fields(draft.trainer))
         batches = _large_enough(draft, _batches(draft, recipe, copies), self._least, why)
-        self.batches = whole_groups(draft, _one_micro_batch(draft, batches))
+        self.batches = _compared_batches(draft, whole_groups(draft, _one_micro_batch(draft, batches)))
         self.seen: dict[tuple[int, bool, int], Candidate] = {}
         self._kept: int | None = None
 
@@ -342,3 +342,9 @@ def _one_micro_batch(draft: Draft, batches: Sequence[Batch]) -> list[Batch]:
         hint = f"use {optim.removesuffix('_layerwise')}, or a micro-batch as large as the global batch"
         raise draft.refuse("optimizer-conflict", "trainer.optim", message, hint)
     return single
+
+
+def _compared_batches(draft: Draft, batches: Sequence[Batch]) -> list[Batch]:
+    """The largest micro-batch alone where its samples are compared with each other: a smaller one with more
+    accumulation has fewer negatives, and learns something else."""
+    return list(batches[:1]) if draft.task.compares(draft) else list(batches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from launcher.engines import engine_of
 from launcher.facts.hardware import Hardware
@@ -26,13 +27,12 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
     quantization = draft.model.quantization
     has_adapter = draft.adapter.type is not None
     adapter = adapted_by(spec, draft.fields(draft.adapter)) if has_adapter else None
-    bucket = _bucket(hardware)
-    task, one_row = draft.task, bool(draft.data.padding_free)
+    bucket, one_row = _bucket(hardware), bool(draft.data.padding_free)
     engine = engine_of(draft)
     job = MemoryJob(
         micro_batch=1,
         sequence_length=spec.tokens_per_sample or _length(draft),
-        sequences_per_sample=task.sequences_per_sample,
+        **_contrast(draft, copies),
         spread=_devices_of_map(draft.model.device_map, hardware),
         document_mask=one_row or bool(draft.data.packing),
         one_row=one_row,
@@ -85,6 +85,19 @@ def _bucket(hardware: Hardware) -> int:
     """Elements that are reduced and gathered at a time."""
     small = hardware.device_bytes is not None and hardware.device_bytes <= SMALL_DEVICE_BYTES
     return 50_000_000 if small else 200_000_000
+
+
+def _contrast(draft: Draft, copies: int) -> dict[str, Any]:
+    """How many sequences a sample makes, and what those of a micro-batch are compared with."""
+    task = draft.task
+    gathers = task.compares(draft) and draft.embedding.gather_across_devices
+    widths = len(draft.embedding.matryoshka_dims) if task.head == "none" else 1
+    return {
+        "sequences_per_sample": task.sequences(draft),
+        "mini_batch": task.mini_batch(draft) or 0,
+        "gathered": copies if gathers else 1,
+        "matryoshka": max(1, widths),
+    }
 
 
 def _with_adapter(job: MemoryJob, adapter: Adapted, spec: ModelSpec) -> MemoryJob:

@@ -49,6 +49,7 @@ def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[st
         _record_rollouts(draft, recipe)
     _record_adapter(draft, recipe.adapter)
     _record_data(draft, recipe.data)
+    _record_section(draft, recipe)
     stopping = recipe.early_stopping
     for name in ("patience", "threshold"):
         value = None if stopping is None else getattr(stopping, name)
@@ -116,6 +117,13 @@ def _record_data(draft: Draft, data: DataSection) -> None:
         draft.put_recipe(f"data.{name}", getattr(data, name), reason)
     if "problem_type" in draft.task.data_keys:
         draft.put_recipe("data.problem_type", data.problem_type or SINGLE, "each label is one class")
+
+
+def _record_section(draft: Draft, recipe: Recipe) -> None:
+    """The section that only the recipe's task reads."""
+    if section := draft.task.section:
+        for name, (value, reason) in draft.task.section_values(getattr(recipe, section)).items():
+            draft.put_recipe(f"{section}.{name}", value, reason)
 
 
 def _record_adapter(draft: Draft, adapter: AdapterSection | None) -> None:

@@ -169,6 +169,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(("precision", "model.dtype", "runtime.autocast"), "equal", "weights and states are of another type"),
     Rule(("model.*",), "equal", _SHAPE),
+    Rule(("embedding.mini_batch_size",), "word", _NUMBERS),
+    Rule(("embedding.*", "reranker.*"), "equal", "what is minimised, or what is read, would be other"),
     Rule(("task", "tiny"), "equal", _LEARNT),
     Rule((KEY, "trainer.reward_weights"), "equal", "what is rewarded would be other"),
     Rule(("python.hooks", *_LOSS), "equal", "what is minimised would be other"),

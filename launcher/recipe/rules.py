@@ -468,6 +468,20 @@ def _check_task_model(given: _Given) -> Problems:
             yield _conflict(path, f"has no effect with task {task.name}: {why}", "remove it")
 
 
+def _check_own_section(given: _Given) -> Problems:
+    """The section of the recipe that only its task reads."""
+    for other in TASKS:
+        if (
+            other.section
+            and other.section != given.task.section
+            and given.data.get(other.section) is not None
+        ):
+            message = f"is only for task {other.name}"
+            yield _conflict(other.section, message, f"remove it, or write `task: {other.name}`")
+    if given.task.section:
+        yield from given.task.check_section(_section(given.data, given.task.section), given.data)
+
+
 def _check_added_tokens(given: _Given) -> Problems:
     tokens = given.model.get("add_tokens")
     tokens = tokens if isinstance(tokens, list) else []
@@ -565,7 +579,7 @@ def _check_rollouts(given: _Given) -> Problems:
 
 
 _TASK_RULES = (
-    _check_formats, _check_columns, _check_weights, _check_optional, _check_task_model, _check_added_tokens,
-    _check_loss, _check_samples, _check_metrics, _check_problem_type, _check_streaming,
+    _check_formats, _check_columns, _check_weights, _check_optional, _check_task_model, _check_own_section,
+    _check_added_tokens, _check_loss, _check_samples, _check_metrics, _check_problem_type, _check_streaming,
     _check_rollouts,
 )  # fmt: skip

@@ -7,18 +7,26 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks import DEFAULT_TASK, FORMATS
+from launcher.tasks.embedding import LOSSES as EMBEDDING_LOSSES
+from launcher.tasks.embedding import MOST_NEGATIVES
+from launcher.tasks.reranker import LOSSES as RERANKER_LOSSES
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "bf16-true", "fp16-true"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Kernel = Literal["eager", "sdpa", "flash_attention_2", "flex_attention", "varlen"]
 Stage = Literal["auto"] | Annotated[int, Field(ge=0, le=3)]
+Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Share = Annotated[float, Field(ge=0, le=1)]
 if TYPE_CHECKING:
     Task = str
     Format = str
+    EmbeddingLoss = str
+    RerankerLoss = str
 else:  # computed, which a type checker cannot follow
     Task = Literal[tuple(TASK_FORMATS)]
     Format = Literal["auto", *FORMATS]
+    EmbeddingLoss = Literal[tuple(EMBEDDING_LOSSES)]
+    RerankerLoss = Literal[tuple(RERANKER_LOSSES)]
 
 
 class Section(BaseModel):
@@ -250,6 +258,60 @@ class GenerationSection(Section):
     (`vllm_gpu_memory_utilization`, `vllm_server_host`, ...)."""
 
 
+class Prompts(Section):
+    """Texts that are put before the texts of rows; they are saved with the result."""
+
+    query: str = ""
+    """Before `anchor`, or before both texts of a scored pair."""
+    document: str = ""
+    """Before `positive` and the negatives."""
+
+
+class EmbeddingSection(Section):
+    """Task `embedding`: the loss and the modules after the model, with the names of sentence-transformers."""
+
+    loss: EmbeddingLoss = next(iter(EMBEDDING_LOSSES))
+    """`MultipleNegativesRankingLoss`: positive pairs, the other texts of a micro-batch are negatives;
+    `CachedMultipleNegativesRankingLoss`: the same in the memory of `mini_batch_size` texts; `TripletLoss`:
+    pairs with one negative; `CoSENTLoss`, `AnglELoss`, `CosineSimilarityLoss`: scored pairs."""
+    negatives: Annotated[int, Field(ge=0, le=MOST_NEGATIVES)] | None = None
+    """Hard negatives of each row, from the columns `negative`, `negative_1`, … or the list `negatives`;
+    absent: none, with `TripletLoss` 1. A row with another number is refused."""
+    scale: Annotated[float, Field(gt=0)] | None = None
+    """What similarities are multiplied by (1 / temperature); absent: 20."""
+    triplet_margin: Annotated[float, Field(gt=0)] | None = None
+    """`TripletLoss`: how much farther the negative has to be; absent: 5."""
+    mini_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Cached losses: texts whose activations are held at a time; it changes memory and speed, not what is
+    learned; absent: 32."""
+    gather_across_devices: bool = False
+    """Whether the texts of the other ranks are negatives, too."""
+    matryoshka_dims: list[Annotated[int, Field(ge=1)]] = []
+    """First dimensions that are trained to be embeddings on their own (`MatryoshkaLoss`), such as
+    [768, 256, 64]; the model's own width should be one of them."""
+    pooling: Pooling | None = None
+    """How token embeddings become one; absent: that of the checkpoint, else `mean`, for decoders
+    `lasttoken`."""
+    normalize: bool | None = None
+    """Whether embeddings have length 1; absent: that of the checkpoint, else true."""
+    prompts: Prompts | None = None
+    """Texts before the texts of rows."""
+    batch_sampler: Literal["batch_sampler", "no_duplicates"] | None = None
+    """`no_duplicates`: no text twice in a micro-batch, where it would be its own negative; absent: that for
+    losses with negatives of the batch, else `batch_sampler`."""
+
+
+class RerankerSection(Section):
+    """Task `reranker`: the loss, with the names of sentence-transformers."""
+
+    loss: RerankerLoss = next(iter(RERANKER_LOSSES))
+    """`BinaryCrossEntropyLoss`, `MSELoss`: a query, a document and its score; `LambdaLoss`, `ListNetLoss`,
+    `RankNetLoss`: a query with a list of documents and labels, or with a positive and negatives."""
+    documents: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """Losses over lists: the most documents of a row, for which memory is planned; absent: 8. A row with more
+    is refused."""
+
+
 class EarlyStopping(Section):
     """Stop when the evaluation no longer improves, and keep the best checkpoint."""
 
@@ -380,13 +442,18 @@ class Recipe(Section):
     """What is trained: a causal language model (also from scratch, with `model.config`), a
     sequence-to-sequence model, a classifier of texts, tokens or images, a model of images and text
     (`image-text-to-text`), preferences (`dpo`), answers labelled good or bad (`kto`), a reward model
-    (`reward`), or a model whose answers functions score (`grpo`); the last four with trl."""
+    (`reward`), or a model whose answers functions score (`grpo`), these with trl; text embeddings
+    (`embedding`) or a reranker (`reranker`), both with sentence-transformers."""
     model: ModelSection
     """The base model."""
     adapter: AdapterSection | None = None
     """A LoRA adapter; absent: all parameters are trained."""
     data: DataSection
     """Training and evaluation rows."""
+    embedding: EmbeddingSection | None = None
+    """Task `embedding`: its loss, pooling and prompts."""
+    reranker: RerankerSection | None = None
+    """Task `reranker`: its loss."""
     precision: Precision = "auto"
     """Precision of training; `bf16` and `fp16`: mixed; `bf16-true` and `fp16-true`: 16-bit weights and
     optimizer states; `auto`: bf16 where the device has it, else fp16, on a CPU fp32."""

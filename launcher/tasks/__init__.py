@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from launcher.tasks.causal_lm import CausalLM
 from launcher.tasks.dpo import DPO
+from launcher.tasks.embedding import Embedding
 from launcher.tasks.grpo import GRPO
 from launcher.tasks.image_classification import ImageClassification
 from launcher.tasks.image_text_to_text import ImageTextToText
 from launcher.tasks.kto import KTO
+from launcher.tasks.reranker import Reranker
 from launcher.tasks.reward import Reward
 from launcher.tasks.rows import RowFormat
 from launcher.tasks.seq2seq_lm import Seq2SeqLM
@@ -28,6 +30,8 @@ TASKS: tuple[Task, ...] = (
     KTO(),
     Reward(),
     GRPO(),
+    Embedding(),
+    Reranker(),
 )
 """The first is the default of a recipe."""
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FieldKind = Literal[
-    "text", "text or messages", "messages", "tools", "label", "number", "list", "image", "images"
-]
+    "text", "text or messages", "messages", "tools", "label", "number", "list", "image", "images",
+    "score",
+]  # fmt: skip
 """What the column of a field holds; `launcher/train/data/recognise.py` checks them."""
 
 

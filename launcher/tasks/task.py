@@ -13,7 +13,7 @@ from launcher.errors import Problem
 from launcher.tasks.rows import PREFERENCE, RowFormat
 
 Architecture = Literal["decoder", "encoder", "encoder-decoder", "image-encoder", "vision-language"]
-HeadKind = Literal["language-model", "classifier", "token-classifier"]
+HeadKind = Literal["language-model", "classifier", "token-classifier", "none"]
 
 
 WITHOUT_CLASSIFIER = frozenset(
@@ -54,6 +54,8 @@ class Task:
     """Modules that the workers import besides those of every run."""
     extra: ClassVar[str | None] = None
     """The extra of this project that installs them."""
+    section: ClassVar[str | None] = None
+    """The section of the recipe that only this task reads."""
 
     # --- rows -----------------------------------------------------------------------------------
     row_formats: ClassVar[tuple[RowFormat, ...]]
@@ -78,6 +80,8 @@ class Task:
     """Whether labels are classes, which the configuration of the model names."""
     prepared_by: ClassVar[tuple[str, ...]] = ()
     """Packages whose version decides what the samples are, besides tokenizers."""
+    decides_samples: ClassVar[tuple[str, ...]] = ()
+    """Keys of its section that decide what the prepared samples are."""
     prepared_by_ranks: ClassVar[bool] = True
     """Whether the ranks of a run may prepare its data; False where preparing waits for all of them."""
 
@@ -87,7 +91,8 @@ class Task:
     model_class: ClassVar[str]
     """The AutoModel class of transformers that has its head."""
     head: ClassVar[HeadKind] = "classifier"
-    """Logits of the vocabulary for each token, of the labels for each sample or for each token."""
+    """Logits of the vocabulary for each token, of the labels for each sample or for each token; none: the
+    model ends with its hidden states."""
     num_labels: ClassVar[int | None] = None
     """Logits of the head where no row decides it."""
     without_class: ClassVar[frozenset[str]] = frozenset()
@@ -178,6 +183,8 @@ class Task:
     first_rate_note: ClassVar[str] = ""
     first_arguments: ClassVar[Mapping[str, tuple[Any, str]]] = {}
     """Fields of `trainer:` of a first recipe -> (value, comment)."""
+    compares_texts: ClassVar[bool] = False
+    """Whether the result answers with a number for two texts."""
     generates: ClassVar[bool] = False
     """Whether evaluations can generate text (`predict_with_generate`)."""
     pipeline: ClassVar[str | None] = None
@@ -215,6 +222,27 @@ class Task:
         """(the smallest micro-batch that its loss can have, why)."""
         return 1, ""
 
+    def check_section(self, given: Mapping[str, Any], rest: Mapping[str, Any]) -> list[Problem]:
+        """Problems of the task's own section of a recipe. rest: the recipe as it is written."""
+        return []
+
+    def section_values(self, given: Any) -> dict[str, tuple[Any, str]]:
+        """Settings of the task's own section -> (value, reason). given: the recipe's section, or None."""
+        return {}
+
+    def sequences(self, settings: Any) -> int:
+        """Rows of a micro-batch that one sample makes. settings: those of a plan."""
+        return self.sequences_per_sample
+
+    def mini_batch(self, settings: Any) -> int | None:
+        """Rows whose activations are held at a time; None: those of all rows of a micro-batch."""
+        return None
+
+    def compares(self, settings: Any) -> bool:
+        """Whether the samples of a micro-batch are compared with each other: its size decides what is
+        learned, and accumulation does not replace it."""
+        return False
+
     @property
     def architecture_suffix(self) -> str:
         """How class names of models with this head end: ForCausalLM."""
@@ -227,8 +255,13 @@ class Task:
 
     @property
     def adds_head(self) -> bool:
-        """Whether its head is not a language model's: trained whole beside an adapter, and saved with it."""
-        return self.head != "language-model"
+        """Whether it has a head of labels: trained whole beside an adapter, and saved with it."""
+        return self.head in ("classifier", "token-classifier")
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model writes text, token by token."""
+        return self.head == "language-model"
 
     @property
     def ranks_answers(self) -> bool:

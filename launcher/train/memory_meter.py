@@ -435,7 +435,7 @@ def planned_tokens(job: Job) -> int | None:
     if not task.reads_tokens:
         return None
     micro = job.trainer.per_device_train_batch_size or 1
-    return task.sequences_per_sample * micro * job.data.max_length
+    return task.sequences(job) * micro * job.data.max_length
 
 
 def resident_peak() -> int:

@@ -145,6 +145,7 @@ def save_outcome(
     from launcher.train.engines import train_engine
     from launcher.train.memory_meter import memory_record
     from launcher.train.model.processors import save_processing
+    from launcher.train.tasks import train_task
     from launcher.train.tracking import end_trackers
     from launcher.train.training import final_metrics
 
@@ -159,6 +160,7 @@ def save_outcome(
         train_engine(job).save_trained(job, trainer, aside)
         if rank() == 0:
             save_processing(processing, aside)
+            train_task(job.task.name).write_beside(job, base, aside)
 
     with meter.phase("save"):
         trainer.saver.save_result(trainer, folder, write)

@@ -378,8 +378,124 @@ def _grpo(**trainer: Any) -> Case:
     return Case(llama, QUESTIONS, plain_grpo, recipe, trainer, "trl")
 
 
+def bare_bert() -> Any:
+    import transformers
+
+    return transformers.BertModel(transformers.BertConfig(**SIZES), add_pooling_layer=False)
+
+
+TEXTS = [
+    {"anchor": words(i, 2, 12), "positive": words(100 + i, 2, 40), "negative": words(200 + i, 2, 12)}
+    for i in range(42)
+]
+SIMILAR = [
+    {"sentence1": words(i, 2, 12), "sentence2": words(100 + i, 2, 40), "score": (i % 5) / 4}
+    for i in range(42)
+]
+RANKED = [
+    {
+        "query": words(i, 2, 12),
+        "documents": [words(100 * n + i, 2, 40) for n in range(1, 3 + i % 3)],
+        "labels": [float(n == i % 2) for n in range(2 + i % 3)],
+    }
+    for i in range(42)
+]
+RELEVANT = [
+    {"query": words(i, 2, 12), "document": words(100 + i, 2, 40), "score": (i % 5) / 4} for i in range(42)
+]
+
+
+def plain_embedding(loss: str, dims: Sequence[int] = (), **options: Any) -> Any:
+    """A SentenceTransformerTrainer as the documentation of sentence-transformers writes it."""
+
+    def make(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
+        import datasets
+        from sentence_transformers import (
+            SentenceTransformer,
+            SentenceTransformerTrainer,
+            SentenceTransformerTrainingArguments,
+        )
+        from sentence_transformers.base.modules import Normalize, Transformer
+        from sentence_transformers.sentence_transformer import losses
+        from sentence_transformers.sentence_transformer.modules import Pooling
+
+        options_of_bert = {"dtype": "float32", "add_pooling_layer": False}
+        transformer = Transformer(str(model), max_seq_length=LENGTH, model_kwargs=options_of_bert)
+        whole = SentenceTransformer(modules=[transformer, Pooling(32, "mean"), Normalize()], device="cpu")
+        made = getattr(losses, loss)(whole, **options)
+        made = losses.MatryoshkaLoss(whole, made, dims) if dims else made
+        sampler = "batch_sampler" if "score" in rows[0] else "no_duplicates"
+        return SentenceTransformerTrainer(
+            model=whole,
+            args=SentenceTransformerTrainingArguments(**args, batch_sampler=sampler),
+            train_dataset=datasets.Dataset.from_list(list(rows)),
+            loss=made,
+        )
+
+    return make
+
+
+def plain_reranker(loss: str) -> Any:
+    """A CrossEncoderTrainer as the documentation of sentence-transformers writes it."""
+
+    def make(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
+        import datasets
+        from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
+        from sentence_transformers.cross_encoder import losses
+
+        whole = CrossEncoder(str(model), num_labels=1, max_length=LENGTH, device="cpu")
+        return CrossEncoderTrainer(
+            model=whole,
+            args=CrossEncoderTrainingArguments(**args),
+            train_dataset=datasets.Dataset.from_list(list(rows)),
+            loss=getattr(losses, loss)(whole),
+        )
+
+    return make
+
+
+def one_label() -> Any:
+    return bert("BertForSequenceClassification", num_labels=1)
+
+
+_CACHED = {"loss": "CachedMultipleNegativesRankingLoss", "negatives": 1, "mini_batch_size": 1}
 CASES: dict[str, Case] = {
     "grpo": _grpo(beta=0.1, num_iterations=2),
+    "embedding": Case(
+        bare_bert,
+        TEXTS,
+        plain_embedding("MultipleNegativesRankingLoss", dims=(32, 8)),
+        {"task": "embedding", "embedding": {"negatives": 1, "matryoshka_dims": [32, 8]}},
+        package="sentence-transformers",
+    ),
+    "embedding cached": Case(
+        bare_bert,
+        TEXTS,
+        plain_embedding("CachedMultipleNegativesRankingLoss", mini_batch_size=1),
+        {"task": "embedding", "embedding": _CACHED},
+        package="sentence-transformers",
+    ),
+    "embedding scored": Case(
+        bare_bert,
+        SIMILAR,
+        plain_embedding("CoSENTLoss"),
+        {"task": "embedding", "embedding": {"loss": "CoSENTLoss"}},
+        package="sentence-transformers",
+    ),
+    "reranker": Case(
+        one_label,
+        RELEVANT,
+        plain_reranker("BinaryCrossEntropyLoss"),
+        {"task": "reranker"},
+        package="sentence-transformers",
+    ),
+    "reranker lists": Case(
+        one_label,
+        RANKED,
+        plain_reranker("LambdaLoss"),
+        {"task": "reranker", "reranker": {"loss": "LambdaLoss"}},
+        package="sentence-transformers",
+    ),
     "dpo": Case(llama, PAIRS, plain_dpo, {"task": "dpo", "trainer": {"beta": 0.2}}, {"beta": 0.2}, "trl"),
     "dpo, ipo": Case(
         llama,

@@ -44,6 +44,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "sequence-classification": {"model_type": "bert", **SIZES},
     "token-classification": {"model_type": "bert", **SIZES},
     "image-classification": TINY_VIT,
+    "embedding": {"model_type": "bert", **SIZES},
+    "reranker": {"model_type": "bert", **SIZES},
 }
 LORA = {"type": "lora", "r": 4, "target_modules": "all-linear"}
 LABELS = ("cat", "dog", "owl")

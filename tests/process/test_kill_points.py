@@ -65,7 +65,8 @@ def test_killed_five_times_a_run_ends_as_the_undisturbed_one(name, tmp_path, for
     case = CASES[name]
     pytest.importorskip(case.package.replace("-", "_"))
     task = case.recipe["task"].replace("-", "_")
-    forks.load(f"launcher.train.tasks.{task}", *MODELS)  # once, by the process that forks
+    contrast = ("launcher.train.contrast",) if case.package == "sentence-transformers" else ()
+    forks.load(f"launcher.train.tasks.{task}", *MODELS, *contrast)  # once, by the process that forks
     make_ground(case, tmp_path)
 
     def run(out: Path, env: Mapping[str, str], **more: str) -> tuple[int, str]:

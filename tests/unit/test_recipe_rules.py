@@ -23,6 +23,8 @@ FORMATS = {
     "reward": ["preference"],
     "kto": ["unpaired-preference", "unpaired-instruction", "unpaired-chat"],
     "grpo": ["prompt"],
+    "embedding": ["positive-pair", "scored-pair"],
+    "reranker": ["relevance", "ranking", "positive-pair"],
 }
 
 

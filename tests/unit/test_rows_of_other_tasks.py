@@ -140,7 +140,7 @@ OTHERS = {
 }
 READS = {
     ("causal-lm", "seq2seq-lm"), ("causal-lm", "sequence-classification"), ("reward", "dpo"),
-    ("image-text-to-text", "causal-lm"), ("image-text-to-text", "seq2seq-lm"),
+    ("image-text-to-text", "causal-lm"), ("image-text-to-text", "seq2seq-lm"), ("reranker", "embedding"),
     *(("grpo", other) for other in ("seq2seq-lm", "kto", "prm", "regression")),
 }  # fmt: skip
 """(task, task whose rows it may train on): prompts with completions, labelled texts as texts, pairs, and

@@ -48,7 +48,7 @@ def test_a_task_is_complete(task) -> None:
     assert not (task.owned_arguments and task.argument_table is None)
     assert set(task.loss_arguments) <= set(task_fields(task.name))
     assert all(task.name in tasks_of(kind) for kind in task.architectures)
-    assert task.model_class.startswith("AutoModelFor")
+    assert task.model_class.startswith("AutoModel")
     name = task.name.replace("-", "_")
     for module in (f"launcher.tasks.{name}", f"launcher.train.tasks.{name}"):
         assert importlib.util.find_spec(module) is not None, module

@@ -86,6 +86,22 @@ def text_in(row: Row, column: str) -> str:
     return value
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a number, or the text of one as CSV files hold it."""
+    if isinstance(value, str):
+        return _DECIMAL.fullmatch(value.strip()) is not None
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def number_in(row: Row, column: str) -> float:
+    """The number in a column; RecipeError for anything else."""
+    value = value_in(row, column)
+    if not is_number(value):
+        shown = repr(value) if isinstance(value, int | float) else kind_of(value)
+        raise bad_row(row, f"column {column} holds {shown}, expected a number", "correct or delete the row")
+    return float(value)
+
+
 def optional_text_in(row: Row, column: str | None) -> str | None:
     """The text in a column that a row may leave out."""
     if column is None or row.values.get(column) is None:

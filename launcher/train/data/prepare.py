@@ -235,6 +235,7 @@ def _key_parts(
 
     decide = [name for name in DECIDE_SAMPLES if name != "problem_type" or name in job.task.data_keys]
     names = ["task", *(f"data.{name}" for name in decide)]
+    names += [f"{job.task.section}.{name}" for name in job.task.decides_samples]
     if job.data.fim:
         names.append("seed")
     if job.task.classifies:

@@ -23,7 +23,7 @@ from launcher.tasks.rows import FieldKind
 from launcher.tasks.sequence_classification import REGRESSION
 from launcher.train.data.class_names import declared, of_labels, with_names
 from launcher.train.data.encoded import Counts
-from launcher.train.data.formats import Detected, canonical
+from launcher.train.data.formats import Detected, canonical, is_number
 from launcher.train.data.messages import is_conversation
 from launcher.train.data.sources import Row, bad_row, iter_rows, source_files
 from launcher.train.data.store import content_key, file_digest
@@ -53,6 +53,7 @@ _HOLDS: Mapping[FieldKind, Callable[[Any], bool]] = {
     "tools": lambda value: isinstance(value, str | list | tuple | dict),
     "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
     "label": lambda value: isinstance(value, str | int | float | list | tuple),
+    "score": is_number,
     "list": lambda value: isinstance(value, list | tuple),
     "image": lambda value: isinstance(value, str | bytes | dict) or hasattr(value, "save"),
     "images": lambda value: isinstance(value, str | bytes | dict | list | tuple) or hasattr(value, "save"),

@@ -17,9 +17,11 @@ from launcher.facts.safe_files import parse_json
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks import FORMATS, task_named
 from launcher.tasks.dpo import DPO
+from launcher.tasks.embedding import Embedding
 from launcher.tasks.grpo import GRPO
 from launcher.tasks.image_text_to_text import ImageTextToText
 from launcher.tasks.kto import KTO
+from launcher.tasks.reranker import Reranker
 from launcher.tasks.reward import Reward
 from launcher.tasks.token_classification import TokenClassification
 from launcher.train.data.messages import OF_ROWS, is_mask_key, masks_row
@@ -137,9 +139,9 @@ KINDS = (
         ImageTextToText.name, "conversations about images, video or sound",
         lambda row: any(map(is_media, row)) and _has_any(row, *_ASKED),
     ),
-    Kind("reranker", "queries with documents to rank", _reranker),
+    Kind(Reranker.name, "queries with documents to rank", _reranker),
     Kind(
-        "embedding", "pairs of texts that are alike",
+        Embedding.name, "pairs of texts that are alike",
         lambda row: _has_any(row, *COMPARED) or any(names <= row.keys() for names in _PAIRS),
     ),
     Kind(
@@ -243,7 +245,7 @@ def _column(column: str, fmt: str) -> _Column | None:
     if fmt in _ANSWERED and is_kto_label(name, True):
         return _Column("a label that says whether the answer is good", KTO.name, "kto label")
     if fmt in _ANSWERED and name in COMPARED:
-        return _Column("texts that the conversation is compared with", "embedding", "nothing")
+        return _Column("texts that the conversation is compared with", Embedding.name, "nothing")
     is_read = fmt in _CHATS and column in OF_ROWS
     if (
         fmt in (*_ANSWERED, *_LABELLED, "text", "preference", "tokens")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import re
 import shutil
@@ -72,7 +73,7 @@ def auto_class(task: str) -> Any:
 
 def _weight_options(job: Job, distributed: bool) -> dict[str, Any]:
     """Keyword arguments of from_pretrained that hold for every source of weights."""
-    options: dict[str, Any] = {"dtype": job.model.dtype}
+    options: dict[str, Any] = {"dtype": job.model.dtype, **class_options(job)}
     attention = job.model.attn_implementation
     if attention == "varlen":
         from launcher.train.model.attention import register_varlen
@@ -199,7 +200,8 @@ def _random_model(job: Job, processing: Any, head: dict[str, Any], options: dict
     set_seed(job.seed)
     # Weights are quantised and placed while they are read, so such random ones take the way over a folder.
     if not {"quantization_config", "device_map"} & options.keys():
-        given = {name: options[name] for name in ("dtype", "attn_implementation") if name in options}
+        passed = ("dtype", "attn_implementation", "add_pooling_layer")
+        given = {name: options[name] for name in passed if name in options}
         if given["dtype"] == "auto":
             given.pop("dtype")
         return make.from_config(built, **given)
@@ -398,6 +400,18 @@ def label_settings(job: Job, labels: Sequence[str] | None) -> dict[str, Any]:
     # A checkpoint may have been of another kind.
     kind = {"problem_type": job.data.problem_type} if job.task.head == "classifier" else {}
     return {**names, **kind}
+
+
+def class_options(job: Job) -> dict[str, Any]:
+    """Arguments of the model's class beside its configuration: without the pooler of a model without a head,
+    which reads the first token and which no loss would reach."""
+    import transformers
+
+    if job.task.head != "none":
+        return {}
+    kind, known = type(load_config(job)), transformers.MODEL_MAPPING
+    names = inspect.signature(known[kind].__init__).parameters if kind in known else ()
+    return {"add_pooling_layer": False} if "add_pooling_layer" in names else {}
 
 
 def head_modules(model: Any) -> list[str]:

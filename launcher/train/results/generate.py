@@ -39,6 +39,8 @@ class Trained:
     """Tokenizer, or image processor."""
     model: Any
     device: Any
+    folder: Path
+    """Of the weights."""
 
     @property
     def chats(self) -> bool:
@@ -49,7 +51,7 @@ class Trained:
     @property
     def writes(self) -> bool:
         """Whether it answers with text; a classifier answers with a label."""
-        return not self.job.task.adds_head
+        return self.job.task.writes
 
 
 def load_trained(run_dir: Path, say: Callable[[str], None], checkpoint: str | None = None) -> Trained:
@@ -67,7 +69,7 @@ def load_trained(run_dir: Path, say: Callable[[str], None], checkpoint: str | No
     slow = slow_places(model)
     if slow is not None:
         say(slow)
-    return Trained(job, processing, model, settle(model, place))
+    return Trained(job, processing, model, settle(model, place), folder)
 
 
 def answer(
@@ -77,6 +79,7 @@ def answer(
     before: Sequence[dict[str, Any]] = (),
     write: Callable[[str], None] | None = None,
     images: Sequence[str] = (),
+    second: str | None = None,
 ) -> str:
     """The model's greedy answer, without the prompt and special tokens; a classifier's label.
 
@@ -88,6 +91,10 @@ def answer(
     import torch
 
     model = trained.model
+    _check_texts(trained.job, second)
+    if second is not None:
+        with torch.inference_mode():
+            return train_task(trained.job.task.name).reply_to_pair(trained, (prompt, second))
     if images and not trained.job.task.sees_images:
         message = f"task {trained.job.task.name} was not trained on text with images"
         raise RecipeError(Problem("usage", message, hint="leave --image out"))
@@ -111,6 +118,16 @@ def answer(
     # A separate decoder begins with a start token; a causal LM continues after the prompt.
     start = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
     return str(tokenizer.decode(output[0, start:], skip_special_tokens=True))
+
+
+def _check_texts(job: Job, second: str | None) -> None:
+    """RecipeError where a second text is missing, or has no meaning."""
+    if job.task.compares_texts and (second is None or not second.strip()):
+        message = f"task {job.task.name} compares two texts, and one is given"
+        raise RecipeError(Problem("usage", message, hint='effilaunch generate RUN_DIR "TEXT" "TEXT"'))
+    if second is not None and not job.task.compares_texts:
+        message = f"two texts are given, and task {job.task.name} takes one"
+        raise RecipeError(Problem("usage", message, hint="quote the prompt, or leave the second text out"))
 
 
 def _free_positions(trained: Trained, inputs: Any) -> int:

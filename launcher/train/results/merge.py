@@ -40,6 +40,7 @@ from launcher.train.results.trained import (
     trained_processing,
     trust,
 )
+from launcher.train.tasks import train_task
 from launcher.train.upstream.model_seams import attention_of, forget_stored_quantization
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -180,6 +181,7 @@ def _merged(
         _cast(model, dtype)
         model.save_pretrained(aside)
         save_processing(processing, aside)
+        train_task(job.task.name).write_beside(job, model, aside)
         (aside / "README.md").write_text(card(result), encoding="utf-8")
         del model, adapted  # the model that is read back needs the same memory
         gc.collect()
@@ -500,7 +502,9 @@ def logits_of(
         if caches:
             config.use_cache = False
         with torch.inference_mode():
-            return [model(**_cast_to(dtype, one)).logits.to("cpu", dtype) for one in inputs]
+            outputs = [model(**_cast_to(dtype, one)) for one in inputs]
+        # A model without a head ends with its hidden states.
+        return [getattr(one, "logits", one[0]).to("cpu", dtype) for one in outputs]
     finally:
         if caches:
             config.use_cache = caches

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from launcher.train.data.build import Data
     from launcher.train.data.encoded import Encoder
     from launcher.train.data.formats import Detected
@@ -144,12 +146,19 @@ class TrainTask:
 
     # --- result ---------------------------------------------------------------------------------
 
+    def write_beside(self, job: Job, model: Any, folder: Path) -> None:
+        """Write what belongs beside the files of a result: of the modules that follow the model."""
+
     def reply(self, model: Any, processing: Any, prompt: str, inputs: Any) -> str:
         """What `generate` prints where the model does not write: the label, or what replaces it.
 
         inputs: the encoded prompt, on the model's device.
         """
         return str(model.config.id2label[int(model(**inputs).logits[0].argmax())])
+
+    def reply_to_pair(self, trained: Any, texts: Sequence[str]) -> str:
+        """What `generate` prints for two texts. trained: the loaded result (results/generate.py)."""
+        raise NotImplementedError
 
     # --- trace ----------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ def describe(config: Any, task: str, freeze: Sequence[str] | None = None) -> dic
             for name, module, last in expert_parameters(model)
             if not name.startswith(tuple(f"{part}." for part in apart))
         ],
-        "embedding": {"path": _path_of(model, embedding), "rows": rows, "width": width},
+        "embedded": {"path": _path_of(model, embedding), "rows": rows, "width": width},
         "head": head,
         "norms": len(norms),
         "rms_norm": any("RMS" in type(norm).__name__ for norm in norms),

@@ -1,0 +1,210 @@
+"""Text embeddings, learned from pairs of texts with the losses of sentence-transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from launcher.errors import Problem
+from launcher.tasks.rows import FieldKind, RowFormat
+from launcher.tasks.task import Task, columns_needed
+
+MOST_NEGATIVES = 32
+NEGATIVES: tuple[str, ...] = ("negative", *(f"negative_{n}" for n in range(1, MOST_NEGATIVES + 1)))
+"""Columns that hold one hard negative each; a column `negatives` holds a list of them."""
+_OF_NEGATIVES: Mapping[str, FieldKind] = dict.fromkeys(NEGATIVES, "text")
+POSITIVE_PAIR = RowFormat(
+    "positive-pair",
+    "texts that belong together",
+    {"anchor": "text", "positive": "text"},
+    {**_OF_NEGATIVES, "negatives": "list"},
+    {
+        "anchor": ("query", "question", "sentence1", "premise", "title"),
+        "positive": ("answer", "document", "passage", "sentence2", "entailment", "pos"),
+        "negative": ("contradiction", "neg"),
+    },
+    other_names={"anchor": "query", "positive": "pos", "negative": "neg"},
+)
+SCORED_PAIR = RowFormat(
+    "scored-pair",
+    "pairs of texts with a score",
+    {"sentence1": "text", "sentence2": "text", "score": "score"},
+    related={
+        "sentence1": ("text1", "a", "query", "anchor"),
+        "sentence2": ("text2", "b", "document", "positive"),
+        "score": ("label", "similarity", "rating"),
+    },
+)
+BY_RANK = ("ndcg@10", "mrr@10", "accuracy@1")
+"""Metrics of retrieval: each anchor among all positives and negatives that are held out."""
+BY_SCORE = ("spearman", "pearson")
+COLUMNS_KEPT: Mapping[str, tuple[Any, str]] = {
+    "remove_unused_columns": (False, "the collator makes inputs of columns that no model knows")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss of sentence-transformers."""
+
+    formats: tuple[str, ...]
+    """Of the rows that it takes."""
+    options: Mapping[str, Any]
+    """Keys of the section that it reads -> what sentence-transformers 6.2 uses where they are absent."""
+    in_batch: bool = False
+    """Whether the other texts of a micro-batch are its negatives: the size decides what is learned."""
+    cached: bool = False
+    """Whether it holds the activations of `mini_batch_size` texts at a time (GradCache)."""
+    negatives: tuple[int, int] = (0, MOST_NEGATIVES)
+    """The least and the most hard negatives of a row."""
+
+
+LOSSES: Mapping[str, Loss] = {
+    "MultipleNegativesRankingLoss": Loss(
+        (POSITIVE_PAIR.name,), {"scale": 20.0, "gather_across_devices": False}, in_batch=True
+    ),
+    "CachedMultipleNegativesRankingLoss": Loss(
+        (POSITIVE_PAIR.name,),
+        {"scale": 20.0, "gather_across_devices": False, "mini_batch_size": 32},
+        in_batch=True,
+        cached=True,
+    ),
+    "TripletLoss": Loss((POSITIVE_PAIR.name,), {"triplet_margin": 5.0}, negatives=(1, 1)),
+    "CoSENTLoss": Loss((SCORED_PAIR.name,), {"scale": 20.0}, negatives=(0, 0)),
+    "AnglELoss": Loss((SCORED_PAIR.name,), {"scale": 20.0}, negatives=(0, 0)),
+    "CosineSimilarityLoss": Loss((SCORED_PAIR.name,), {}, negatives=(0, 0)),
+}
+
+
+class Embedding(Task):
+    name = "embedding"
+    aliases = (
+        "embeddings",
+        "sentence-transformer",
+        "sentence-transformers",
+        "sentence-embedding",
+        "retriever",
+    )
+    packages = ("sentence_transformers",)
+    extra = "embedding"
+    section: ClassVar[str] = "embedding"
+    row_formats = (POSITIVE_PAIR, SCORED_PAIR)
+    unread_columns = dict.fromkeys(("score", "label", "labels", "similarity"), "a score of the pair")
+    own_padding = "each text of a row is padded to the longest one of its column"
+    decides_samples = ("negatives", "prompts", "loss")
+    architectures = ("encoder", "decoder")
+    model_class = "AutoModel"
+    head = "none"
+    peft_task = "FEATURE_EXTRACTION"
+    untraceable = "the loss compares the texts of a batch, which a trace of the model alone does not see"
+    trainer_defaults = COLUMNS_KEPT
+    metrics = (*BY_RANK, *BY_SCORE)
+    metric_packages = dict.fromkeys(BY_SCORE, ("scipy", "scipy"))
+    goals = {"embeddings": ("positive-pair", "scored-pair")}
+    first_metrics = {"embeddings": ("ndcg@10", "mrr@10")}
+    compares_texts = True
+    pipeline = "sentence-similarity"
+    tags = ("sentence-transformers", "feature-extraction")
+
+    @property
+    def architecture_suffix(self) -> str:
+        return "Model"
+
+    def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
+        return columns_needed(trainer)
+
+    def check_section(self, given: Mapping[str, Any], rest: Mapping[str, Any]) -> list[Problem]:
+        by_format = {POSITIVE_PAIR.name: BY_RANK, SCORED_PAIR.name: BY_SCORE}
+        found = [*section_problems(self.section, LOSSES, by_format, given, rest)]
+        dims = given.get("matryoshka_dims") or []
+        if isinstance(dims, list) and len(set(map(str, dims))) < len(dims):
+            path = "embedding.matryoshka_dims"
+            found.append(Problem("conflict", "names a dimension twice", path=path, hint="name each once"))
+        return found
+
+    def section_values(self, given: Any) -> dict[str, tuple[Any, str]]:
+        name = getattr(given, "loss", next(iter(LOSSES)))
+        loss, prompts = LOSSES[name], getattr(given, "prompts", None)
+        found = {
+            key: (
+                _given(given, key, loss.options.get(key)),
+                f"the default of {name}" if key in loss.options else f"{name} does not read it",
+            )
+            for key in ("scale", "triplet_margin", "mini_batch_size")
+        }
+        sampler = "no_duplicates" if loss.in_batch else "batch_sampler"
+        usual: dict[str, tuple[Any, str]] = {
+            "negatives": (loss.negatives[0], "as few as the loss takes"),
+            "gather_across_devices": (False, "negatives are of the same rank"),
+            "matryoshka_dims": ([], "embeddings are trained in their whole width"),
+            "pooling": (None, "that of the checkpoint, else mean, for decoders lasttoken"),
+            "normalize": (None, "that of the checkpoint, else true"),
+            "batch_sampler": (
+                sampler,
+                "a text twice in a micro-batch would be its own negative"
+                if loss.in_batch
+                else "the usual one",
+            ),
+        }
+        found |= {key: (_given(given, key, value), reason) for key, (value, reason) in usual.items()}
+        return found | {
+            "loss": (name, "schema default"),
+            "prompts": (prompts.model_dump() if prompts else {}, "nothing is put before the texts"),
+        }
+
+    def sequences(self, settings: Any) -> int:
+        return 2 + int(settings.embedding.negatives)
+
+    def mini_batch(self, settings: Any) -> int | None:
+        size: int | None = settings.embedding.mini_batch_size
+        return size if LOSSES[settings.embedding.loss].cached else None
+
+    def compares(self, settings: Any) -> bool:
+        return LOSSES[settings.embedding.loss].in_batch
+
+
+def _given(section: Any, key: str, usual: Any) -> Any:
+    """The value of a recipe's section, `usual` where it leaves the key out."""
+    value = getattr(section, key, None)
+    return usual if value is None else value
+
+
+def section_problems(
+    section: str,
+    losses: Mapping[str, Loss],
+    metrics: Mapping[str, tuple[str, ...]],
+    given: Mapping[str, Any],
+    rest: Mapping[str, Any],
+) -> Iterator[Problem]:
+    """Problems of a section that chooses a loss. metrics: of each format; rest: the recipe."""
+    name = str(given.get("loss", next(iter(losses))))
+    loss = losses.get(name)
+    if loss is None:
+        return  # the schema reports it
+    for key in dict.fromkeys(key for other in losses.values() for key in other.options):
+        if given.get(key) not in (None, False) and key not in loss.options:
+            readers = " and ".join(one for one, other in losses.items() if key in other.options)
+            message = f"has no effect on {name}: it is a setting of {readers}"
+            yield Problem("conflict", message, path=f"{section}.{key}", hint="remove it")
+    count, (least, most) = given.get("negatives"), loss.negatives
+    if isinstance(count, int) and not least <= count <= most:
+        wanted = str(least) if least == most else f"{least} to {most}"
+        message = f"is {count}, but {name} takes {wanted} for each row"
+        yield Problem("conflict", message, path=f"{section}.negatives", hint=f"set {wanted}")
+    rows = rest.get("data")
+    rows = rows if isinstance(rows, Mapping) else {}
+    for index, source in enumerate(rows.get("train") or ()):
+        form = source.get("format", "auto") if isinstance(source, Mapping) else "auto"
+        if form in metrics and form not in loss.formats:
+            message = f"is {form}, but {name} trains on {' or '.join(loss.formats)} rows"
+            fitting = " or ".join(one for one, other in losses.items() if form in other.formats)
+            hint = f"set {section}.loss to {fitting}"
+            yield Problem("conflict", message, path=f"data.train[{index}].format", hint=hint)
+    known = {metric for form in loss.formats for metric in metrics[form]}
+    every = {metric for names in metrics.values() for metric in names}
+    for index, metric in enumerate(rows.get("metrics") or ()):
+        if metric in every - known:
+            message = f"is {metric}, which {' or '.join(loss.formats)} rows do not have"
+            hint = f"use one of {', '.join(sorted(known))}"
+            yield Problem("conflict", message, path=f"data.metrics[{index}]", hint=hint)

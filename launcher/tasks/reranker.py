@@ -1,0 +1,89 @@
+"""Rerankers: a score for a query with a document, learned with the cross-encoder losses of
+sentence-transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from launcher.errors import Problem
+from launcher.tasks.embedding import BY_RANK, BY_SCORE, COLUMNS_KEPT, POSITIVE_PAIR, Loss, section_problems
+from launcher.tasks.rows import RowFormat
+from launcher.tasks.task import WITHOUT_CLASSIFIER, Task, columns_needed
+
+_DOCUMENTS = ("passages", "docs", "candidates", "texts")
+RELEVANCE = RowFormat(
+    "relevance",
+    "queries with a document and its relevance",
+    {"query": "text", "document": "text", "score": "score"},
+    related={"query": ("question", "anchor"), "document": ("passage", "answer", "text")},
+    other_names={"document": "passage", "score": "label"},
+)
+RANKING = RowFormat(
+    "ranking",
+    "queries with a list of documents and their relevance",
+    {"query": "text", "documents": "list", "labels": "list"},
+    related={"query": ("question", "anchor"), "documents": _DOCUMENTS, "labels": ("scores", "relevance")},
+    other_names={"documents": "docs", "labels": "scores"},
+)
+_LISTS = (RANKING.name, POSITIVE_PAIR.name)
+LOSSES: Mapping[str, Loss] = {
+    "BinaryCrossEntropyLoss": Loss((RELEVANCE.name,), {}),
+    "MSELoss": Loss((RELEVANCE.name,), {}),
+    "LambdaLoss": Loss(_LISTS, {"documents": 8}),
+    "ListNetLoss": Loss(_LISTS, {"documents": 8}),
+    "RankNetLoss": Loss(_LISTS, {"documents": 8}),
+}
+_METRICS = {
+    RELEVANCE.name: (*BY_RANK[:2], *BY_SCORE),
+    RANKING.name: BY_RANK[:2],
+    POSITIVE_PAIR.name: BY_RANK[:2],
+}
+
+
+class Reranker(Task):
+    name = "reranker"
+    aliases = ("rerank", "cross-encoder", "crossencoder", "ranker")
+    packages = ("sentence_transformers",)
+    extra = "embedding"
+    section: ClassVar[str] = "reranker"
+    row_formats = (RELEVANCE, RANKING, POSITIVE_PAIR)
+    unread_columns = dict.fromkeys(("score", "label", "labels", "scores"), "how relevant a document is")
+    own_padding = "each query with its document is padded to the longest one of the batch"
+    decides_samples = ("documents", "loss")
+    architectures = ("encoder", "decoder")
+    model_class = "AutoModelForSequenceClassification"
+    without_class = WITHOUT_CLASSIFIER
+    num_labels = 1
+    peft_task = "SEQ_CLS"
+    untraceable = "the loss compares the documents of a row, which a trace of the model alone does not see"
+    trainer_defaults = COLUMNS_KEPT
+    metrics = (*BY_RANK[:2], *BY_SCORE)
+    metric_packages = dict.fromkeys(BY_SCORE, ("scipy", "scipy"))
+    goals = {"ranking": ("relevance", "ranking")}
+    first_metrics = {"ranking": ("ndcg@10", "mrr@10")}
+    compares_texts = True
+    pipeline = "text-ranking"
+    tags = ("sentence-transformers", "cross-encoder", "reranker")
+
+    def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
+        return columns_needed(trainer)
+
+    def check_section(self, given: Mapping[str, Any], rest: Mapping[str, Any]) -> list[Problem]:
+        return [*section_problems(self.section, LOSSES, _METRICS, given, rest)]
+
+    def section_values(self, given: Any) -> dict[str, tuple[Any, str]]:
+        name = getattr(given, "loss", next(iter(LOSSES)))
+        usual = LOSSES[name].options.get("documents", 1)
+        why = (
+            "a row has one document"
+            if usual == 1
+            else "the most documents of a row; memory is planned for it"
+        )
+        return {
+            "loss": (name, "schema default"),
+            "documents": (getattr(given, "documents", None) or usual, why),
+        }
+
+    def sequences(self, settings: Any) -> int:
+        return int(settings.reranker.documents)

@@ -1,0 +1,268 @@
+"""Trainers whose loss is one of sentence-transformers, around a model of transformers or peft.
+
+The Trainer trains, saves and resumes the plain model. `Embedder` and `Scorer` stand for the
+SentenceTransformer and the CrossEncoder that the losses call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from launcher.errors import MachineError, Problem
+from launcher.train.trainers import PlannedTrainer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+try:
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
+except ImportError as error:
+    raise MachineError(
+        Problem(
+            "sentence-transformers-missing",
+            f"tasks embedding and reranker need sentence-transformers, which cannot be imported: {error}",
+            path="task",
+            hint="pip install 'effilaunch[embedding]'",
+        )
+    ) from error
+
+IDS, MASK = "_input_ids", "_attention_mask"
+
+
+class TextRows(Dataset[dict[str, Any]]):
+    """Prepared samples {input_ids, lengths, …} as rows of named texts, each a list of token ids."""
+
+    def __init__(self, samples: Any, columns: Sequence[str]) -> None:
+        self.samples, self.columns = samples, tuple(columns)
+        self.column_names = [*self.columns, *(["score"] if "score" in samples.column_names else [])]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = self.samples[int(index)]
+        row: dict[str, Any] = dict(zip(self.columns, parts(sample), strict=True))
+        return row | ({"score": sample["score"]} if "score" in sample else {})
+
+
+def parts(sample: Mapping[str, Any], name: str = "input_ids") -> list[list[int]]:
+    """The texts of a prepared sample, which are end to end in a column of it."""
+    found, start = [], 0
+    for length in sample["lengths"]:
+        found.append(list(sample[name][start : start + length]))
+        start += length
+    return found
+
+
+class Embedder(nn.Module):
+    """What the losses of sentence-transformers call: features of a column to its `sentence_embedding`
+    [rows, width]."""
+
+    def __init__(self, after: Sequence[nn.Module], width: int) -> None:
+        super().__init__()
+        self.after, self.width = nn.ModuleList(after), width
+        self.inner: list[Any] = []
+        """The model as the Trainer has wrapped it; in a list, so that it is no part of this module."""
+        self.kept: list[torch.Tensor] | None = None
+        """Embeddings of an evaluation, in the order in which they were computed."""
+
+    @property
+    def _orig_mod(self) -> Any:
+        """The cached losses look here for DDP, to synchronise gradients once (base/losses/gradcache.py)."""
+        if self.inner and isinstance(self.inner[0], DistributedDataParallel):
+            return self.inner[0]
+        raise AttributeError("_orig_mod")
+
+    def __getitem__(self, index: int) -> nn.Module:
+        return self.after[index]
+
+    def get_embedding_dimension(self) -> int:
+        return self.width
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        names = ("input_ids", "attention_mask")
+        output = self.inner[0](**{name: features[name] for name in names})
+        found = {**features, "token_embeddings": output[0]}
+        for module in self.after:
+            found = module(found)
+        if self.kept is not None:
+            self.kept.append(found["sentence_embedding"].detach().float())
+        return found
+
+
+class Scorer(CrossEncoder):
+    """What the cross-encoder losses call: numbers of rows of a batch -> {scores: [rows, 1]}."""
+
+    num_labels = 1
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.inner: list[Any] = []
+        self.kept: list[torch.Tensor] | None = None
+        self.batch: Mapping[str, torch.Tensor] = {}
+        """The inputs of all rows of the micro-batch."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.batch["input_ids"].device
+
+    def preprocess(self, pairs: Sequence[tuple[int, int]], **_: Any) -> dict[str, torch.Tensor]:
+        """The rows of these numbers, without the columns that pad all of them."""
+        rows = [row for _, row in pairs]
+        used = self.batch["attention_mask"][rows].any(dim=0).nonzero()
+        start, end = int(used.min()), int(used.max()) + 1
+        return {name: values[rows, start:end] for name, values in self.batch.items()}
+
+    def forward(self, features: dict[str, torch.Tensor], **_: Any) -> dict[str, torch.Tensor]:
+        scores = self.inner[0](**features).logits
+        if self.kept is not None:
+            self.kept.append(scores.detach().float())
+        return {"scores": scores}
+
+
+class ContrastTrainer(PlannedTrainer):
+    """PlannedTrainer with a loss of sentence-transformers."""
+
+    def __init__(
+        self, *args: Any, called: Any, loss: nn.Module, unique: bool = False,
+        beside: Callable[[Path], None] = lambda folder: None, **more: Any,
+    ) -> None:  # fmt: skip
+        """called: the model of `loss`. unique: no text comes twice in a micro-batch. beside: writes what
+        belongs beside the model's files in a checkpoint."""
+        super().__init__(*args, **more)
+        self.called, self.loss, self.unique, self.beside = called, loss, unique, beside
+        # The loss is a mean over the rows of a micro-batch, whatever the model's forward takes.
+        self.model_accepts_loss_kwargs = False
+
+    def get_train_dataloader(self) -> Any:
+        if not self.unique:
+            return super().get_train_dataloader()
+        args = self.args
+        batches = NoDuplicatesBatchSampler(
+            self.train_dataset,
+            batch_size=self._train_batch_size,
+            drop_last=args.dataloader_drop_last,
+            generator=torch.Generator(),
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            valid_label_columns=["score"],
+        )
+        self._order = batches  # its order depends on the seed and the epoch alone
+        loader = DataLoader(
+            self.train_dataset,
+            batch_sampler=batches,
+            collate_fn=self.data_collator,
+            num_workers=args.dataloader_num_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            persistent_workers=args.dataloader_persistent_workers,
+            pin_memory=args.dataloader_pin_memory,
+        )
+        return self._with_own_draws(self.accelerator.prepare(loader))
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        self.called.inner[:] = [model]
+        loss = self.loss_of(inputs)
+        return (loss, {}) if return_outputs else loss
+
+    def loss_of(self, inputs: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def targets_of(self, inputs: Mapping[str, Any]) -> Any:
+        """What metrics compare with, a tensor or several, whose first dimension is that of the samples."""
+        raise NotImplementedError
+
+    def predictions_of(self, kept: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """What metrics read, of all that the model computed in the loss."""
+        raise NotImplementedError
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> Any:
+        self._watch(inputs)
+        inputs = self._prepare_inputs(inputs)
+        self.called.kept = None if prediction_loss_only else []
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs).detach().mean()
+        kept, self.called.kept = self.called.kept, None
+        if kept is None:
+            return loss, None, None
+        return loss, self.predictions_of(torch.cat(kept), inputs), self.targets_of(inputs)
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        tokens = sum(value.numel() for name, value in inputs.items() if name.endswith("input_ids"))
+        self.largest_batch = max(self.largest_batch, tokens)
+        return super().training_step(model, inputs, *args, **kwargs)
+
+    def count_tokens(self, inputs: Any) -> None:
+        masks = [value.sum() for name, value in inputs.items() if name.endswith("attention_mask")]
+        super().count_tokens({"input_ids": None, "attention_mask": torch.stack(masks)})
+
+    def save_checkpoint(self, write: Any) -> None:
+        def with_modules(folder: Path) -> None:
+            write(folder)
+            if self.args.should_save:
+                self.beside(folder / f"checkpoint-{self.state.global_step}")
+
+        super().save_checkpoint(with_modules)
+
+
+class EmbeddingTrainer(ContrastTrainer):
+    """The texts of a row are its columns."""
+
+    def __init__(self, *args: Any, columns: Sequence[str], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.columns = tuple(columns)
+
+    def loss_of(self, inputs: Mapping[str, Any]) -> Any:
+        features = [
+            {"input_ids": inputs[name + IDS], "attention_mask": inputs[name + MASK]} for name in self.columns
+        ]
+        return self.loss(features, inputs.get("score"))
+
+    def predictions_of(self, kept: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """Embeddings [rows, columns, width]: the losses compute all rows of one column after the other."""
+        return kept.reshape(len(self.columns), -1, kept.shape[-1]).transpose(0, 1).contiguous()
+
+    def targets_of(self, inputs: Mapping[str, Any]) -> Any:
+        """Scores [rows], or numbers of the texts [rows, columns]."""
+        return inputs["score"] if "score" in inputs else inputs["texts"]
+
+
+class RerankerTrainer(ContrastTrainer):
+    """A row is a query with one document or several; all pairs of a micro-batch are rows of one batch."""
+
+    def loss_of(self, inputs: Mapping[str, Any]) -> Any:
+        others = ("counts", "labels", "queries")
+        self.called.batch = {name: value for name, value in inputs.items() if name not in others}
+        rows = torch.arange(len(inputs["labels"])).split(inputs["counts"].tolist())
+        if self.lists:
+            documents = [one.tolist() for one in rows]
+            return self.loss([documents, documents], list(inputs["labels"].split(inputs["counts"].tolist())))
+        numbers = list(range(len(inputs["labels"])))
+        return self.loss([numbers, numbers], inputs["labels"])
+
+    def __init__(self, *args: Any, lists: bool, **more: Any) -> None:
+        """lists: whether the loss takes a list of documents for each query."""
+        super().__init__(*args, **more)
+        self.lists = lists
+
+    def predictions_of(self, kept: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """Scores [rows, most documents], padded with NaN."""
+        return _padded(kept.view(-1), inputs["counts"])
+
+    def targets_of(self, inputs: Mapping[str, Any]) -> Any:
+        """(labels [rows, most documents], padded with NaN, numbers of the queries [rows])."""
+        return _padded(inputs["labels"].float(), inputs["counts"]), inputs["queries"]
+
+
+def _padded(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    rows = values.split(counts.tolist())
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=float("nan"))

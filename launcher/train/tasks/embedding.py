@@ -1,0 +1,336 @@
+"""Text embeddings with the losses, pooling and batch sampler of sentence-transformers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.tasks.embedding import BY_RANK, LOSSES, NEGATIVES, POSITIVE_PAIR, SCORED_PAIR
+from launcher.train.data.encoded import EncodedBatch
+from launcher.train.data.sources import Row, bad_row, is_empty, kind_of
+from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask
+
+if TYPE_CHECKING:
+    from launcher.train.data.build import Data
+    from launcher.train.data.encoded import Encoder
+    from launcher.train.data.formats import Detected
+    from launcher.train.job import Job
+
+_THINGS = ("stone", "river", "lamp", "road", "bird", "cup", "tree", "boat")
+_COLOURS = ("red", "green", "blue", "white", "black", "grey", "brown", "pink")
+
+
+def shape_positive(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    """{anchor, positive, negatives: the texts of all columns of negatives, in their order}."""
+    from launcher.train.data.formats import text_in
+
+    negatives = [
+        text_in(row, columns[name])
+        for name in NEGATIVES
+        if name in columns and not is_empty(row.values.get(columns[name]))
+    ]
+    listed = row.values.get(columns.get("negatives", "negatives"))
+    if not is_empty(listed):
+        negatives += texts_in(row, listed, columns["negatives"])
+    texts = {name: text_in(row, columns[name]) for name in POSITIVE_PAIR.needed}
+    return {**texts, "negatives": negatives}
+
+
+def texts_in(row: Row, value: Any, column: str) -> list[str]:
+    """A list of texts. RecipeError for anything else."""
+    if not isinstance(value, list | tuple):
+        raise bad_row(row, f"column {column} holds {kind_of(value)}, expected a list of texts")
+    for one in value:
+        if not isinstance(one, str):
+            raise bad_row(row, f"the list in column {column} holds {kind_of(one)}, expected texts")
+    return list(value)
+
+
+def _shape_scored(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    from launcher.train.data.formats import number_in, text_in
+
+    texts = {name: text_in(row, columns[name]) for name in ("sentence1", "sentence2")}
+    return {**texts, "score": number_in(row, columns["score"])}
+
+
+def made_up_positive(draw: random.Random, index: int) -> dict[str, Any]:
+    colour, thing = _COLOURS[index % 8], _THINGS[index // 8 % 8]
+    found = {"anchor": f"Which {thing} is {colour}?", "positive": f"The {colour} one of the {thing}s."}
+    return found | {f"negative_{n}": f"{draw.choice(_THINGS)} {n}, not {colour}." for n in range(1, 33)}
+
+
+def _made_up_scored(draw: random.Random, index: int) -> dict[str, Any]:
+    colour, other, thing = draw.choice(_COLOURS), draw.choice(_COLOURS), draw.choice(_THINGS)
+    texts = {"sentence1": f"The {thing} is {colour}.", "sentence2": f"It is a {other} {thing}."}
+    return {**texts, "score": 1.0 if colour == other else 0.2}
+
+
+class TrainEmbedding(TrainTask):
+    own_formats = {
+        POSITIVE_PAIR.name: OwnFormat(shape_positive, made_up_positive),
+        SCORED_PAIR.name: OwnFormat(_shape_scored, _made_up_scored),
+    }
+
+    def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
+        from launcher.train.data.tokenize import max_length_of, overlong_of
+
+        loss = LOSSES[job.embedding.loss]
+        if detected.format not in loss.formats:
+            message = (
+                f"the rows are {detected.format}, but {job.embedding.loss} trains on {loss.formats[0]} rows"
+            )
+            fitting = " or ".join(name for name, one in LOSSES.items() if detected.format in one.formats)
+            raise RecipeError(Problem("format-loss", message, path="embedding.loss", hint=f"use {fitting}"))
+        drops = overlong_of(job, detected.format) == "drop"
+        return EncodeTexts(job, processing, columns_of(job), max_length_of(job), drops)
+
+    def samples(self, job: Job, samples: Any, processing: Any) -> Any:
+        from launcher.train.contrast import TextRows
+
+        return TextRows(samples, columns_of(job))
+
+    def collator(self, job: Job, processing: Any) -> Any:
+        return CollateTexts(processing, columns_of(job))
+
+    def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
+        from launcher.train.contrast import parts
+
+        names = ("anchor", "positive", *NEGATIVES[1:])
+        texts = zip(names, parts(sample), strict=False)
+        pieces = [(f"[{name}] {processing.decode(ids)}\n", True) for name, ids in texts]
+        if "score" in sample:
+            pieces.append((f"-> {sample['score']:g}", True))
+        return pieces, len(sample["input_ids"]), len(sample["input_ids"])
+
+    def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
+        if LOSSES[job.embedding.loss].in_batch and micro_batch < 2 and not job.embedding.negatives:
+            message = "a micro-batch of 1 has no negatives: the loss would be 0"
+            path = "trainer.per_device_train_batch_size"
+            raise RecipeError(Problem("no-negatives", message, path=path, hint="use 2 or more"))
+
+    def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
+        from launcher.train.contrast import Embedder, EmbeddingTrainer
+        from launcher.train.model.sentence import modules_of
+
+        modules = modules_of(job)
+        width = int(model.config.get_text_config().hidden_size)
+        after = modules.make(width)
+        called = Embedder(after, after[0].pooling_output_dimension)
+        unique = job.embedding.batch_sampler == "no_duplicates"
+        return EmbeddingTrainer(
+            **common,
+            called=called,
+            loss=make_loss(job, called),
+            unique=unique,
+            columns=columns_of(job),
+            beside=lambda folder: modules.write(folder, width),
+        )
+
+    def scores(self, found: Evaluated) -> dict[str, float]:
+        if found.names[0] in BY_RANK:
+            return retrieval(found.names, found.predictions, found.targets)
+        left, right = found.predictions[:, 0], found.predictions[:, 1]
+        return correlations(found.names, cosine(left, right), found.targets)
+
+    def reply_to_pair(self, trained: Any, texts: Sequence[str]) -> str:
+        """The cosine similarity of a query and a document, each with its prompt."""
+        from launcher.train.contrast import Embedder
+        from launcher.train.model.sentence import saved_modules
+
+        modules = saved_modules(trained.job, trained.folder)
+        after = modules.make(int(trained.model.config.get_text_config().hidden_size))
+        called = Embedder(after, after[0].pooling_output_dimension)
+        called.inner[:] = [trained.model]
+        options = {"truncation": True, "max_length": modules.max_length, "return_tensors": "pt"}
+        found = []
+        for role, text in zip(("query", "document"), texts, strict=True):
+            tokens = trained.processing([modules.prompts.get(role, "") + text], **options).to(trained.device)
+            found.append(called(dict(tokens))["sentence_embedding"].float().cpu().numpy())
+        return f"{float(cosine(*found)[0]):.4f}"
+
+    def write_beside(self, job: Job, model: Any, folder: Path) -> None:
+        from launcher.train.model.sentence import modules_of
+
+        modules_of(job).write(folder, int(model.config.get_text_config().hidden_size))
+
+
+def columns_of(job: Job) -> tuple[str, ...]:
+    """Names of the texts of a sample."""
+    if LOSSES[job.embedding.loss].formats == (SCORED_PAIR.name,):
+        return ("sentence1", "sentence2")
+    return ("anchor", "positive", *(f"negative_{n}" for n in range(1, job.embedding.negatives + 1)))
+
+
+def make_loss(job: Job, called: Any) -> Any:
+    """The loss of the recipe, of sentence-transformers, around `called`."""
+    from sentence_transformers.sentence_transformer import losses
+
+    given = {
+        "scale": job.embedding.scale,
+        "gather_across_devices": job.embedding.gather_across_devices,
+        "mini_batch_size": job.embedding.mini_batch_size,
+        "triplet_margin": job.embedding.triplet_margin,
+    }
+    name = job.embedding.loss
+    loss = getattr(losses, name)(called, **{key: given[key] for key in LOSSES[name].options})
+    dims = job.embedding.matryoshka_dims
+    return losses.MatryoshkaLoss(called, loss, dims) if dims else loss
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeTexts:
+    """The texts of a row, each with its prompt and the tokenizer's own special tokens, end to end."""
+
+    job: Job
+    tokenizer: Any
+    columns: tuple[str, ...]
+    max_length: int
+    drops: bool
+
+    def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
+        batch = EncodedBatch(columns={"input_ids": [], "lengths": []})
+        prompts = self.job.embedding.prompts
+        for index, row in enumerate(rows):
+            texts = self._texts(row)
+            if not all(text.strip() for text in texts):
+                batch.dropped["empty"] += 1
+                continue
+            query, document = prompts.get("query", ""), prompts.get("document", "")
+            rest = document if "anchor" in row.values else query
+            texts = [query + texts[0], *(rest + text for text in texts[1:])]
+            ids = [self._ids(text) for text in texts]
+            lengths = [len(one) for one in ids]
+            batch.tokens += sum(lengths)
+            if max(lengths) > self.max_length:
+                if self.drops:
+                    batch.dropped["overlong"] += 1
+                    continue
+                batch.truncated += 1
+                # The tokenizer cuts, because a text keeps its closing token.
+                cut = [self._ids(text, truncation=True, max_length=self.max_length) for text in texts]
+                batch.tokens_lost += sum(lengths) - sum(map(len, cut))
+                ids, lengths = cut, [len(one) for one in cut]
+            sample = {"input_ids": [token for one in ids for token in one], "lengths": lengths}
+            score = {"score": row.values["score"]} if "score" in row.values else {}
+            batch.keep(index, sample | score)
+        return batch
+
+    def _ids(self, text: str, **options: Any) -> list[int]:
+        found = self.tokenizer(text, return_attention_mask=False, verbose=False, **options)
+        return list(found["input_ids"])
+
+    def _texts(self, row: Row) -> list[str]:
+        values, loss = row.values, self.job.embedding.loss
+        if "score" in values:
+            if loss == "CosineSimilarityLoss" and not -1 <= values["score"] <= 1:
+                message = f"the score is {values['score']:g}, and a cosine similarity is -1 to 1"
+                raise bad_row(row, message, "divide the scores by their largest value", code="score-range")
+            return [values["sentence1"], values["sentence2"]]
+        wanted, found = len(self.columns) - 2, len(values["negatives"])
+        if wanted != found:
+            message = f"the row has {found} negatives, the recipe trains {wanted} of each row"
+            hint = f"set embedding.negatives: {found} (every row needs as many), or leave columns out with "
+            hint += "`columns: {NAME: null}`"
+            raise bad_row(row, message, hint, code="negatives")
+        return [values["anchor"], values["positive"], *values["negatives"]]
+
+
+@dataclass(frozen=True, slots=True)
+class CollateTexts:
+    """Rows of named texts to {NAME_input_ids, NAME_attention_mask: [rows, longest of the column]}."""
+
+    tokenizer: Any
+    columns: tuple[str, ...]
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        import torch
+
+        batch: dict[str, Any] = {}
+        for name in self.columns:
+            ids = [row[name] for row in rows]
+            padded = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt")
+            batch[f"{name}_input_ids"] = padded["input_ids"]
+            batch[f"{name}_attention_mask"] = padded["attention_mask"]
+        if "score" in rows[0]:
+            batch["score"] = torch.tensor([row["score"] for row in rows], dtype=torch.float32)
+        else:  # equal texts have equal numbers
+            texts = [[hash(tuple(row[name])) for name in self.columns] for row in rows]
+            batch["texts"] = torch.tensor(texts, dtype=torch.int64)
+        return batch
+
+
+def cosine(left: Any, right: Any) -> Any:
+    """Cosine similarity of rows."""
+    import numpy as np
+
+    norms = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
+    return (left * right).sum(axis=-1) / np.maximum(norms, 1e-12)
+
+
+def retrieval(names: Sequence[str], embeddings: Any, texts: Any) -> dict[str, float]:
+    """Scores of finding the positives of each anchor among all positives and negatives of the rows.
+
+    embeddings: [rows, columns, width]; texts: numbers of the texts [rows, columns]. Equal texts count once.
+    """
+    import numpy as np
+
+    unit = embeddings / np.maximum(np.linalg.norm(embeddings, axis=-1, keepdims=True), 1e-12)
+    queries, first = np.unique(texts[:, 0], return_index=True)
+    documents, place = np.unique(texts[:, 1:].reshape(-1), return_index=True)
+    corpus = unit[:, 1:].reshape(-1, unit.shape[-1])[place]
+    asked = unit[:, 0][first]
+    row_of: Any = np.searchsorted(queries, texts[:, 0])
+    column_of: Any = np.searchsorted(documents, texts[:, 1])
+    found: dict[str, list[float]] = {name: [] for name in names}
+    wanted: dict[int, set[int]] = {}
+    for row, column in zip(row_of.tolist(), column_of.tolist(), strict=True):
+        wanted.setdefault(row, set()).add(column)
+    for start in range(0, len(asked), 256):
+        similar = asked[start : start + 256] @ corpus.T
+        for offset, similarities in enumerate(similar):
+            relevant = np.zeros(len(documents))
+            relevant[list(wanted[start + offset])] = 1.0
+            order = best_first(similarities, relevant)
+            rank_scores(found, relevant[order].tolist(), [1.0] * len(wanted[start + offset]))
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def best_first(scores: Any, relevant: Any) -> Any:
+    """Places by score, the highest first; of equal ones those that are relevant last: a model that tells
+    nothing apart must not look perfect."""
+    import numpy as np
+
+    return np.lexsort((relevant, -scores))
+
+
+def rank_scores(found: dict[str, list[float]], ranked: Sequence[float], ideal: Sequence[float]) -> None:
+    """Add a query's scores. ranked: relevance of its documents, best first; ideal: of all relevant ones."""
+    import math
+
+    def dcg(values: Sequence[float]) -> float:
+        return sum(value / math.log2(place + 2) for place, value in enumerate(values[:10]))
+
+    best = dcg(sorted(ideal, reverse=True))
+    first = next((place for place, value in enumerate(ranked[:10]) if value > 0), None)
+    values = {
+        "ndcg@10": dcg(ranked) / best if best else 0.0,
+        "mrr@10": 0.0 if first is None else 1 / (first + 1),
+        "accuracy@1": float(first == 0),
+    }
+    for name in found:
+        found[name].append(values[name])
+
+
+def correlations(names: Sequence[str], scores: Any, wanted: Any) -> dict[str, float]:
+    """Correlation of scores with those of the rows."""
+    from scipy import stats
+
+    kinds = {"spearman": stats.spearmanr, "pearson": stats.pearsonr}
+    return {name: float(kinds[name](scores, wanted).statistic) for name in names}
+
+
+TRAIN_TASK = TrainEmbedding()

@@ -1,0 +1,254 @@
+"""Rerankers with the cross-encoder losses of sentence-transformers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.tasks.embedding import BY_SCORE, POSITIVE_PAIR
+from launcher.tasks.reranker import LOSSES, RANKING, RELEVANCE
+from launcher.train.data.encoded import EncodedBatch
+from launcher.train.data.sources import Row, bad_row, kind_of
+from launcher.train.tasks.embedding import (
+    best_first,
+    correlations,
+    made_up_positive,
+    rank_scores,
+    shape_positive,
+    texts_in,
+)
+from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask
+
+if TYPE_CHECKING:
+    from launcher.train.data.build import Data
+    from launcher.train.data.encoded import Encoder
+    from launcher.train.data.formats import Detected
+    from launcher.train.job import Job
+
+_IDENTITY, _SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+
+
+def _shape_relevance(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    from launcher.train.data.formats import number_in, text_in
+
+    documents = [text_in(row, columns["document"])]
+    return {
+        "query": text_in(row, columns["query"]),
+        "documents": documents,
+        "labels": [number_in(row, columns["score"])],
+    }
+
+
+def _shape_ranking(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    from launcher.train.data.formats import is_number, text_in, value_in
+
+    documents = texts_in(row, value_in(row, columns["documents"]), columns["documents"])
+    labels = value_in(row, columns["labels"])
+    if not isinstance(labels, list | tuple) or not all(map(is_number, labels)):
+        message = f"column {columns['labels']} holds {kind_of(labels)}, expected a list of numbers"
+        raise bad_row(row, message)
+    if len(documents) != len(labels):
+        raise bad_row(row, f"there are {len(documents)} documents and {len(labels)} labels")
+    return {
+        "query": text_in(row, columns["query"]),
+        "documents": documents,
+        "labels": [float(one) for one in labels],
+    }
+
+
+def _as_list(values: Mapping[str, Any]) -> tuple[str, list[str], list[float]]:
+    """Query, documents and labels of a row; of a positive pair the positive has the label 1."""
+    if "anchor" not in values:
+        return values["query"], values["documents"], values["labels"]
+    documents = [values["positive"], *values["negatives"]]
+    return values["anchor"], documents, [1.0, *[0.0] * len(values["negatives"])]
+
+
+def _made_up_relevance(draw: random.Random, index: int) -> dict[str, Any]:
+    row = made_up_positive(draw, index)
+    good = index % 2 == 0
+    document = row["positive"] if good else row["negative_1"]
+    return {"query": row["anchor"], "document": document, "score": float(good)}
+
+
+def _made_up_ranking(draw: random.Random, index: int) -> dict[str, Any]:
+    row = made_up_positive(draw, index)
+    return {"query": row["anchor"], "documents": [row["negative_1"], row["positive"]], "labels": [0.0, 1.0]}
+
+
+def _made_up_pair(draw: random.Random, index: int) -> dict[str, Any]:
+    row = made_up_positive(draw, index)
+    return {name: row[name] for name in ("anchor", "positive", "negative_1")}
+
+
+class TrainReranker(TrainTask):
+    own_formats = {
+        RELEVANCE.name: OwnFormat(_shape_relevance, _made_up_relevance),
+        RANKING.name: OwnFormat(_shape_ranking, _made_up_ranking),
+        POSITIVE_PAIR.name: OwnFormat(shape_positive, _made_up_pair),
+    }
+
+    def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
+        from launcher.train.data.tokenize import max_length_of, overlong_of
+
+        loss = LOSSES[job.reranker.loss]
+        if detected.format not in loss.formats:
+            message = f"the rows are {detected.format}, but {job.reranker.loss} trains on "
+            message += f"{' or '.join(loss.formats)} rows"
+            fitting = " or ".join(name for name, one in LOSSES.items() if detected.format in one.formats)
+            raise RecipeError(Problem("format-loss", message, path="reranker.loss", hint=f"use {fitting}"))
+        drops = overlong_of(job, detected.format) == "drop"
+        most = job.reranker.documents
+        return EncodeDocuments(processing, job.reranker.loss, most, max_length_of(job), drops)
+
+    def samples(self, job: Job, samples: Any, processing: Any) -> Any:
+        return samples
+
+    def collator(self, job: Job, processing: Any) -> Any:
+        return CollateDocuments(processing)
+
+    def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
+        from launcher.train.contrast import parts
+
+        pieces = [
+            (f"{processing.decode(ids)} -> {label:g}\n", True)
+            for ids, label in zip(parts(sample), sample["relevance"], strict=True)
+        ]
+        return pieces, len(sample["input_ids"]), len(sample["input_ids"])
+
+    def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
+        """Nothing: what rows need was checked when they were read."""
+
+    def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
+        from sentence_transformers.cross_encoder import losses
+
+        from launcher.train.contrast import RerankerTrainer, Scorer
+
+        called = Scorer()
+        loss = getattr(losses, job.reranker.loss)(called)
+        # What CrossEncoder.predict puts on the score.
+        activation = _IDENTITY if job.reranker.loss == "MSELoss" else _SIGMOID
+        model.config.sentence_transformers = {"activation_fn": activation}
+        lists = "documents" in LOSSES[job.reranker.loss].options
+        return RerankerTrainer(**common, called=called, loss=loss, lists=lists)
+
+    def scores(self, found: Evaluated) -> dict[str, float]:
+        (labels, queries), predicted = found.targets, found.predictions
+        return ranked_scores(found.names, predicted, labels, queries)
+
+    def reply_to_pair(self, trained: Any, texts: Sequence[str]) -> str:
+        """The score of a document (second text) for a query, as CrossEncoder.predict gives it."""
+        import torch
+
+        model, length = trained.model, trained.job.data.max_length
+        inputs = trained.processing(*texts, truncation=True, max_length=length, return_tensors="pt")
+        score = model(**inputs.to(trained.device)).logits[0, 0].float()
+        activation = (getattr(model.config, "sentence_transformers", None) or {}).get("activation_fn")
+        return f"{float(score if activation == _IDENTITY else torch.sigmoid(score)):.4f}"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeDocuments:
+    """A query with each of its documents as the tokenizer joins two texts, end to end."""
+
+    tokenizer: Any
+    loss: str
+    most: int
+    max_length: int
+    drops: bool
+
+    def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
+        batch = EncodedBatch(columns={"input_ids": [], "lengths": [], "relevance": []})
+        for index, row in enumerate(rows):
+            query, documents, labels = _as_list(row.values)
+            if not query.strip() or not all(one.strip() for one in documents) or not documents:
+                batch.dropped["empty"] += 1
+                continue
+            self._check(row, documents, labels)
+            sample = self._call([query] * len(documents), documents)
+            lengths = [len(one) for one in sample["input_ids"]]
+            batch.tokens += sum(lengths)
+            if max(lengths) > self.max_length:
+                if self.drops:
+                    batch.dropped["overlong"] += 1
+                    continue
+                # The tokenizer cuts, the longer of the two texts first, and keeps its closing tokens.
+                options = {"truncation": True, "max_length": self.max_length}
+                sample = self._call([query] * len(documents), documents, **options)
+                batch.truncated += 1
+                batch.tokens_lost += sum(lengths)
+                lengths = [len(one) for one in sample["input_ids"]]
+                batch.tokens_lost -= sum(lengths)
+            flat = {name: [token for one in values for token in one] for name, values in sample.items()}
+            # Of the text: the dataset says which rows ask the same.
+            number = [hash(tuple(self.tokenizer(query, verbose=False)["input_ids"])) & 0x7FFFFFFF]
+            batch.keep(index, {**flat, "lengths": lengths, "relevance": labels, "query": number})
+        return batch
+
+    def _check(self, row: Row, documents: Sequence[str], labels: Sequence[float]) -> None:
+        if len(documents) > self.most:
+            message = f"the row has {len(documents)} documents, memory is planned for {self.most}"
+            hint = f"set reranker.documents: {len(documents)}"
+            raise bad_row(row, message, hint, code="documents")
+        if self.loss == "BinaryCrossEntropyLoss" and not 0 <= labels[0] <= 1:
+            message = f"the score is {labels[0]:g}, and BinaryCrossEntropyLoss takes 0 to 1"
+            hint = "divide the scores by their largest value, or use MSELoss"
+            raise bad_row(row, message, hint, code="score-range")
+        if self.most > 1:
+            if min(labels) < 0:
+                raise bad_row(row, f"a label is {min(labels):g}, expected 0 or more", code="score-range")
+            if len(documents) < 2 or len(set(labels)) < 2:
+                message = f"all {len(documents)} documents of the row have the same label: nothing is ranked"
+                raise bad_row(row, message, "give each row documents of different labels", code="one-label")
+
+    def _call(self, queries: Sequence[str], documents: Sequence[str], **options: Any) -> dict[str, Any]:
+        found = self.tokenizer(
+            queries, list(documents), return_attention_mask=False, verbose=False, **options
+        )
+        return dict(found)
+
+
+@dataclass(frozen=True, slots=True)
+class CollateDocuments:
+    """Samples to one batch of all their pairs, with how many each has, their labels and their queries."""
+
+    tokenizer: Any
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        import torch
+
+        from launcher.train.contrast import parts
+
+        names = [name for name in ("input_ids", "token_type_ids") if name in samples[0]]
+        columns = {name: [one for sample in samples for one in parts(sample, name)] for name in names}
+        batch = dict(self.tokenizer.pad(columns, return_tensors="pt"))
+        return batch | {
+            "counts": torch.tensor([len(sample["lengths"]) for sample in samples]),
+            "labels": torch.tensor([one for sample in samples for one in sample["relevance"]]),
+            "queries": torch.tensor([sample["query"][0] for sample in samples]),
+        }
+
+
+def ranked_scores(names: Sequence[str], predicted: Any, labels: Any, queries: Any) -> dict[str, float]:
+    """Scores of ranking the documents of each query. predicted, labels: [rows, documents], NaN or -100 where
+    a row has fewer; queries: numbers [rows]: rows of the same query are one list."""
+    import numpy as np
+
+    there = ~np.isnan(predicted) & ~np.isnan(labels) & ~((predicted == -100) & (labels == -100))
+    found: dict[str, float] = {}
+    if by_score := [name for name in names if name in BY_SCORE]:
+        found |= correlations(by_score, predicted[there], labels[there])
+    ranks: dict[str, list[float]] = {name: [] for name in names if name not in BY_SCORE}
+    for query in np.unique(queries) if ranks else ():
+        mask = there & (queries == query)[:, None]
+        relevant = labels[mask][best_first(predicted[mask], labels[mask])].tolist()
+        if max(relevant) > 0:
+            rank_scores(ranks, relevant, relevant)
+    found |= {name: float(np.mean(values)) if values else 0.0 for name, values in ranks.items()}
+    return {name: found[name] for name in names}
+
+
+TRAIN_TASK = TrainReranker()
