@@ -17,7 +17,7 @@ HARDWARE_HELP = "hardware such as 8xA100-80GB, 2x8xH100-80GB, 1x24GB, cpu or 2xc
 RECIPE_HELP = "a YAML file, or the name of a shipped recipe"
 GOALS = (
     "instructions", "chat", "text", "preferences", "classify", "images", "feedback", "reward-model",
-    "reasoning",
+    "reasoning", "embeddings", "ranking",
 )  # fmt: skip
 """Those of planner/starting.py, which is not imported here: it would slow every command."""
 TINY_HELP = "rehearse with a two-layer model and generated rows"

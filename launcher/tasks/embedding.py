@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -103,6 +103,7 @@ class Embedding(Task):
     metric_packages = dict.fromkeys(BY_SCORE, ("scipy", "scipy"))
     goals = {"embeddings": ("positive-pair", "scored-pair")}
     first_metrics = {"embeddings": ("ndcg@10", "mrr@10")}
+    first_models = ("BAAI/bge-base-en-v1.5",)
     compares_texts = True
     pipeline = "sentence-similarity"
     tags = ("sentence-transformers", "feature-extraction")
@@ -110,6 +111,14 @@ class Embedding(Task):
     @property
     def architecture_suffix(self) -> str:
         return "Model"
+
+    def first_keys(self, rows: Mapping[str, Sequence[object]]) -> dict[str, tuple[object, str]]:
+        if "score" not in rows:
+            return {}
+        return {
+            self.section: ({"loss": "CoSENTLoss"}, "the rows are pairs with a score"),
+            "data.metrics": (["spearman"], ""),
+        }
 
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
         return columns_needed(trainer)

@@ -3,7 +3,7 @@ sentence-transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from launcher.errors import Problem
@@ -62,9 +62,15 @@ class Reranker(Task):
     metric_packages = dict.fromkeys(BY_SCORE, ("scipy", "scipy"))
     goals = {"ranking": ("relevance", "ranking")}
     first_metrics = {"ranking": ("ndcg@10", "mrr@10")}
+    first_models = ("cross-encoder/ms-marco-MiniLM-L12-v2",)
     compares_texts = True
     pipeline = "text-ranking"
     tags = ("sentence-transformers", "cross-encoder", "reranker")
+
+    def first_keys(self, rows: Mapping[str, Sequence[object]]) -> dict[str, tuple[object, str]]:
+        if "documents" not in rows:
+            return {}
+        return {self.section: ({"loss": "LambdaLoss"}, "the rows are queries with a list of documents")}
 
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
         return columns_needed(trainer)

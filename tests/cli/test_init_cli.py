@@ -27,6 +27,8 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "c
 SHAREGPT = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
 MESSAGES_ON_BOTH_SIDES = {"prompt": CHAT["messages"][:1], "completion": CHAT["messages"][1:]}
 PAIR = {"prompt": "two and two", "completion": "four"}
+SCORED = {"sentence1": "a", "sentence2": "b", "score": 0.5}
+RANKER = "cross-encoder/ms-marco-MiniLM-L12-v2"
 GPU = "1xRTX4090-24GB"
 
 
@@ -118,6 +120,10 @@ def test_json(capsys):
         ("feedback", {"prompt": "a", "completion": "b", "label": True}, "kto", "Qwen/Qwen3-0.6B"),
         ("feedback", {**CHAT, "label": False}, "kto", "Qwen/Qwen3-0.6B"),
         ("reasoning", {"prompt": "2 + 3 =", "answer": 5}, "grpo", "Qwen/Qwen3-0.6B"),
+        ("embeddings", {"anchor": "a", "positive": "b"}, "embedding", "BAAI/bge-base-en-v1.5"),
+        ("embeddings", SCORED, "embedding", "BAAI/bge-base-en-v1.5"),
+        ("ranking", {"query": "a", "document": "b", "score": 1}, "reranker", RANKER),
+        ("ranking", {"query": "a", "documents": ["b", "c"], "labels": [1, 0]}, "reranker", RANKER),
         (
             "classify",
             {"tokens": ["Ada", "ran"], "labels": ["B-PER", "O"]},
