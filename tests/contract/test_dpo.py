@@ -179,6 +179,40 @@ def test_preferences_are_learnt(tmp_path, adapter):
     assert found["eval_rewards/accuracies"] == 1.0
 
 
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
+def test_a_loss_without_a_reference_builds_and_runs_none(tmp_path, adapter):
+    model, rows = lora(llama(), task_type="CAUSAL_LM") if adapter else llama(), []
+    model.register_forward_hook(lambda _, given, out: rows.append(torch.is_grad_enabled()))
+    changes = {"trainer.loss_type": "sft", "trainer.max_steps": 2, "trainer.gradient_accumulation_steps": 1}
+    trainer, _ = run(tmp_path, changes | ({"adapter.type": "lora"} if adapter else {}), model)
+    assert trainer.ref_model is None
+    assert "ref" not in getattr(model, "peft_config", {})
+    assert rows == [True, True]
+    logged = [row for row in metrics(tmp_path) if "loss" in row][-1]
+    beta = trainer.beta
+    assert logged["rewards/chosen"] == pytest.approx(beta * logged["logps/chosen"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "reference", "forwards"),
+    [
+        ("dpo", {}, True, 1),
+        ("dpo", {"loss_type": "sft"}, False, 0),
+        ("dpo", {"loss_type": ["sft", "sigmoid"]}, True, 1),
+        ("dpo", {"precompute_ref_log_probs": True}, False, 0),
+        ("kto", {}, True, 3),
+        ("kto", {"loss_type": "apo_zero_unpaired"}, True, 1),
+        ("kto", {"precompute_ref_log_probs": True}, False, 1),
+        ("reward", {}, False, 0),
+    ],
+)
+def test_passes_besides_that_of_training(task, given, reference, forwards):
+    from launcher.tasks import task_named
+
+    assert task_named(task).needs_reference(given) == reference
+    assert task_named(task).extra_forwards(given) == forwards
+
+
 def test_the_reference_is_counted_in_the_memory(tmp_path):
     with_reference, measured = run(tmp_path / "a", {}, llama())
     without, _ = run(tmp_path / "b", {"trainer.precompute_ref_log_probs": True}, llama())

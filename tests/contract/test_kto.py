@@ -303,3 +303,36 @@ def test_commands_that_read_rows_import_no_trl():
     code += "print(sorted({'torch', 'trl', 'transformers', 'pyarrow'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_two_ranks_of_each_engine_learn_the_same(tmp_path, monkeypatch):
+    """KL means are taken over the ranks; the reference is copied, sharded or loaded again."""
+    import yaml
+    from launched import effilaunch
+    from library_cases import CASES, LENGTH, make_ground
+
+    monkeypatch.chdir(make_ground(CASES["kto"], tmp_path))
+    shutil.copy(Path(__file__).with_name("fsdp_on_cpu.py"), tmp_path)
+    learned = {}
+    for name, stage in (("ddp", None), ("deepspeed", 2), ("deepspeed", 3), ("fsdp", None)):
+        recipe = {
+            "task": "kto",
+            "model": {"name_or_path": "model"},
+            "precision": "fp32",
+            "data": {"train": [{"path": "rows.jsonl"}], "max_length": LENGTH},
+            "sharding": {"engine": name} | ({"zero_stage": stage} if stage else {}),
+            "global_batch_size": 8,
+            "trainer": {"max_steps": 4, "learning_rate": 1e-3, "logging_steps": 1, "save_strategy": "no"},
+            "hardware": {"device": "cpu", "devices_per_node": 2},
+        } | ({"python": "fsdp_on_cpu.py"} if name == "fsdp" else {})
+        out = tmp_path / f"{name}-{stage}"
+        file = out.with_suffix(".yaml")
+        file.write_text(yaml.safe_dump(recipe))
+        effilaunch("run", file, "--output-dir", out, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+        learned[out.name] = losses(out)
+    expected = learned["ddp-None"]
+    assert len(set(expected)) == 4
+    for name, found in learned.items():
+        assert found == pytest.approx(expected, rel=1e-5), name
