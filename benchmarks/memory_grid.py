@@ -216,7 +216,7 @@ MODELS: dict[str, Model] = {
 MODELS |= {
     f"{name}-{task}": replace(MODELS[name], task=task)
     for name in ("llama", "llama-gqa", "qwen3", "mistral", "gpt-neox")
-    for task in ("dpo", "kto", "reward")
+    for task in ("dpo", "kto", "reward", "grpo")
 }
 
 _TEXT = _GROUPED | {"head_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -530,6 +530,12 @@ _OF_TRL = [
     Row("reward-qwen3-fp32", "qwen3-reward", 2),
     Row("reward-gqa-bf16-ckpt", "llama-gqa-reward", 4, precision="bf16", **_CKPT),
     Row("reward-qwen3-lora-bf16true-ckpt", "qwen3-reward", **_TRUE, **_LORA, **_CKPT),
+    Row("grpo-llama-fp32", "llama-grpo"),
+    Row("grpo-llama-fp32-ckpt", "llama-grpo", **_CKPT),
+    Row("grpo-llama-lora-bf16", "llama-grpo", precision="bf16", **_LORA),
+    Row("grpo-qwen3-fp32-reference", "qwen3-grpo", 2, trainer={"beta": 0.1}),
+    Row("grpo-mistral-fp32-b8", "mistral-grpo", 8, 128),
+    Row("grpo-mistral-lora-fp32", "mistral-grpo", 2, 128, **_LORA),
 ]
 
 ROWS: tuple[Row, ...] = (

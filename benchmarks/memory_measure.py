@@ -98,6 +98,12 @@ def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
 
         return RandomData(Pictures(count, plan.spec.config["image_size"]), stack_images)
     made = torch.Generator().manual_seed(0)
+    if task == "grpo":
+        from tokenizers.pre_tokenizers import WhitespaceSplit
+
+        processing.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
+        prompts = [" ".join(["word"] * (row.length // 2))] * count
+        return RandomData(_dataset({"prompt": prompts, "row_of_data": [""] * count}), None)
     if columns := _OF_TRL.get(task):
         return RandomData(columns(row, count, made, plan.spec.vocab_size), None)
     rows: list[dict[str, Any]] = []

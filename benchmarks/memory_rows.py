@@ -34,6 +34,7 @@ _FORMATS = {
     "dpo": "preference",
     "reward": "preference",
     "kto": "unpaired-preference",
+    "grpo": "prompt",
 }
 
 
@@ -84,6 +85,11 @@ def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
         recipe["adapter"]["cast_input_dtype_enabled"] = row.cast
     if sees_images(row):
         recipe["model"]["freeze"] = frozen_parts(row)
+    if model.task == "grpo":  # half of a sequence is the prompt; completions are as long as they may be
+        written = row.length - row.length // 2
+        recipe["reward"] = [{"function": "length", "arguments": {"tokens": 8}}]
+        recipe["generation"] = {"num_generations": 2, "max_completion_length": written}
+        recipe["trainer"]["generation_kwargs"] = {"min_new_tokens": written}
     if row.engine == "deepspeed":
         recipe["sharding"] |= {"zero_stage": row.zero_stage, "offload_optimizer": row.offload_optimizer}
     return recipe

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.facts.lora import describe_idle_adapters
@@ -29,16 +29,32 @@ _TIMINGS = ("_runtime", "_per_second", "_time")
 # --- a run
 
 
+def _learned_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """The losses; where completions are rewarded, whose loss does not fall, the rewards."""
+    first, last = result["loss"]["first"], result["loss"]["last"]
+    line = f"  loss      {first:.4f} at the first step, {last:.4f} at the last"
+    rollouts = result.get("rollouts")
+    if rollouts is None:
+        yield f"{line}: it {'fell' if last < first else 'did not fall'}"
+        return
+    yield line
+    yield (
+        f"  reward    {rollouts['first']:.4g} in the first generation, {rollouts['last']:.4g} in the last; "
+        f"{rollouts['groups_without_signal']} of {rollouts['groups']} prompts without a signal"
+    )
+    yield f"  generated {rollouts['completions']:,} completions in {rollouts['seconds']:.0f} s, scored"
+    for warning in rollouts["warnings"]:
+        yield f"  WARNING: {printable(warning)}"
+
+
 def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[str]) -> str:
     """A finished run: loss, speed, memory predicted and measured, rows, output."""
-    first, last = result["loss"]["first"], result["loss"]["last"]
     rows, before = result["rows"], result.get("resumed_at")  # older versions do not write it
     since = f", the last {result['steps'] - before} of them" if before else ""
     reasons = ", ".join(f"{name} {count:,}" for name, count in (rows.get("dropped_reasons") or {}).items())
     lines = [
         "done",
-        f"  loss      {first:.4f} at the first step, {last:.4f} at the last: it "
-        f"{'fell' if last < first else 'did not fall'}",
+        *_learned_lines(result),
         f"  steps     {result['steps']}{since} in {result['seconds']:.0f} s",
         *adapted_lines(result["adaptations"]),
         f"  speed     {result['tokens_per_second']:.1f} tokens/s (padding not counted)",

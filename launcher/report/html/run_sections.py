@@ -379,6 +379,13 @@ def _result_rows(record: RunRecord) -> Iterator[tuple[str, str]]:
     result, (first, last) = record.result, losses(record)
     saves, rows = mapping(result.get("checkpoints")), mapping(result.get("rows"))
     yield "loss", f"{figure(first)} at the first step, {figure(last)} at the last"
+    if rollouts := mapping(result.get("rollouts")):
+        ends = f"{figure(rollouts.get('first'))} in the first generation, {figure(rollouts.get('last'))}"
+        yield "mean reward", f"{ends} in the last"
+        without = count(rollouts.get("groups_without_signal"))
+        yield "prompts without a signal", f"{without} of {count(rollouts.get('groups'))}"
+        for warning in listed(rollouts.get("warnings")):
+            yield "warning", str(warning)
     for name, value in scores(record).items():
         yield name.replace("eval_", "held-out ").replace("_", " "), figure(value)
     yield "steps", count(result.get("steps"))

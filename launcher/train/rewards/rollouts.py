@@ -32,6 +32,9 @@ class Rollouts:
     """Of which all completions have the same reward, so that no advantage differs from 0."""
     seconds: float = 0.0
     """Spent generating and scoring, since the last start."""
+    first: float | None = None
+    """Mean reward of the first generation."""
+    last: float | None = None
     lowest: dict[str, float] = field(default_factory=dict)
     highest: dict[str, float] = field(default_factory=dict)
     """Of each function."""
@@ -51,6 +54,10 @@ class Rollouts:
             if real:
                 self.lowest[name] = min(self.lowest.get(name, real[0]), *real)
                 self.highest[name] = max(self.highest.get(name, real[0]), *real)
+
+    def mean(self, value: float) -> None:
+        """The mean reward of the last generation."""
+        self.first, self.last = value if self.first is None else self.first, value
 
     @property
     def constant(self) -> dict[str, float]:

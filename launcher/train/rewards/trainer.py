@@ -121,6 +121,12 @@ class PreparedGrpoTrainer(RolloutSeams, PreparedTrainer, GRPOTrainer):
         rewards = {name: list(values)[-count:] for name, values in log["rewards"].items()}
         first = self.rollouts.generations == 0
         self.rollouts.add(rewards, list(log["advantages"])[-count:], self.num_generations)
+        weights = self.reward_weights.tolist()
+        totals = [
+            sum(w * v for w, v in zip(weights, values, strict=True) if v == v)
+            for values in zip(*rewards.values(), strict=True)
+        ]
+        self.rollouts.mean(sum(totals) / len(totals))
         if first and rank() == 0:
             show_first(self._run_dir, samples(log, min(count, KEPT), self.state.global_step + 1))
             for warning in self.rollouts.warnings:
