@@ -346,5 +346,11 @@ def _one_micro_batch(draft: Draft, batches: Sequence[Batch]) -> list[Batch]:
 
 def _compared_batches(draft: Draft, batches: Sequence[Batch]) -> list[Batch]:
     """The largest micro-batch alone where its samples are compared with each other: a smaller one with more
-    accumulation has fewer negatives, and learns something else."""
+    accumulation has fewer negatives, and learns something else. RecipeError for a cached loss, sharded.
+    """
+    engine = engine_of(draft)
+    if draft.task.mini_batch(draft) and (engine.has_stages or not engine.is_automatic):
+        message = "a cached loss runs several backward passes for a micro-batch, which is untested here"
+        hint = "use sharding.engine: ddp, or a loss that is not cached"
+        raise draft.refuse("cached-loss-sharded", "sharding.engine", message, hint)
     return list(batches[:1]) if draft.task.compares(draft) else list(batches)
