@@ -6,15 +6,17 @@ SentenceTransformer and the CrossEncoder that the losses call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.data_loader import prepare_data_loader
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from launcher.errors import MachineError, Problem
+from launcher.errors import MachineError, Problem, RecipeError
 from launcher.train.trainers import PlannedTrainer
 
 if TYPE_CHECKING:
@@ -37,11 +39,15 @@ IDS, MASK = "_input_ids", "_attention_mask"
 
 
 class TextRows(Dataset[dict[str, Any]]):
-    """Prepared samples {input_ids, lengths, …} as rows of named texts, each a list of token ids."""
+    """Prepared samples {input_ids, lengths, …} as rows of named texts, each a list of token ids, and their
+    score where they have one and it is not left out (`scored`)."""
 
-    def __init__(self, samples: Any, columns: Sequence[str]) -> None:
-        self.samples, self.columns = samples, tuple(columns)
-        self.column_names = [*self.columns, *(["score"] if "score" in samples.column_names else [])]
+    def __init__(self, samples: Any, columns: Sequence[str], *, scored: bool = True) -> None:
+        self.samples, self.columns, self.scored = samples, tuple(columns), scored
+        self.column_names = [
+            *self.columns,
+            *(["score"] if scored and "score" in samples.column_names else []),
+        ]
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -49,7 +55,7 @@ class TextRows(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         sample = self.samples[int(index)]
         row: dict[str, Any] = dict(zip(self.columns, parts(sample), strict=True))
-        return row | ({"score": sample["score"]} if "score" in sample else {})
+        return row | ({"score": sample["score"]} if self.scored and "score" in sample else {})
 
 
 def parts(sample: Mapping[str, Any], name: str = "input_ids") -> list[list[int]]:
@@ -59,6 +65,53 @@ def parts(sample: Mapping[str, Any], name: str = "input_ids") -> list[list[int]]
         found.append(list(sample[name][start : start + length]))
         start += length
     return found
+
+
+class RankBatches:
+    """A rank's share of batches in which no text comes twice; all ranks have as many, of equal sizes.
+
+    Where texts are repeated, the last batches of a pass are partial ones, and more than the pass has steps.
+    accelerate shares out batches of which only the last may be partial: ranks would get different numbers.
+    Rows that no step has are counted at the end of a pass.
+    """
+
+    def __init__(self, batches: NoDuplicatesBatchSampler, ranks: int, rank: int) -> None:
+        self.batches, self.ranks, self.rank = batches, ranks, rank
+        self.batch_size, self.drop_last = batches.batch_size, batches.drop_last
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batches.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.batches), self.ranks)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rows = len(self.batches.dataset)
+        read = bytearray(rows)
+        found, first = iter(self.batches), list[list[int]]()
+        for _ in range(len(self)):
+            step = list(islice(found, self.ranks))
+            first = first or step[:]
+            if not step and not first:  # partial batches are dropped, and all are partial
+                message = f"no {self.batch_size} of the {rows} rows have texts that all differ"
+                hint = "lower it, or remove trainer.dataloader_drop_last"
+                path = "trainer.per_device_train_batch_size"
+                raise RecipeError(Problem("no-negatives", message, path=path, hint=hint))
+            step += islice(cycle(first), self.ranks - len(step))
+            size = min(map(len, step))
+            for row in (row for batch in step for row in batch[:size]):
+                read[row] = 1
+            yield step[self.rank][:size]
+        left = min(rows, len(self) * self.ranks * self.batch_size) - sum(read)
+        if left > 0 and self.rank == 0:
+            print(
+                f"WARNING: {left} of {rows} rows are in no step of epoch {self.epoch + 1}: they have texts "
+                f"of other rows, and no micro-batch of {self.batch_size} has a text twice",
+                flush=True,
+            )
 
 
 class Embedder(nn.Module):
@@ -145,25 +198,31 @@ class ContrastTrainer(PlannedTrainer):
         if not self.unique:
             return super().get_train_dataloader()
         args = self.args
+        rows: Any = self.train_dataset
         batches = NoDuplicatesBatchSampler(
-            self.train_dataset,
+            TextRows(rows.samples, rows.columns, scored=False),  # equal scores are no equal texts
             batch_size=self._train_batch_size,
             drop_last=args.dataloader_drop_last,
             generator=torch.Generator(),
             seed=args.seed if args.data_seed is None else args.data_seed,
-            valid_label_columns=["score"],
         )
-        self._order = batches  # its order depends on the seed and the epoch alone
+        accelerator = self.accelerator
+        # The order depends on the seed and the epoch alone.
+        self._order = RankBatches(batches, accelerator.num_processes, accelerator.process_index)
         loader = DataLoader(
             self.train_dataset,
-            batch_sampler=batches,
+            batch_sampler=self._order,
             collate_fn=self.data_collator,
             num_workers=args.dataloader_num_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
             persistent_workers=args.dataloader_persistent_workers,
             pin_memory=args.dataloader_pin_memory,
         )
-        return self._with_own_draws(self.accelerator.prepare(loader))
+        placed = prepare_data_loader(
+            loader, accelerator.device, num_processes=1, process_index=0, put_on_device=True,
+            non_blocking=accelerator.non_blocking,
+        )  # fmt: skip
+        return self._with_own_draws(placed)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
