@@ -19,7 +19,7 @@ from launcher.train.rewards.calls import for_trl, load_rewards
 
 sys.path.insert(0, str(Path(__file__).parent))
 from library_cases import CASES, make_ground, make_run
-from small import job, tokenizer
+from small import job, llama, lora, tokenizer
 
 BAD = {
     "raises": ("raise KeyError(columns['answer'][0])", "reward-failed"),
@@ -77,11 +77,10 @@ def test_a_function_that_fails_ends_the_run_before_it_starts(tmp_path, name):
 def test_a_function_that_fails_in_training_names_itself_and_the_row(tmp_path, name):
     body, code = BAD[name]
     (reward,) = load_rewards(entries(tmp_path, body, time_limit=0.5))
-    places = [row["place"] for row in ROWS]
-    answers, texts = ["1", "2", "3"], ["", "", ""]
+    given, texts = [{"place": row["place"], "columns": row["columns"]} for row in ROWS], ["", "", ""]
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(RunFailed) as caught:
-        for_trl(reward)(texts, texts, [[], [], []], answer=answers, row_of_data=places)
+        for_trl(reward)(texts, texts, [[], [], []], row_of_data=given)
     (problem,) = caught.value.problems
     assert (problem.code, problem.path, RunFailed.exit_code) == (code, "reward[0].function", 5)
     assert "reward function f" in problem.message
@@ -191,12 +190,18 @@ def test_a_reference_is_planned_where_beta_asks_for_it(tmp_path):
 
 def test_a_checkpoint_holds_the_place_within_a_generation(tmp_path, monkeypatch):
     """Checkpoint-1 is within a generation of two steps."""
+    import dataclasses
+
     import torch
 
     from launcher.train.job import read_job
     from launcher.train.worker import train
 
     case = CASES["grpo"]
+    body = "return [float(text == 'said') for text in columns['completion']]"  # trl gives no such column
+    rewards = [*case.recipe["reward"], {"function": entries(tmp_path, body)[0]["function"]}]
+    rows = [{**row, "completion": "said"} for row in case.rows]
+    case = dataclasses.replace(case, rows=rows, recipe={**case.recipe, "reward": rewards})
     make_ground(case, tmp_path)
     for key, value in make_run(case, tmp_path, tmp_path / "run", max_steps=1, save_steps=1).items():
         monkeypatch.setenv(key, value)
@@ -206,6 +211,29 @@ def test_a_checkpoint_holds_the_place_within_a_generation(tmp_path, monkeypatch)
     assert (saved["step"], saved["ranks"], len(saved["buffered"])) == (2, 1, 2)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["rollouts"]["generations"], result["rollouts"]["completions"]) == (1, 4)
+    assert result["rollouts"]["constant"]["f"] == 1.0
     lines = (tmp_path / "run" / "completions.jsonl").read_text().splitlines()
     assert len(lines) == 4
     assert set(json.loads(lines[0])) == {"step", "prompt", "completion", "rewards", "advantage"}
+
+
+def test_an_evaluation_compares_with_the_adapter_that_was_continued(tmp_path):
+    """trl copies the adapter that it is given, which is the trained one then."""
+    from types import SimpleNamespace
+
+    import torch
+    from peft import PeftModel
+
+    from launcher.train.tasks.grpo import TRAIN_TASK
+
+    lora(llama(), init_lora_weights=False).save_pretrained(tmp_path / "first")
+    model = PeftModel.from_pretrained(llama(), tmp_path / "first")
+    model.add_adapter("ref", model.peft_config["default"])
+    changes = {"task": "grpo", "trainer.beta": 0.1, "adapter.type": "lora"}
+    work = job(tmp_path / "run", {**changes, "adapter.path": str(tmp_path / "first")})
+    TRAIN_TASK.as_it_began(work, SimpleNamespace(model=model, ref_model=None), None)
+    held = dict(model.named_parameters())
+    names = [name for name in held if ".default." in name]
+    assert names
+    for name in names:
+        torch.testing.assert_close(held[name.replace(".default.", ".ref.")], held[name], rtol=0, atol=0)

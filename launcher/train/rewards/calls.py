@@ -17,8 +17,9 @@ from launcher.recipe.reward_rules import split_function
 from launcher.train.hooks import error_line, error_text, import_file
 from launcher.train.rewards.shipped import SHIPPED
 
-PLACE = "row_of_data"
-"""The column with a row's place, `FILE:NUMBER`, which no function gets."""
+ROW = "row_of_data"
+"""The one column that trl sees beside the prompt: {place: `FILE:NUMBER`, columns: what functions get}. trl
+leaves `completion` out and takes `images` for its own; so it must not see the names of the columns."""
 ALONE_S = 5.0
 """Seconds for one row alone, when the row is looked for that a call hangs at."""
 LOOKED_AT = 64
@@ -67,8 +68,10 @@ def load_rewards(entries: Sequence[Mapping[str, Any]]) -> list[Reward]:
 def for_trl(reward: Reward) -> Callable[..., list[float | None]]:
     """The function as GRPOTrainer calls it; RunFailed where it fails."""
 
-    def scored(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float | None]:
-        places = columns.pop(PLACE)
+    def scored(prompts: Any, completions: Any, completion_ids: Any, **given: Any) -> list[float | None]:
+        rows = given.pop(ROW)
+        columns = {name: [row["columns"][name] for row in rows] for name in rows[0]["columns"]} | given
+        places = [row["place"] for row in rows]
         return values_of(reward, places, prompts, completions, completion_ids, columns, RunFailed)
 
     scored.__name__ = reward.name

@@ -5,7 +5,6 @@ Importing this module imports trl. MachineError when that fails.
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from launcher.train.job import Job, rank
 from launcher.train.rewards.calls import for_trl, load_rewards
 from launcher.train.rewards.rollouts import KEPT, Rollouts, samples, show_first
 from launcher.train.tasks.pairs import importing_trl
-from launcher.train.trainers import PreparedTrainer
+from launcher.train.tasks.reference import ReferenceTrainer, make_reference
 from launcher.train.upstream.trl_seams import RolloutSeams, reference_from
 
 with importing_trl(GRPO.name):
@@ -31,17 +30,14 @@ STATE = "rollouts_{}.pt"
 """In a checkpoint, for each rank: where it is within a generation."""
 
 
-class PreparedGrpoTrainer(RolloutSeams, PreparedTrainer, GRPOTrainer):
+class PreparedGrpoTrainer(RolloutSeams, ReferenceTrainer, GRPOTrainer):
     """GRPOTrainer that resumes within a generation and counts what the rewards were."""
 
-    def __init__(self, model: Any, *, run_dir: Path, keep_initial_adapter: bool, **more: Any) -> None:
+    def __init__(self, model: Any, *, run_dir: Path, **more: Any) -> None:
         self.rollouts = Rollouts()
         self._run_dir, self._begun = run_dir, 0.0
         self._counted: Any = None
         super().__init__(model=model, **more)
-        if not keep_initial_adapter and "ref" in getattr(model, "peft_config", {}):
-            # Without its frozen copy trl switches a new adapter off instead, which is the same model.
-            model.delete_adapter("ref")
 
     # --- resuming ---------------------------------------------------------------------------------
 
@@ -75,19 +71,6 @@ class PreparedGrpoTrainer(RolloutSeams, PreparedTrainer, GRPOTrainer):
             torch.save(state, folder / f"checkpoint-{self.state.global_step}" / STATE.format(rank()))
 
         super().save_checkpoint(with_state)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Weights without the reference adapter, which is the one that training started from."""
-        super().save_model(output_dir, _internal_call)
-        self.drop_reference(Path(output_dir or self.args.output_dir))
-
-    def drop_reference(self, folder: Path) -> None:
-        """Take the reference adapter out of what was saved."""
-        from launcher.train.checkpoint.disk import remove_folder
-
-        reference = folder / "ref"
-        if self.args.should_save and (reference / "adapter_config.json").is_file():
-            remove_folder(reference)
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -171,21 +154,9 @@ def make_trainer(job: Job, model: Any, processing: Any, common: dict[str, Any]) 
     taken = {name: value for name, value in common.items() if name not in theirs}
     functions = [for_trl(reward) for reward in load_rewards(job.reward)]
     keep = job.adapter.path is not None
-    with reference_from(lambda: make_reference(job, model, processing)):
+    with reference_from(lambda: make_reference(job, common["args"], model, processing)):
         trainer = PreparedGrpoTrainer(
             **taken, reward_funcs=functions, run_dir=job.run_dir, keep_initial_adapter=keep
         )
     trainer.model_accepts_loss_kwargs = False
     return trainer
-
-
-def make_reference(job: Job, model: Any, processing: Any) -> Any:
-    """A frozen copy of a fully trained model."""
-    if job.zero_stage == 3:
-        # Shards of a model cannot be copied; loading it again gives the same weights.
-        from launcher.train.model.models import load_model
-
-        reference = load_model(job, processing)
-    else:
-        reference = copy.deepcopy(model)
-    return reference.eval().requires_grad_(False)

@@ -20,9 +20,10 @@ from launcher.train.data.rendered import RenderCheck
 from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.data.template import Message, Template
 from launcher.train.job import Job
-from launcher.train.rewards.calls import PLACE
+from launcher.train.rewards.calls import ROW
 from launcher.train.rewards.trial import ROWS, reference_of, try_rewards
-from launcher.train.tasks.task import OwnFormat, Shown, TrainTask
+from launcher.train.tasks.pairs import HasReference
+from launcher.train.tasks.task import OwnFormat, Shown
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Encoder
@@ -126,11 +127,12 @@ class PromptEncoder:
 
 def _decoded(batch: Mapping[str, list[Any]], names: Sequence[str]) -> dict[str, list[Any]]:
     rows = [json.loads(text) for text in batch[_ROW]]
-    columns = {name: [row["columns"].get(name) for row in rows] for name in names}
-    return {"prompt": [row["prompt"] for row in rows], PLACE: [row["place"] for row in rows], **columns}
+    columns = [{name: row["columns"].get(name) for name in names} for row in rows]
+    given = [{"place": row["place"], "columns": own} for row, own in zip(rows, columns, strict=True)]
+    return {"prompt": [row["prompt"] for row in rows], ROW: given}
 
 
-class TrainGRPO(TrainTask):
+class TrainGRPO(HasReference):
     own_formats = {PROMPT.name: OwnFormat(shape, _made_up)}
 
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
@@ -163,13 +165,6 @@ class TrainGRPO(TrainTask):
         from launcher.train.rewards.trainer import make_trainer
 
         return make_trainer(job, model, processing, common)
-
-    def as_it_began(self, job: Job, trainer: Any, processing: Any) -> None:
-        """The reference is what training began with; trl copies the weights that it is given."""
-        from launcher.train.model.models import load_model
-
-        if trainer.ref_model is not None:
-            trainer.ref_model.load_state_dict(load_model(job, processing).state_dict())
 
 
 TRAIN_TASK = TrainGRPO()

@@ -53,7 +53,7 @@ def needs_reference(job: Job) -> bool:
     return job.task.needs_reference(job.fields(job.trainer))
 
 
-class TrainAgainstReference(TrainPairs):
+class HasReference(TrainTask):
     """A task whose trainer has a reference."""
 
     def as_it_began(self, job: Job, trainer: Any, processing: Any) -> None:
@@ -73,6 +73,10 @@ class TrainAgainstReference(TrainPairs):
                 set_peft_model_state_dict(trainer.model, weights, adapter_name="ref")
         elif not job.has_adapter:
             trainer.ref_model.load_state_dict(load_model(job, processing).state_dict())
+
+
+class TrainAgainstReference(HasReference, TrainPairs):
+    """A task of answers whose trainer has a reference."""
 
 
 def refuse_mixture(rows: Sequence[Row], answer: str = "chosen") -> None:
