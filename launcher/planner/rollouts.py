@@ -33,7 +33,8 @@ def whole_groups(draft: Draft, batches: Sequence[Batch]) -> list[Batch]:
     near = math.lcm(group, step) * max(1, round(size / math.lcm(group, step)))
     path = "global_batch_size" if steps is None else "trainer.steps_per_generation"
     message = f"a generation has {size} completions, no multiple of generation.num_generations ({group})"
-    hint = f"use e.g. {near} completions, or num_generations: {math.gcd(size, group)}"
+    common = math.gcd(size, group)
+    hint = f"use e.g. {near} completions" + (f", or num_generations: {common}" if common > 1 else "")
     raise draft.refuse("groups-not-whole", path, message, hint)
 
 

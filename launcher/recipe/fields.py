@@ -51,23 +51,29 @@ _LIMITS: dict[str, tuple[float, bool]] = {
         ("trainer.per_device_train_batch_size", "trainer.per_device_eval_batch_size",
          "trainer.gradient_accumulation_steps", "trainer.generation_max_length",
          "trainer.generation_num_beams", "trainer.precompute_ref_batch_size",
+         "trainer.num_iterations", "trainer.steps_per_generation", "trainer.num_generations_eval",
+         "trainer.vllm_tensor_parallel_size", "trainer.vllm_max_model_length",
          "adapter.r", "adapter.lora_alpha"),
         (1, True),
     ),
     **dict.fromkeys(
         ("trainer.learning_rate", "trainer.warmup_steps", "trainer.dataloader_num_workers",
-         "trainer.label_smoothing"),
+         "trainer.label_smoothing", "trainer.epsilon", "trainer.epsilon_high"),
         (0, True),
     ),
     **dict.fromkeys(
         ("trainer.num_train_epochs", "trainer.logging_steps", "trainer.eval_steps", "trainer.save_steps",
-         "trainer.beta"),
+         "trainer.beta", "trainer.delta", "trainer.vllm_server_timeout",
+         "trainer.vllm_gpu_memory_utilization"),
         (0, False),
     ),
 }  # fmt: skip
 ADAPTER_KEYS = ("type", "path", "cast_input_dtype_enabled", "autocast_adapter_dtype")
 """Keys of `adapter:` that are no LoraConfig fields; allowed for a continued adapter, too."""
-_SHARES = ("adapter.lora_dropout", "trainer.ld_alpha")
+_SHARES = (
+    "adapter.lora_dropout", "trainer.ld_alpha", "trainer.top_entropy_quantile",
+    "trainer.vllm_gpu_memory_utilization",
+)  # fmt: skip
 """Fields from 0 to 1."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,17 +41,24 @@ def check_rewards(
     entries, generation = data.get(KEY), data.get("generation")
     if not task.rolls_out:
         owners = " and ".join(other.name for other in TASKS if other.rolls_out)
-        for name, value in ((KEY, entries), ("generation", generation)):
-            if value:
+        for name, value in ((KEY, entries or None), ("generation", generation)):
+            if value is not None:
                 yield Problem("conflict", f"is only for task {owners}", path=name, hint="remove it")
         return
     if not entries:
         hint = "e.g. reward: [{function: numeric_answer}], or {function: rewards.py:NAME}"
         message = f"task {task.name} needs functions that score completions"
         yield Problem("missing-key", message, path=KEY, hint=hint)
+    seen: list[Any] = []
     for index, entry in enumerate(entries if isinstance(entries, list) else []):
         if isinstance(entry, Mapping) and isinstance(entry.get("function"), str):
             yield from _check_entry(entry, f"reward[{index}]")
+            call = (entry["function"], entry.get("arguments") or {})
+            if call in seen:
+                message = "is in the list before, with the same arguments"
+                hint = "write one entry, with the sum of the weights"
+                yield Problem("conflict", message, path=f"reward[{index}].function", hint=hint)
+            seen.append(call)
     yield from _check_generation(generation if isinstance(generation, Mapping) else {}, trainer, max_length)
 
 
@@ -61,6 +69,9 @@ def _check_entry(entry: Mapping[str, Any], place: str) -> Iterator[Problem]:
         hint = "remove the entry"
         yield Problem("wrong-value", "is 0: the function has no effect", path=f"{place}.weight", hint=hint)
     if ".py:" in function:
+        if function.endswith(":"):
+            message = f"is {describe(function)}, which names no function"
+            yield Problem("wrong-value", message, path=f"{place}.function", hint="write FILE.py:NAME")
         for name in given:
             if name in GIVEN:
                 message = "is what trl gives every reward function"
@@ -95,13 +106,16 @@ def _wrong_argument(function: str, name: str, value: object) -> str:
         except (re.error, TypeError) as error:
             return f"is no regular expression: {error}"
         return ""
-    positive = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    positive = number and value >= 0  # type: ignore[operator]
     fits = {
         "column": isinstance(value, str) and bool(value),
         "ignore_case": isinstance(value, bool),
         "tolerance": positive,
         "tokens": positive and bool(value),
-        "tags": isinstance(value, list) and bool(value) and all(isinstance(tag, str) for tag in value),
+        "tags": isinstance(value, list)
+        and bool(value)
+        and all(isinstance(tag, str) and tag for tag in value),
     }[name]
     return "" if fits else f"is {describe(value)}, which {function} cannot use"
 

@@ -226,11 +226,11 @@ class RewardFunction(Section):
     """`FILE.py:NAME`, a function `NAME(prompts, completions, **columns)` of a file that returns a number or
     None for each completion; or a shipped one: `exact_match` and `numeric_answer` (against the column
     `answer`), `regular_expression` (`pattern`), `format` (`tags`), `length` (`tokens`)."""
-    weight: Annotated[float, Field()] = 1.0
+    weight: Annotated[float, Field(ge=-1_000_000, le=1_000_000)] = 1.0
     """Factor of its values."""
     arguments: dict[str, Any] = {}
     """Further keyword arguments of the function, e.g. `{column: solution}`."""
-    time_limit: Annotated[float, Field(gt=0)] = 60.0
+    time_limit: Annotated[float, Field(gt=0, le=86_400)] = 60.0
     """Seconds that one call may take; a call that takes longer ends the run with the row."""
 
 

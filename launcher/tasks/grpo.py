@@ -34,7 +34,20 @@ SHIPPED_REWARDS: Mapping[str, Mapping[str, object]] = {
 }
 """Reward function of ours -> its arguments with their defaults; None: the recipe must give it."""
 _TRL_SIDE = "remove it: reward functions are files of the recipe"
-_VLLM = ("vllm_", "use_vllm")
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
+    "scale_rewards": ("group", "batch", "none"),
+    "importance_sampling_level": ("token", "sequence"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+    "vllm_model_impl": ("vllm", "transformers"),
+}
+"""Fields of GRPOConfig -> what its trainer takes; it finds another value in the first step (trl 1.16)."""
+_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "max_tokens",
+    "num_return_sequences", "n", "do_sample",
+)  # fmt: skip
+"""Keys of `generation_kwargs` that would override what `generation:` says."""
 
 
 class GRPO(Task):
@@ -142,6 +155,16 @@ class GRPO(Task):
             return Problem("conflict", message, path=f"trainer.{name}", hint=hint)
 
         problems = []
+        for name, choices in _CHOICES.items():
+            value = trainer.get(name)
+            if isinstance(value, str) and value not in choices and "${" not in value:
+                message = f'is "{value}" (string), expected one of {", ".join(choices)}'
+                problems.append(Problem("wrong-choice", message, path=f"trainer.{name}"))
+        given = trainer.get("generation_kwargs")
+        for name in given if isinstance(given, Mapping) else ():
+            if name in _SAMPLING:
+                message = "would override what `generation:` says"
+                problems.append(wrong(f"generation_kwargs.{name}", message, "write it under `generation:`"))
         if trainer.get("auto_find_batch_size") is True:
             message = "would break the groups of completions that are compared"
             problems.append(wrong("auto_find_batch_size", message, "remove it, and set `on_oom: adapt`"))

@@ -360,6 +360,52 @@ def test_rule(tmp_path, parts, code, path):
 
 
 @pytest.mark.parametrize(
+    ("trainer", "code"),
+    [
+        ("num_iterations: 0", "wrong-value"),
+        ("steps_per_generation: 0", "wrong-value"),
+        ("epsilon: -1", "wrong-value"),
+        ("delta: 0", "wrong-value"),
+        ("top_entropy_quantile: 2", "wrong-value"),
+        ("loss_type: foo", "wrong-choice"),
+        ("scale_rewards: foo", "wrong-choice"),
+        ("importance_sampling_level: foo", "wrong-choice"),
+        ("multi_objective_aggregation: foo", "wrong-choice"),
+    ],
+)
+def test_what_grpos_trainer_would_find_in_its_first_step(tmp_path, trainer, code):
+    more = f"reward: [{{function: numeric_answer}}]\ntrainer: {{{trainer}}}"
+    assert problems(tmp_path, task="grpo", more=more) == [(code, f"trainer.{trainer.split(':')[0]}")]
+
+
+def test_sampling_is_said_in_one_place(tmp_path):
+    more = "reward: [{function: numeric_answer}]\ntrainer: {generation_kwargs: {top_k: 3, bad_words_ids: []}}"
+    assert problems(tmp_path, task="grpo", more=more) == [("conflict", "trainer.generation_kwargs.top_k")]
+
+
+@pytest.mark.parametrize("option", ["vllm_tensor_parallel_size: 0", "vllm_gpu_memory_utilization: 0"])
+def test_vllm_needs_a_share_and_a_rank(tmp_path, option):
+    more = "reward: [{function: numeric_answer}]\ngeneration: {backend: vllm-colocate}\n"
+    more += f"trainer: {{{option}}}"
+    assert problems(tmp_path, task="grpo", more=more) == [("wrong-value", f"trainer.{option.split(':')[0]}")]
+
+
+@pytest.mark.parametrize(
+    ("reward", "code", "path"),
+    [
+        ("{function: 'rewards.py:'}", "wrong-value", "reward[0].function"),
+        ("{function: exact_match}, {function: exact_match, weight: 2}", "conflict", "reward[1].function"),
+        ("{function: exact_match, weight: 1.0e+300}", "wrong-value", "reward[0].weight"),
+        ("{function: exact_match, time_limit: 1.0e+300}", "wrong-value", "reward[0].time_limit"),
+        ("{function: length, arguments: {tokens: .inf}}", "wrong-value", "reward[0].arguments.tokens"),
+        ("{function: format, arguments: {tags: ['']}}", "wrong-value", "reward[0].arguments.tags"),
+    ],
+)
+def test_rewards_that_cannot_work(tmp_path, reward, code, path):
+    assert problems(tmp_path, task="grpo", more=f"reward: [{reward}]") == [(code, path)]
+
+
+@pytest.mark.parametrize(
     "parts",
     [
         {"data": "packing: false, padding_free: false", "task": "dpo"},

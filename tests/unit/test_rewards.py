@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.recipe.reward_columns import columns_needed, columns_read, unread
+from launcher.train.rewards.calls import load_rewards
 from launcher.train.rewards.rollouts import Rollouts
 from launcher.train.rewards.shipped import SHIPPED
 
@@ -65,3 +66,10 @@ def test_rewards_without_a_signal_are_reported():
     flat = Rollouts()
     flat.add({"varies": [0.0, 0.0, 1.0, 1.0]}, [0.0] * 4, 2)
     assert (flat.constant, flat.groups_without_signal, len(flat.warnings)) == ({}, 2, 1)
+
+
+def test_arguments_come_before_columns_of_the_same_name():
+    entry = {"function": "exact_match", "weight": 1.0, "time_limit": 1.0, "arguments": {"column": "answer"}}
+    (reward,) = load_rewards([entry])
+    columns = {"answer": ["a"], "column": ["x"], "ignore_case": [True], "arguments": [1]}
+    assert reward.function(prompts=["?"], completions=["A"], completion_ids=[[1]], **columns) == [0.0]

@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError, RunFailed
 from launcher.recipe.reward_rules import split_function
+from launcher.tasks.grpo import SHIPPED_REWARDS
 from launcher.train.hooks import error_line, error_text, import_file
 from launcher.train.rewards.shipped import SHIPPED
 
@@ -60,9 +61,14 @@ def load_rewards(entries: Sequence[Mapping[str, Any]]) -> list[Reward]:
                 raise RecipeError(Problem("reward-missing", message, file, path=path))
         taken = [one.name for one in found if one.name.partition("#")[0] == name]
         unique = f"{name}#{len(taken) + 1}" if taken else name
-        call = partial(function, **entry["arguments"])
+        call = partial(_with, function, {**SHIPPED_REWARDS.get(given, {}), **entry["arguments"]})
         found.append(Reward(unique, path, file, entry["weight"], entry["time_limit"], call))
     return found
+
+
+def _with(function: Callable[..., Any], arguments: Mapping[str, Any], /, **given: Any) -> Any:
+    """The function's values; its own arguments come before columns of the same name."""
+    return function(**{**given, **arguments})
 
 
 def for_trl(reward: Reward) -> Callable[..., list[float | None]]:
