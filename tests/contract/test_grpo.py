@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -208,13 +209,24 @@ def test_a_checkpoint_holds_the_place_within_a_generation(tmp_path, monkeypatch)
     train(read_job(tmp_path / "run"))
     state = tmp_path / "run" / "checkpoints" / "checkpoint-1" / "rollouts_0.pt"
     saved = torch.load(state, weights_only=True)
-    assert (saved["step"], saved["ranks"], len(saved["buffered"])) == (2, 1, 2)
+    assert (saved["step"], saved["layout"], len(saved["buffered"])) == (2, [1, 2, 2, 2], 2)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["rollouts"]["generations"], result["rollouts"]["completions"]) == (1, 4)
     assert result["rollouts"]["constant"]["f"] == 1.0
     lines = (tmp_path / "run" / "completions.jsonl").read_text().splitlines()
     assert len(lines) == 4
     assert set(json.loads(lines[0])) == {"step", "prompt", "completion", "rewards", "advantage"}
+
+    # With micro-batches of other sizes the completions of the checkpoint fit no step.
+    smaller = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "max_steps": 2}
+    make_run(case, tmp_path, tmp_path / "smaller", **smaller)
+    shutil.copytree(
+        tmp_path / "run" / "checkpoints", tmp_path / "smaller" / "checkpoints", dirs_exist_ok=True
+    )
+    monkeypatch.setenv("EFFILAUNCH_RESUME", "auto")
+    train(read_job(tmp_path / "smaller"))
+    result = json.loads((tmp_path / "smaller" / "result.json").read_text())
+    assert (result["steps"], result["rollouts"]["generations"]) == (2, 2)
 
 
 def test_an_evaluation_compares_with_the_adapter_that_was_continued(tmp_path):

@@ -78,6 +78,8 @@ def test_labels_become_targets(kind, labels, names, targets):
         (MULTI, [["a"], ["b", ""]], "bad-row", 2),
         (MULTI, [["a"], ["b", "b"]], "bad-row", 2),
         (MULTI, [["a"], "[1, "], "bad-row", 2),
+        (MULTI, [[1, 0, 0], [0, 1]], "bad-row", 1),
+        (MULTI, [[0, 1], [0, 1, 1], ["a"]], "bad-row", 2),
         (MULTI, [["a"], []], "labels", None),
         (MULTI, [[], []], "labels", None),
     ],
@@ -97,6 +99,7 @@ def test_labels_that_cannot_be_learned_from(kind, labels, code, line):
         (REGRESSION, ("LABEL_0", "LABEL_1"), 3.0),
         (MULTI, ("a", "b"), ["a", "c"]),
         (MULTI, ("LABEL_0", "LABEL_1"), [1, 0, 1]),
+        (MULTI, ("0", "1"), [1, 0, 1]),
     ],
 )
 def test_labels_that_only_the_evaluation_has(kind, names, label):

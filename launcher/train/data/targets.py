@@ -122,14 +122,18 @@ def _label_names(rows: Iterable[Row]) -> tuple[str, ...]:
     named: set[str] = set()
     widths: set[int] = set()
     flags, file = True, None
+    twice: Row | None = None
     for row in rows:
         labels = _labels(row)
+        twice = row if twice is None and _twice(labels) else twice
         file = row.file
         widths.add(len(labels))
         flags = flags and _are_flags(labels)
         named.update(map(str, labels))
     if flags and len(widths) == 1 and min(widths) > 1:
         return numbered(min(widths))
+    if twice is not None:  # 0 and 1 of every label, but not in every row as many of them
+        raise _named_twice(twice)
     if len(named) < 2:
         message = f"the rows have {f'no label but {named.pop()!r}' if named else 'no labels'}"
         hint = f"{MULTI} needs two labels or more; for one class of a row remove `{KEY}`"
@@ -143,6 +147,8 @@ def _label_flags(names: Sequence[str], row: Row) -> list[float]:
     if tuple(names) == numbered(len(names)) and _are_flags(labels):
         _check_width(row, labels, len(names))
         return [float(label) for label in labels]
+    if _twice(labels):
+        raise _named_twice(row)
     absent = [str(label) for label in labels if str(label) not in names]
     if absent:
         message = f"label {absent[0]!r} is not among the training labels {listed(names)}"
@@ -161,9 +167,18 @@ def _labels(row: Row) -> list[Any]:
             raise bad_row(row, f"the list of labels holds {kind_of(label)}, expected names or 0 and 1")
         if label == "":
             raise bad_row(row, "the list of labels holds an empty name", "correct or delete the row")
-    if not _are_flags(labels) and len(set(map(str, labels))) != len(labels):
-        raise bad_row(row, f"a label is in the list twice: {listed(map(str, labels))}", "remove one of them")
+    if not _are_flags(labels) and _twice(labels):
+        raise _named_twice(row)
     return list(labels)
+
+
+def _twice(labels: Sequence[Any]) -> bool:
+    return len(set(map(str, labels))) != len(labels)
+
+
+def _named_twice(row: Row) -> RecipeError:
+    hint = "remove one of them; lists of 0 and 1 need as many of them in every row"
+    return bad_row(row, f"a label is in the list twice: {listed(map(str, _listed(row)))}", hint)
 
 
 def _are_flags(labels: Sequence[Any]) -> bool:

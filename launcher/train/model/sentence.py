@@ -19,6 +19,15 @@ _TRANSFORMER = "sentence_transformers.base.modules.transformer.Transformer"
 _POOLING = "sentence_transformers.sentence_transformer.modules.pooling.Pooling"
 _NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
 _KNOWN = ("Transformer", "Pooling", "Normalize")
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Key of a 1_Pooling/config.json of older sentence-transformers -> the mode that it turns on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +127,9 @@ def saved_modules(job: Job, folder: Path) -> Modules:
 
 def _pooling_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of Pooling of a published 1_Pooling/config.json, old or new."""
-    from sentence_transformers.sentence_transformer.modules.pooling import _LEGACY_POOLING_MODE_KWARGS
-
     mode = config.get("pooling_mode")
     if mode is None:
-        modes = [new for old, new in _LEGACY_POOLING_MODE_KWARGS.items() if config.get(old)]
+        modes = [new for old, new in _MODES.items() if config.get(old)]
         mode = (modes or ["mean"])[0] if len(modes) < 2 else modes
     return {"pooling_mode": mode, "include_prompt": bool(config.get("include_prompt", True))}
 

@@ -47,13 +47,13 @@ class PreparedGrpoTrainer(RolloutSeams, ReferenceTrainer, GRPOTrainer):
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _continue_rollouts(self, checkpoint: Path) -> None:
-        """Take up the generation of a checkpoint; other ranks than it had generate again."""
-        file, ranks = checkpoint / STATE.format(rank()), self.accelerator.num_processes
+        """Take up the generation of a checkpoint; other ranks or micro-batches than it had generate again."""
+        file = checkpoint / STATE.format(rank())
         state = None
         if file.is_file():
             state = torch.load(file, map_location=self.args.device, weights_only=True)
             self.rollouts = Rollouts(**state["rollouts"])
-        if state is not None and state["ranks"] == ranks:
+        if state is not None and state["layout"] == self._layout:
             self.set_rollout_state(state)
             self._counted = self.buffered
             return
@@ -61,13 +61,23 @@ class PreparedGrpoTrainer(RolloutSeams, ReferenceTrainer, GRPOTrainer):
         self.set_rollout_state(
             {"step": step * self.args.gradient_accumulation_steps, "buffered": None, "metrics": {}}
         )
-        print(f"{checkpoint} was written by another number of ranks: its completions are generated again")
+        if rank() == 0:
+            print(f"{checkpoint} has other ranks or micro-batches: its completions are generated again")
+
+    @property
+    def _layout(self) -> list[int]:
+        """What decides which completions a micro-batch of a rank has."""
+        args = self.args
+        return [
+            self.accelerator.num_processes, args.per_device_train_batch_size,
+            args.gradient_accumulation_steps, args.steps_per_generation,
+        ]  # fmt: skip
 
     def save_checkpoint(self, write: Any) -> None:
         def with_state(folder: Path) -> None:
             write(folder)
             state = self.rollout_state()
-            state |= {"ranks": self.accelerator.num_processes, "rollouts": self.rollouts.saved()}
+            state |= {"layout": self._layout, "rollouts": self.rollouts.saved()}
             torch.save(state, folder / f"checkpoint-{self.state.global_step}" / STATE.format(rank()))
 
         super().save_checkpoint(with_state)

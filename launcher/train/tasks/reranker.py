@@ -245,7 +245,7 @@ def ranked_scores(names: Sequence[str], predicted: Any, labels: Any, queries: An
     for query in np.unique(queries) if ranks else ():
         mask = there & (queries == query)[:, None]
         relevant = labels[mask][best_first(predicted[mask], labels[mask])].tolist()
-        if max(relevant) > 0:
+        if max(relevant, default=0) > 0:  # scores that are NaN rank nothing
             rank_scores(ranks, relevant, relevant)
     found |= {name: float(np.mean(values)) if values else 0.0 for name, values in ranks.items()}
     return {name: found[name] for name in names}
