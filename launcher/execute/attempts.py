@@ -52,6 +52,11 @@ _STATUS_S = 0.5
 """Shortest time between two statuses of a rank."""
 _MAY_PASS = ("run-failed", RANK_LOST, LAUNCHER_LOST, HANG)
 """Problems without a known cause: the next attempt may not meet them."""
+_LESS = "lower data.max_length, use an adapter or model.quantization, or devices with more memory"
+_FEWER = (
+    "lower generation.max_completion_length or trainer.steps_per_generation (completions at a time), or "
+    "generate elsewhere: generation.backend: vllm-server"
+)
 _KNOWN_TO_PASS = (
     "nccl-timeout", "port-in-use", "hub-unreachable", "jit-stale-lock", "no-step", "exit-code-lost",
 )  # fmt: skip
@@ -203,7 +208,7 @@ def _next_adaptation(
     problem = failure.problems[0]
     tried = "; ".join(one["reason"] for one in adapted.adaptations) or "nothing could be changed"
     message = f"{problem.message.rstrip('.')}. on_oom: adapt: {left}. Tried: {tried}"
-    hint = "lower data.max_length, use an adapter or model.quantization, or devices with more memory"
+    hint = _LESS if moment != "generating" else _FEWER
     raise RunFailed(Problem(problem.code, message, file=problem.file, hint=hint)) from failure
 
 

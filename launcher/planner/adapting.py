@@ -24,7 +24,7 @@ from launcher.planner.planner import plan_first
 from launcher.planner.search import search
 from launcher.recipe.loading import LoadedRecipe, with_changes
 
-Moment = Literal["loading", "training", "evaluating"]
+Moment = Literal["loading", "generating", "training", "evaluating"]
 Changes = dict[str, object]
 """Dotted recipe key -> value; None takes the key away."""
 
@@ -41,10 +41,13 @@ _NO_BATCH_YET = {
     "_init_group", "initialize_optimizer_states",
 }  # fmt: skip
 """Functions within which no batch uses memory."""
+_GENERATES = "_generate_and_score_completions"
+"""Of trl: completions of all micro-batches of a generation at once, however small those are."""
 
 _MICRO = "trainer.per_device_train_batch_size"
 _EVAL = "trainer.per_device_eval_batch_size"
 _ACCUMULATION = "trainer.gradient_accumulation_steps"
+_GENERATION = "trainer.steps_per_generation"
 _AGAIN = "trainer.activation_checkpointing"
 _ENGINE, _STAGE = "sharding.engine", "sharding.zero_stage"
 _OPTIMIZER, _PARAM = "sharding.offload_optimizer", "sharding.offload_param"
@@ -81,6 +84,8 @@ def moment_of(failure: str, calls: Collection[str]) -> Moment:
     """When memory ran out. failure: its id; calls: the names of the functions of its traceback."""
     if failure == "eval-oom":
         return "evaluating"
+    if _GENERATES in calls:
+        return "generating"
     return "training" if _NO_BATCH_YET.isdisjoint(calls) else "loading"
 
 
@@ -113,7 +118,8 @@ def adapt(
     """The next plan after `failed`, None when nothing is left to try.
 
     loaded, facts: those of the first attempt. before: `changes` of the adaptation that made `failed`, {} for
-    the first. moment: when memory ran out; a batch does not matter while weights are loaded.
+    the first. moment: when memory ran out; a batch does not matter while weights are loaded, and a smaller
+    one generates as many completions.
     What a fix refuses, or the planner expects not to fit, is skipped.
     """
     for change, reason in _savings(failed, moment):
@@ -179,6 +185,9 @@ def _savings(failed: Plan, moment: Moment) -> Iterator[tuple[Changes, str]]:
             change: Changes = {_MICRO: micro}
             if job.eval_batch > micro:
                 change[_EVAL] = micro
+            steps = failed.at(_GENERATION)
+            if isinstance(steps, int):  # as many completions as before
+                change[_GENERATION] = steps * batch.micro // micro
             yield (
                 change,
                 f"micro-batch {batch.micro} ran out of memory: {micro} with accumulation {accumulation}, "

@@ -74,6 +74,7 @@ _SHAPE = "the tensors of the checkpoint have other names or shapes"
 _LOSS = tuple(f"trainer.{name}" for task in TASKS for name in task.loss_arguments)
 _LEARNT = "it decides what was learned so far"
 _PLACE = "the place in the data that the checkpoint names would be another one"
+_SAMPLED = "completions are sampled otherwise from here on"
 _NUMBERS = "the numbers are rounded differently from here on"
 
 RULES: tuple[Rule, ...] = (
@@ -84,6 +85,7 @@ RULES: tuple[Rule, ...] = (
         "a schedule that ends with the run has another end: the learning rate jumps here",
     ),
     Rule(("trainer.save_only_model",), "free", "the next checkpoints differ, not the one that is read"),
+    Rule(("trainer.generation_kwargs",), "word", _SAMPLED),
     Rule(
         (
             "trainer.logging_*", "trainer.save_*", "trainer.eval_*", "trainer.report_to", "trainer.run_name",
@@ -174,10 +176,10 @@ RULES: tuple[Rule, ...] = (
     Rule(("task", "tiny"), "equal", _LEARNT),
     Rule((KEY, "trainer.reward_weights"), "equal", "what is rewarded would be other"),
     Rule(("python.hooks", *_LOSS), "equal", "what is minimised would be other"),
-    Rule(("trainer.num_generations", "trainer.max_completion_length", "trainer.steps_per_generation"),
-         "equal", _PLACE),
+    Rule(("trainer.num_generations", "trainer.max_completion_length"), "equal", _PLACE),
+    Rule(("trainer.steps_per_generation",), "states", "the completions of a generation are compared"),
     Rule(("trainer.temperature", "trainer.top_p", "trainer.top_k", "trainer.min_p",
-          "trainer.repetition_penalty"), "word", "completions are sampled otherwise from here on"),
+          "trainer.repetition_penalty"), "word", _SAMPLED),
     Rule(("trainer.use_vllm", "trainer.vllm_*"), "word", "completions are written by another program"),
     Rule(("trainer.num_generations_eval",), "word", _REPORTS),
     Rule(("trainer.precompute_ref_log_probs",), "word", _NUMBERS),
@@ -296,12 +298,27 @@ def _order(old: StoredPlan, new: StoredPlan, ranks: int) -> list[Difference]:
             found.append(_refuse(old, new, "trainer.dataloader_num_workers", _STREAM))
         if new.ranks != ranks:
             found.append(_ranks(new, ranks, True, _STREAM))
+    before, after = _completions(old, ranks), _completions(new, new.ranks)
+    if before != after:
+        reason = f"a generation had {before} completions and would have {after}: {_PLACE}"
+        fix = "set it so that a generation has as many as before"
+        found.append(_refuse(old, new, "trainer.steps_per_generation", reason, fix))
     others = new.trainer.others
     by_length = others.get("group_by_length") or others.get("train_sampling_strategy") == "group_by_length"
     if by_length and old.samples_of_rank != new.samples_of_rank:
         reason = "rows are grouped by length within the batches of a rank: their order would be another one"
         found.append(_refuse(old, new, "trainer.per_device_train_batch_size", reason))
     return found
+
+
+def _completions(plan: StoredPlan, ranks: int) -> int | None:
+    """Completions of one generation; None where the model writes none."""
+    if plan.at("trainer.num_generations") is None:
+        return None
+    steps, own = plan.at("trainer.steps_per_generation"), plan.samples_of_rank
+    if isinstance(steps, int):
+        own = own * steps // (plan.trainer.gradient_accumulation_steps or 1)
+    return ranks * own
 
 
 _STREAM = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,9 @@ class IdleAdapters(TrainerCallback):
     `grad` before the optimizer's step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_signal: Callable[[], bool] = lambda: True) -> None:
+        """has_signal: whether the loss had a gradient at all in these steps, the same on every rank."""
+        self._has_signal = has_signal
         self.found: dict[str, Any] | None = None
         """For result.json; None where all adapters have gradients, or the model has none."""
         self._waiting: dict[str, Any] = {}
@@ -68,7 +71,7 @@ class IdleAdapters(TrainerCallback):
         of_ranks = of_all(list(self._waiting))
         names = [name for name in of_ranks[0] if all(name in others for others in of_ranks)]
         self._waiting = {}
-        if not names:
+        if not names or not self._has_signal():
             return
         modules = [name.removeprefix("base_model.model.").partition(".lora_")[0] for name in names]
         first = modules[:_SHOWN]

@@ -58,6 +58,7 @@ class Status:
         self._phase, self._step = "start", 0
         self._code: int | None = None
         self._median: float | None = None
+        self._least_s = 0.0
         self._steps: int | None = None
         self._resumed = 0
         self._memory: Callable[[], int] | None = None
@@ -115,6 +116,11 @@ class Status:
         self._step = step
         self.moved()
 
+    def takes_at_least(self, seconds: float) -> None:
+        """What a part of some steps has taken, such as a generation that serves several: who waits for a step
+        may wait so long, whatever the median of all steps is."""
+        self._least_s = seconds
+
     def moved(self, bar: Bar | None = None) -> None:
         """Something within the phase has ended: a step, a batch of an evaluation. bar: its progress."""
         self._bar = bar or self._bar
@@ -140,7 +146,8 @@ class Status:
 
     def _write(self) -> None:
         self._written = time.monotonic()
-        self._median = median(self._seconds) if len(self._seconds) >= LEAST_STEPS else None
+        many = len(self._seconds) >= LEAST_STEPS
+        self._median = max(median(self._seconds), self._least_s) if many else None
         if self._file is None:
             return
         values = {

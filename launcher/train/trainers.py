@@ -60,6 +60,8 @@ class PlannedTrainer(SeamTrainer):
     """Whether the step that training resumes from should have been evaluated, and was not."""
     meter: Meter | None = None
     """Measures evaluations separately from training."""
+    has_signal = True
+    """Whether the rows so far gave a gradient; false where nothing was there to learn."""
     largest_batch = 0
     """Tokens of the largest micro-batch so far, padding included; of encoder and decoder the mean."""
 

@@ -192,7 +192,7 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     gradients = GradientBytes(steps_in_backward=train_engine(job).steps_in_backward)
     trainer.add_callback(gradients)
     trainer.add_callback(MeteredSteps(meter))
-    idle = IdleAdapters()
+    idle = IdleAdapters(lambda: bool(trainer.has_signal))
     trainer.add_callback(idle)
     trainer.meter, meter.held = meter, lambda: _all_tensors(trainer)
     started = time.monotonic()

@@ -67,7 +67,7 @@ def llama(kind: str = "LlamaForCausalLM", **more: Any) -> Any:
     import transformers
 
     special = {"num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 2, "attention_dropout": 0.1}
-    return getattr(transformers, kind)(transformers.LlamaConfig(**SIZES, **special, **more))
+    return getattr(transformers, kind)(transformers.LlamaConfig(**{**SIZES, **special, **more}))
 
 
 def bert(kind: str, **more: Any) -> Any:

@@ -108,6 +108,21 @@ _OF_TASK: dict[str, dict[str, Any]] = {
         "model.freeze": ["vision", "projector"],
         "model.image_sizes": {},
     },
+    "grpo": {
+        "reward": [
+            {
+                "function": "regular_expression",
+                "weight": 1.0,
+                "arguments": {"pattern": "[aeiou0-4]"},
+                "time_limit": 60.0,
+            }
+        ],
+        "trainer.reward_weights": [1.0],
+        "trainer.num_generations": 4,
+        "trainer.num_generations_eval": 4,
+        "trainer.max_completion_length": 2,
+        "trainer.remove_unused_columns": False,
+    },
 }
 _SOURCE = DataSource(path="unused").model_dump()
 GENERATES = {"trainer.predict_with_generate": True, "trainer.generation_max_length": 16}

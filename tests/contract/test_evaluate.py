@@ -36,6 +36,7 @@ FORMATS = {
     "dpo": "preference",
     "reward": "preference",
     "kto": "unpaired-preference",
+    "grpo": "prompt",
 }
 
 
@@ -83,22 +84,26 @@ def test_it_is_the_loss_at_the_end_of_the_run(tmp_path, changes):
     [
         ("seq2seq-lm", ALL), ("sequence-classification", None), ("token-classification", ALL),
         ("image-classification", ALL), ("dpo", None), ("dpo", ALL), ("reward", ALL),
-        ("kto", None), ("kto", ALL),
+        ("kto", None), ("kto", ALL), ("grpo", None), ("grpo", ALL),
     ],
-    ids=["seq2seq", "texts", "words", "pictures", "dpo", "dpo-lora", "reward", "kto", "kto-lora"],
+    ids=["seq2seq", "texts", "words", "pictures", "dpo", "dpo-lora", "reward", "kto", "kto-lora", "grpo",
+         "grpo-lora"],
 )  # fmt: skip
 def test_every_task(tmp_path, task, adapter):
-    if task in ("dpo", "reward", "kto"):
+    if task in ("dpo", "reward", "kto", "grpo"):
         pytest.importorskip("trl")
     rows = [{"path": "unused", "format": FORMATS[task], "columns": {}}]
     changes = {"task": task, "model.config": CONFIGS[task], "data.train": rows, **SPLIT}
     if task == "seq2seq-lm":
         changes |= {**GENERATES, **READS, "data.metrics": ["exact_match"]}
+    if task == "grpo":
+        changes["trainer.top_k"] = 1  # the likeliest token: the same completions each time
     metrics = check(trained(tmp_path / "run", {**changes, **({"adapter": adapter} if adapter else {})}))
     assert ("accuracy" in metrics) == (task == "reward" or task.endswith("-classification"))
     assert ("perplexity" in metrics) == (task == "seq2seq-lm")
     assert ("rewards/accuracies" in metrics) == (task == "dpo")
     assert ("rewards/margins" in metrics) == (task in ("dpo", "kto"))
+    assert ("reward" in metrics) == (task == "grpo")
 
 
 def test_preferences_are_measured_from_where_training_began(tmp_path):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -15,12 +15,15 @@ pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 from launcher.errors import RecipeError, RunFailed
+from launcher.facts.checkpoint import MANIFEST
 from launcher.recipe.loading import load_recipe
 from launcher.train.rewards.calls import for_trl, load_rewards
 
 sys.path.insert(0, str(Path(__file__).parent))
-from library_cases import CASES, make_ground, make_run
-from small import job, llama, lora, tokenizer
+from library_cases import CASES, llama, make_ground, make_run
+from plans import LORA, trained
+from small import job, lora, tokenizer
+from small import llama as small_llama
 
 BAD = {
     "raises": ("raise KeyError(columns['answer'][0])", "reward-failed"),
@@ -148,8 +151,6 @@ def test_what_trl_and_vllm_would_refuse_is_found_while_planning(tmp_path, more, 
 
 @pytest.mark.parametrize("backend", ["transformers", "vllm-colocate", "vllm-server"])
 def test_the_arguments_of_every_backend_are_trls(tmp_path, backend):
-    import dataclasses
-
     from trl import GRPOConfig
 
     from launcher.inputs.planning_facts import gather
@@ -209,24 +210,13 @@ def test_a_checkpoint_holds_the_place_within_a_generation(tmp_path, monkeypatch)
     train(read_job(tmp_path / "run"))
     state = tmp_path / "run" / "checkpoints" / "checkpoint-1" / "rollouts_0.pt"
     saved = torch.load(state, weights_only=True)
-    assert (saved["step"], saved["layout"], len(saved["buffered"])) == (2, [1, 2, 2, 2], 2)
+    assert (saved["step"], saved["micro"], len(saved["buffered"])) == (2, 2, 2)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["rollouts"]["generations"], result["rollouts"]["completions"]) == (1, 4)
     assert result["rollouts"]["constant"]["f"] == 1.0
     lines = (tmp_path / "run" / "completions.jsonl").read_text().splitlines()
     assert len(lines) == 4
     assert set(json.loads(lines[0])) == {"step", "prompt", "completion", "rewards", "advantage"}
-
-    # With micro-batches of other sizes the completions of the checkpoint fit no step.
-    smaller = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "max_steps": 2}
-    make_run(case, tmp_path, tmp_path / "smaller", **smaller)
-    shutil.copytree(
-        tmp_path / "run" / "checkpoints", tmp_path / "smaller" / "checkpoints", dirs_exist_ok=True
-    )
-    monkeypatch.setenv("EFFILAUNCH_RESUME", "auto")
-    train(read_job(tmp_path / "smaller"))
-    result = json.loads((tmp_path / "smaller" / "result.json").read_text())
-    assert (result["steps"], result["rollouts"]["generations"]) == (2, 2)
 
 
 def test_an_evaluation_compares_with_the_adapter_that_was_continued(tmp_path):
@@ -238,8 +228,8 @@ def test_an_evaluation_compares_with_the_adapter_that_was_continued(tmp_path):
 
     from launcher.train.tasks.grpo import TRAIN_TASK
 
-    lora(llama(), init_lora_weights=False).save_pretrained(tmp_path / "first")
-    model = PeftModel.from_pretrained(llama(), tmp_path / "first")
+    lora(small_llama(), init_lora_weights=False).save_pretrained(tmp_path / "first")
+    model = PeftModel.from_pretrained(small_llama(), tmp_path / "first")
     model.add_adapter("ref", model.peft_config["default"])
     changes = {"task": "grpo", "trainer.beta": 0.1, "adapter.type": "lora"}
     work = job(tmp_path / "run", {**changes, "adapter.path": str(tmp_path / "first")})
@@ -249,3 +239,70 @@ def test_an_evaluation_compares_with_the_adapter_that_was_continued(tmp_path):
     assert names
     for name in names:
         torch.testing.assert_close(held[name.replace(".default.", ".ref.")], held[name], rtol=0, atol=0)
+
+
+def started(case_run, monkeypatch, **more: str) -> None:
+    from launcher.train.job import read_job
+    from launcher.train.worker import train
+
+    run, env = case_run
+    for key, value in {**env, **more}.items():
+        monkeypatch.setenv(key, value)
+    train(read_job(run))
+
+
+def test_smaller_micro_batches_continue_the_same_generation(tmp_path, monkeypatch):
+    """As after `on_oom: adapt`: the completions of two steps are split otherwise."""
+    case = dataclasses.replace(CASES["grpo"], build=lambda: llama(attention_dropout=0.0))
+    make_ground(case, tmp_path)
+    runs = {
+        name: (tmp_path / name, make_run(case, tmp_path, tmp_path / name, max_steps=2, save_steps=1, **sizes))
+        for name, sizes in {
+            "whole": {},
+            "smaller": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
+        }.items()
+    }
+    started(runs["whole"], monkeypatch)
+    first = tmp_path / "whole" / "checkpoints" / "checkpoint-1"
+    started(runs["smaller"], monkeypatch, EFFILAUNCH_RESUME=str(first))
+
+    def second(name: str) -> dict:
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return next(row for row in map(json.loads, lines) if row["step"] == 2 and "loss" in row)
+
+    expected, found = second("whole"), second("smaller")
+    for value in ("loss", "grad_norm", "kl"):
+        assert found[value] == pytest.approx(expected[value], rel=1e-3, abs=1e-6), value
+    assert expected["grad_norm"] > 1e-3
+    result = json.loads((tmp_path / "smaller" / "result.json").read_text())
+    assert (result["rollouts"]["generations"], result["rollouts"]["completions"]) == (1, 4)
+
+
+def test_a_checkpoint_without_its_place_in_a_generation_is_refused(tmp_path, monkeypatch):
+    case = CASES["grpo"]
+    make_ground(case, tmp_path)
+    one = (tmp_path / "run", make_run(case, tmp_path, tmp_path / "run", max_steps=1, save_steps=1))
+    started(one, monkeypatch)
+    (folder,) = (tmp_path / "run" / "checkpoints").glob("checkpoint-1")
+    (folder / "rollouts_0.pt").unlink()
+    file = folder / MANIFEST
+    manifest = json.loads(file.read_text())
+    del manifest["files"]["rollouts_0.pt"]
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(RunFailed) as caught:
+        started(one, monkeypatch, EFFILAUNCH_RESUME=str(folder))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.file) == ("no-rollout-state", str(folder))
+
+
+@pytest.mark.parametrize(("pattern", "constant"), [("z{9}", True), ("[aeiou0-4]", False)])
+def test_adapters_are_not_called_idle_where_no_group_had_a_signal(tmp_path, pattern, constant):
+    rows = [{"path": "unused", "format": "prompt", "columns": {}}]
+    function = {"function": "regular_expression", "weight": 1.0, "time_limit": 60.0}
+    changes = {"task": "grpo", "data.train": rows, "adapter": LORA, "trainer.max_steps": 2}
+    run = trained(tmp_path / "run", {**changes, "reward": [{**function, "arguments": {"pattern": pattern}}]})
+    result = json.loads((run / "result.json").read_text())
+    rollouts = result["rollouts"]
+    assert result["idle_adapters"] is None
+    assert (rollouts["groups_without_signal"] == rollouts["groups"]) == constant
+    assert bool(rollouts["warnings"]) == constant

@@ -142,6 +142,7 @@ TASKS = {
     "dpo": "preference",
     "reward": "preference",
     "kto": "unpaired-preference",
+    "grpo": "prompt",
 }
 
 
@@ -154,7 +155,7 @@ TASKS = {
     ),
 )
 def test_every_task(tmp_path, task, quantization):
-    if task in ("dpo", "reward", "kto"):
+    if task in ("dpo", "reward", "kto", "grpo"):
         pytest.importorskip("trl")
     rows = [{"path": "unused", "format": TASKS[task], "columns": {}}]
     changes = {"task": task, "model.config": CONFIGS[task], "adapter": ALL, "data.train": rows, **STEPS}

@@ -218,6 +218,11 @@ def test_the_failures_that_it_mends_are_known_by_these_ids():
         ("cuda-oom", ["partition", "initialize", "_prepare_for_training", "fit"], "loading"),
         ("cuda-oom", ["_init_group", "step", "_inner_training_loop", "fit"], "loading"),
         ("eval-oom", ["forward", "prediction_step", "evaluation_loop"], "evaluating"),
+        (
+            "cuda-oom",
+            ["forward", "generate", "_generate_and_score_completions", "training_step"],
+            "generating",
+        ),
         ("sigkill-oom", [], "training"),
     ],
 )
@@ -244,3 +249,36 @@ def test_the_plan_says_what_it_would_try(tmp_path):
     on_cpu, _ = tries(tmp_path, "2xcpu", BASE.replace("512", "64"), sharding__zero_stage=3,
                       trainer__activation_checkpointing="true", global_batch_size=2)  # fmt: skip
     assert ways_out(on_cpu) == []
+
+
+GROUPS = """\
+task: grpo
+model: {name_or_path: huggyllama/llama-7b}
+data: {train: [{path: rows.jsonl}], max_length: 512}
+reward: [{function: numeric_answer}]
+adapter: {type: lora}
+global_batch_size: 32
+generation: {num_generations: 8, max_completion_length: 128}
+sharding: {engine: ddp}
+"""
+
+
+def test_smaller_micro_batches_keep_the_groups_and_the_completions_of_a_generation(tmp_path):
+    sizes = {"trainer__per_device_train_batch_size": 4, "trainer__steps_per_generation": 2}
+    _, found = tries(tmp_path, "2xA100-80GB", GROUPS, **sizes)
+    halved = [step.plan for step in found if step.plan.batch.micro < 4]
+    steps = [plan.at("trainer.steps_per_generation") for plan in halved]
+    assert [plan.batch.micro for plan in halved[:2]] == [2, 1]
+    assert steps[:2] == [4, 8]
+    for plan in halved:
+        completions = plan.batch.micro * plan.batch.data_parallel * plan.at("trainer.steps_per_generation")
+        assert (completions, plan.batch.global_size) == (16, 32)
+
+
+def test_a_generation_that_ran_out_of_memory_is_not_made_smaller_by_micro_batches(tmp_path):
+    """It has as many completions then: states are sharded at once, and nothing is left after that."""
+    _, found = tries(
+        tmp_path, "2xA100-80GB", GROUPS, moment="generating", trainer__per_device_train_batch_size=4
+    )
+    assert {step.plan.batch.micro for step in found} == {4}, "and something was found"
+    assert all(step.plan.job.engine.name == "deepspeed" for step in found)

@@ -342,3 +342,21 @@ def test_the_worker_reads_an_older_plan_as_it_was_meant(tmp_path):
     assert Job(tmp_path, plan(model__loss="chunked")).model.loss == "chunked"
     with pytest.raises(RecipeError, match="the plan has no setting"):
         assert job.model.revision
+
+
+@pytest.mark.parametrize(
+    ("now", "differs"),
+    [
+        ({"steps_per_generation": 4}, False),
+        ({"steps_per_generation": 8, "per_device_train_batch_size": 2}, False),
+        ({"steps_per_generation": 8, "ranks": 1}, False),
+        ({"steps_per_generation": 4, "ranks": 1}, True),
+        ({"steps_per_generation": 2}, True),
+        ({}, True),
+    ],
+)
+def test_a_generation_keeps_its_completions(now, differs):
+    groups = {"task": "grpo", "trainer__num_generations": 8, "sharding__engine": "ddp"}
+    old = plan(**groups, trainer__steps_per_generation=4)
+    ranks, values = now.get("ranks", 2), {f"trainer__{k}": v for k, v in now.items() if k != "ranks"}
+    assert refused(old, plan(ranks, **groups, **values)) == ["trainer.steps_per_generation"] * differs

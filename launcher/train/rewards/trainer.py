@@ -5,17 +5,19 @@ Importing this module imports trl. MachineError when that fails.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from launcher.errors import Problem, RunFailed
+from launcher.facts.checkpoint import read_manifest
 from launcher.tasks.grpo import GRPO
 from launcher.train.job import Job, rank
 from launcher.train.rewards.calls import for_trl, load_rewards
 from launcher.train.rewards.rollouts import KEPT, Rollouts, samples, show_first
+from launcher.train.status import status
 from launcher.train.tasks.pairs import importing_trl
 from launcher.train.tasks.reference import ReferenceTrainer, make_reference
 from launcher.train.upstream.trl_seams import RolloutSeams, reference_from
@@ -47,37 +49,37 @@ class PreparedGrpoTrainer(RolloutSeams, ReferenceTrainer, GRPOTrainer):
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _continue_rollouts(self, checkpoint: Path) -> None:
-        """Take up the generation of a checkpoint; other ranks or micro-batches than it had generate again."""
-        file = checkpoint / STATE.format(rank())
-        state = None
-        if file.is_file():
-            state = torch.load(file, map_location=self.args.device, weights_only=True)
-            self.rollouts = Rollouts(**state["rollouts"])
-        if state is not None and state["layout"] == self._layout:
-            self.set_rollout_state(state)
-            self._counted = self.buffered
-            return
-        step = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
-        self.set_rollout_state(
-            {"step": step * self.args.gradient_accumulation_steps, "buffered": None, "metrics": {}}
-        )
-        if rank() == 0:
-            print(f"{checkpoint} has other ranks or micro-batches: its completions are generated again")
+        """Take up the generation of a checkpoint; other ranks than it had generate its rest again.
 
-    @property
-    def _layout(self) -> list[int]:
-        """What decides which completions a micro-batch of a rank has."""
-        args = self.args
-        return [
-            self.accelerator.num_processes, args.per_device_train_batch_size,
-            args.gradient_accumulation_steps, args.steps_per_generation,
-        ]  # fmt: skip
+        RunFailed, on every rank, where a rank's file is missing.
+        """
+        manifest, ranks = read_manifest(checkpoint), self.accelerator.num_processes
+        written_by = ranks if manifest is None else manifest.world_size
+        files = [checkpoint / STATE.format(number) for number in range(written_by)]
+        missing = next((file.name for file in files if not file.is_file()), None)
+        if missing is not None:
+            message = f"it has no {missing}, so the place within its generation is unknown"
+            hint = "resume from another checkpoint, or start a new run from its weights"
+            raise RunFailed(Problem("no-rollout-state", message, file=str(checkpoint), hint=hint))
+        file = files[min(rank(), written_by - 1)]  # counts and steps are the same in all of them
+        device = self.args.device
+        place = "cpu" if device.type == "cpu" else device  # accelerate names a rank's CPU cpu:0
+        state = torch.load(file, map_location=place, weights_only=True)
+        self.rollouts = Rollouts(**state["rollouts"])
+        is_there = self.set_rollout_state(state)
+        self._counted = self.buffered
+        if not is_there and rank() == 0:
+            print(
+                f"{checkpoint} is within a generation of {written_by} ranks with micro-batches of "
+                f"{state['micro']}, now there are {ranks} with {self.args.per_device_train_batch_size}: "
+                "the rest of it is generated again",
+                flush=True,
+            )
 
     def save_checkpoint(self, write: Any) -> None:
         def with_state(folder: Path) -> None:
             write(folder)
-            state = self.rollout_state()
-            state |= {"layout": self._layout, "rollouts": self.rollouts.saved()}
+            state = {**self.rollout_state(), "rollouts": self.rollouts.saved()}
             torch.save(state, folder / f"checkpoint-{self.state.global_step}" / STATE.format(rank()))
 
         super().save_checkpoint(with_state)
@@ -98,7 +100,9 @@ class PreparedGrpoTrainer(RolloutSeams, ReferenceTrainer, GRPOTrainer):
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if self.model.training and self.buffered is not self._counted:
-            self.rollouts.seconds += time.monotonic() - self._begun
+            seconds = time.monotonic() - self._begun
+            self.rollouts.seconds += seconds
+            status().takes_at_least(seconds)
             self._count()
         tokens = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
         self.largest_batch = max(self.largest_batch, tokens)
@@ -130,6 +134,11 @@ class PreparedGrpoTrainer(RolloutSeams, ReferenceTrainer, GRPOTrainer):
 
     def count_tokens(self, inputs: Any) -> None:
         """Nothing: trl counts prompts and completions as it generates them."""
+
+    @property
+    def has_signal(self) -> bool:  # type: ignore[override]
+        """Without an advantage that differs from 0, the gradient is 0 in all weights."""
+        return self.rollouts.groups > self.rollouts.groups_without_signal
 
     @property
     def notes(self) -> dict[str, Any]:

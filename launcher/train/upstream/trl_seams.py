@@ -100,16 +100,46 @@ class RolloutSeams:
         step, every = self._step, self.args.steps_per_generation * self.num_iterations  # type: ignore[attr-defined]
         return {
             "step": step,
+            "micro": self.args.per_device_train_batch_size,
+            "ranks": self.accelerator.num_processes,
             "buffered": self._buffered_inputs if step % every else None,
             "metrics": dict(self._metrics["train"]),  # type: ignore[attr-defined]
         }
 
-    def set_rollout_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `rollout_state` gave."""
-        self._step = int(state["step"])
-        self._buffered_inputs = state["buffered"]
+    def set_rollout_state(self, state: Mapping[str, Any]) -> bool:
+        """Continue from what `rollout_state` gave, also with micro-batches of another size.
+
+        Whether the generation that it was in is there: other ranks, or another number of completions, must
+        generate the rest of it again.
+        """
+        micro, ranks = self.args.per_device_train_batch_size, self.accelerator.num_processes
+        self._step = state["step"] * state["micro"] * state["ranks"] // (micro * ranks)
+        buffered, parts = state["buffered"], self.args.steps_per_generation
+        is_there = buffered is None or (
+            state["ranks"] == ranks and len(buffered) * state["micro"] == micro * parts
+        )
+        if buffered is not None and len(buffered) != parts and is_there:
+            buffered = _in_parts(buffered, parts)
+        self._buffered_inputs = buffered if is_there else None
         for name, values in state["metrics"].items():
             self._metrics["train"][name] = list(values)  # type: ignore[attr-defined]
+        return is_there
+
+
+def _in_parts(batches: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The completions of some micro-batches in the same order, as `count` micro-batches."""
+    import torch
+    from trl.trainer.utils import split_tensor_dict
+
+    whole: dict[str, Any] = dict(batches[0])  # one number of the whole generation is in each of them
+    for name, value in whole.items():
+        values = [batch[name] for batch in batches]
+        if isinstance(value, list):
+            whole[name] = [item for one in values for item in one]
+        elif value is not None and value.ndim:
+            whole[name] = torch.cat(values)
+    parts: list[dict[str, Any]] = split_tensor_dict(whole, count)
+    return parts
 
 
 @contextlib.contextmanager
