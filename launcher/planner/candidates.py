@@ -15,6 +15,7 @@ from launcher.engines import ENGINES, engine_named, engine_of
 from launcher.engines.deepspeed_config import profile_value
 from launcher.facts.capabilities import is_varlen
 from launcher.facts.hardware import Hardware
+from launcher.facts.model import ModelSpec
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
 from launcher.memory.tensor_parallel import divisors
@@ -172,6 +173,7 @@ class Bench:
         copies = copies_of(recipe, facts.hardware)
         job = base_job(draft, facts.model, facts.hardware, copies)
         self._job = with_prepared(job, facts.images, draft)
+        _check_width(draft, facts.model)
         check_vllm(draft, facts.model, self._job, facts.hardware)
         self._least, why = draft.task.least_batch(draft.fields(draft.trainer))
         batches = _large_enough(draft, _batches(draft, recipe, copies), self._least, why)
@@ -342,6 +344,15 @@ def _one_micro_batch(draft: Draft, batches: Sequence[Batch]) -> list[Batch]:
         hint = f"use {optim.removesuffix('_layerwise')}, or a micro-batch as large as the global batch"
         raise draft.refuse("optimizer-conflict", "trainer.optim", message, hint)
     return single
+
+
+def _check_width(draft: Draft, spec: ModelSpec) -> None:
+    """RecipeError where more dimensions of embeddings are trained than the model has."""
+    largest = max(draft.embedding.matryoshka_dims, default=0) if draft.task.head == "none" else 0
+    if largest > spec.hidden_size:
+        message = f"has {largest}, but embeddings of the model have {spec.hidden_size} dimensions"
+        hint = f"use at most {spec.hidden_size}"
+        raise draft.refuse("matryoshka-width", "embedding.matryoshka_dims", message, hint)
 
 
 def _compared_batches(draft: Draft, batches: Sequence[Batch]) -> list[Batch]:

@@ -20,6 +20,8 @@ MAX_LENGTH, WITH_IMAGES = 128, 384
 """Most tokens of a sample, of text and with images."""
 _TINY = Origin("override", "--tiny")
 _SMALL = {"num_generations": 2, "max_completion_length": 16, "backend": "transformers"}
+NARROWEST = 16
+"""A width that every narrow model has at least."""
 _ROLLED = tuple(f"generation.{name}" for name in _SMALL)
 _GROUPS = ("steps_per_generation", "num_generations_eval")
 _LAYER = re.compile(r"(?<!\w)\d")
@@ -47,6 +49,8 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRec
     gone -= given
     trainer = {k: v for k, v in recipe.trainer.items() if k not in gone and not _is_of_groups(recipe, k)}
     least, _ = task_named(recipe.task).least_batch(trainer)
+    if task_named(recipe.task).head == "none":
+        least = max(least, 2)  # the other texts of a micro-batch are the negatives
     changed: dict[str, object] = {
         "max_steps": STEPS, "save_steps": 2, "logging_steps": 1,
         "per_device_train_batch_size": least, "gradient_accumulation_steps": 2,
@@ -64,7 +68,7 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRec
     adapter = None if recipe.adapter is None else recipe.adapter.model_copy(update=shallow)
     longest = WITH_IMAGES if task_named(recipe.task).sees_images else MAX_LENGTH
     data = recipe.data.model_copy(update={"max_length": min(recipe.data.max_length, longest)})
-    update = {
+    update: dict[str, object] = {
         "model": model,
         "adapter": adapter,
         "data": data,
@@ -72,6 +76,7 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRec
         "global_batch_size": None,
         "hardware": None,
         **_rolled(recipe),
+        **_in_width(recipe, narrow_config(config)),
     }
     dropped = {f"trainer.{name}" for name in gone} | {"global_batch_size"}
     origins = {k: v for k, v in loaded.origins.items() if k not in dropped}
@@ -90,6 +95,16 @@ def _rolled(recipe: Recipe) -> dict[str, object]:
     if not task_named(recipe.task).rolls_out:
         return {}
     return {"generation": (recipe.generation or GenerationSection()).model_copy(update=_SMALL)}
+
+
+def _in_width(recipe: Recipe, config: Mapping[str, object]) -> dict[str, object]:
+    """As many dimensions of embeddings, of a narrow model: its width, a half, a quarter."""
+    if recipe.embedding is None or not recipe.embedding.matryoshka_dims:
+        return {}
+    width = config.get("hidden_size")
+    width = width if isinstance(width, int) else NARROWEST
+    dims = [width >> place for place in range(len(recipe.embedding.matryoshka_dims)) if width >> place]
+    return {"embedding": recipe.embedding.model_copy(update={"matryoshka_dims": dims})}
 
 
 def _shallow(adapter: AdapterSection) -> dict[str, object]:

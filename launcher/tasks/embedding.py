@@ -121,7 +121,7 @@ class Embedding(Task):
         }
 
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
-        return columns_needed(trainer)
+        return contrast_problems(trainer)
 
     def check_section(self, given: Mapping[str, Any], rest: Mapping[str, Any]) -> list[Problem]:
         by_format = {POSITIVE_PAIR.name: BY_RANK, SCORED_PAIR.name: BY_SCORE}
@@ -171,6 +171,15 @@ class Embedding(Task):
 
     def compares(self, settings: Any) -> bool:
         return LOSSES[settings.embedding.loss].in_batch
+
+
+def contrast_problems(trainer: Mapping[str, Any]) -> list[Problem]:
+    """Problems of fields that the losses of sentence-transformers do not read, or cannot work with."""
+    found = columns_needed(trainer)
+    if trainer.get("label_smoothing_factor") not in (None, 0):
+        message = "has no effect: the losses of sentence-transformers do not read it"
+        found.append(Problem("conflict", message, path="trainer.label_smoothing_factor", hint="remove it"))
+    return found
 
 
 def _given(section: Any, key: str, usual: Any) -> Any:

@@ -7,9 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from launcher.errors import Problem
-from launcher.tasks.embedding import BY_RANK, BY_SCORE, COLUMNS_KEPT, POSITIVE_PAIR, Loss, section_problems
+from launcher.tasks.embedding import (
+    BY_RANK,
+    BY_SCORE,
+    COLUMNS_KEPT,
+    POSITIVE_PAIR,
+    Loss,
+    contrast_problems,
+    section_problems,
+)
 from launcher.tasks.rows import RowFormat
-from launcher.tasks.task import WITHOUT_CLASSIFIER, Task, columns_needed
+from launcher.tasks.task import WITHOUT_CLASSIFIER, Task
 
 _DOCUMENTS = ("passages", "docs", "candidates", "texts")
 RELEVANCE = RowFormat(
@@ -73,7 +81,7 @@ class Reranker(Task):
         return {self.section: ({"loss": "LambdaLoss"}, "the rows are queries with a list of documents")}
 
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
-        return columns_needed(trainer)
+        return contrast_problems(trainer)
 
     def check_section(self, given: Mapping[str, Any], rest: Mapping[str, Any]) -> list[Problem]:
         return [*section_problems(self.section, LOSSES, _METRICS, given, rest)]

@@ -325,10 +325,10 @@ def precomputes(trainer: Mapping[str, Any]) -> bool:
 
 
 def columns_needed(trainer: Mapping[str, Any]) -> list[Problem]:
-    """The problem of removing the columns that hold a sample's images."""
+    """The problem of removing the columns that a sample is made of."""
     if trainer.get("remove_unused_columns") is not True:
         return []
-    message = "is true, but images are read from columns that no model knows"
+    message = "is true, but the samples are made of columns that no model knows"
     path = "trainer.remove_unused_columns"
     return [Problem("conflict", message, path=path, hint="remove it")]
 

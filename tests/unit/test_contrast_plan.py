@@ -1,0 +1,64 @@
+"""What a recipe of embeddings or a reranker asks for, against the model and the losses."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from launcher.errors import RecipeError
+from launcher.inputs.planning_facts import gather
+from launcher.planner.planner import make_plan
+from launcher.planner.tiny import tiny_recipe
+from launcher.recipe.loading import load_recipe
+from launcher.train.tasks.embedding import EncodeTexts, made_up_positive
+from launcher.train.tiny import tiny_tokenizer
+
+RECIPE = """\
+task: {task}
+model: {{name_or_path: google-bert/bert-large-uncased}}
+data: {{train: [{{path: rows.jsonl}}], max_length: 128}}
+{more}
+"""
+
+
+def loaded(folder, more, task="embedding"):
+    file = folder / "r.yaml"
+    file.write_text(RECIPE.format(task=task, more=more))
+    return load_recipe(file)
+
+
+def test_more_dimensions_than_the_model_has_are_refused(tmp_path):
+    more = "embedding: {matryoshka_dims: [1025, 64]}"
+    with pytest.raises(RecipeError) as caught:
+        make_plan(*gather(loaded(tmp_path, more), "1xRTX4090-24GB"))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("matryoshka-width", "embedding.matryoshka_dims")
+    make_plan(*gather(loaded(tmp_path, more.replace("1025", "1024")), "1xRTX4090-24GB"))
+
+
+def test_a_narrow_model_has_dimensions_of_its_own_width(tmp_path):
+    found = loaded(tmp_path, "embedding: {matryoshka_dims: [1024, 256, 64]}")
+    tiny = tiny_recipe(found, {"model_type": "bert", "hidden_size": 1024, "num_attention_heads": 16})
+    width = tiny.recipe.model.config["hidden_size"]
+    assert tiny.recipe.embedding.matryoshka_dims == [width, width // 2, width // 4]
+    assert tiny.recipe.trainer["per_device_train_batch_size"] == 2
+
+
+@pytest.mark.parametrize("task", ["embedding", "reranker"])
+def test_label_smoothing_that_no_loss_reads_is_refused(tmp_path, task):
+    with pytest.raises(RecipeError) as caught:
+        loaded(tmp_path, "trainer: {label_smoothing_factor: 0.1}", task)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("conflict", "trainer.label_smoothing_factor")
+
+
+def test_made_up_rows_have_the_negatives_that_are_trained():
+    settings = SimpleNamespace(loss="MultipleNegativesRankingLoss", prompts={}, negatives=1)
+    job = SimpleNamespace(tiny=True, embedding=settings)
+    made = made_up_positive(random.Random(0), 0)
+    row = SimpleNamespace(values={**made, "negatives": [made[f"negative_{n}"] for n in range(1, 33)]})
+    encode = EncodeTexts(job, tiny_tokenizer(512), ("anchor", "positive", "negative_1"), 64, False)
+    batch = encode([row])
+    assert (batch.kept, len(batch.columns["lengths"][0])) == (1, 3)
