@@ -126,6 +126,13 @@ class Embedding(Task):
     def check_section(self, given: Mapping[str, Any], rest: Mapping[str, Any]) -> list[Problem]:
         by_format = {POSITIVE_PAIR.name: BY_RANK, SCORED_PAIR.name: BY_SCORE}
         found = [*section_problems(self.section, LOSSES, by_format, given, rest)]
+        trainer, loss = rest.get("trainer"), LOSSES.get(str(given.get("loss", next(iter(LOSSES)))))
+        usual = "no_duplicates" if loss is not None and loss.in_batch else "batch_sampler"
+        unique = (given.get("batch_sampler") or usual) == "no_duplicates"
+        if unique and isinstance(trainer, Mapping) and trainer.get("train_sampling_strategy"):
+            message = "has no effect with embedding.batch_sampler no_duplicates, which makes the batches"
+            path, hint = "trainer.train_sampling_strategy", "remove it, or set the batch_sampler"
+            found.append(Problem("conflict", message, path=path, hint=hint))
         dims = given.get("matryoshka_dims") or []
         if isinstance(dims, list) and len(set(map(str, dims))) < len(dims):
             path = "embedding.matryoshka_dims"

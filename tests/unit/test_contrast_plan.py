@@ -62,3 +62,12 @@ def test_made_up_rows_have_the_negatives_that_are_trained():
     encode = EncodeTexts(job, tiny_tokenizer(512), ("anchor", "positive", "negative_1"), 64, False)
     batch = encode([row])
     assert (batch.kept, len(batch.columns["lengths"][0])) == (1, 3)
+
+
+def test_a_sampling_that_no_sampler_reads_is_refused(tmp_path):
+    more = "trainer: {train_sampling_strategy: group_by_length}\nembedding: {batch_sampler: no_duplicates}"
+    with pytest.raises(RecipeError) as caught:
+        loaded(tmp_path, more)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("conflict", "trainer.train_sampling_strategy")
+    loaded(tmp_path, more.replace("no_duplicates", "batch_sampler"))
