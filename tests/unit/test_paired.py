@@ -21,8 +21,8 @@ from peers.process import Run, RunFailed, read_notes, run_together  # noqa: E402
 from peers.work import cut, step_tokens, write_rows  # noqa: E402
 
 
-def run(*seconds: float) -> Run:
-    return Run(9.0, list(seconds), 1.5, 10**9, [2.0, 1.5])
+def run(*seconds: float, cpu: tuple[float, ...] = (), rewards: tuple[float, ...] = ()) -> Run:
+    return Run(9.0, list(seconds), 1.5, 10**9, [2.0, 1.5], list(rewards), list(cpu))
 
 
 def test_a_ratio_is_of_the_times_that_steps_typically_take():
@@ -106,13 +106,46 @@ def test_targets():
     assert found[("ours", throughput.BEST_OF_TRL)] is False, "the fastest of trl's counts"
 
 
+def test_targets_of_tasks_are_of_cpu_time_step_by_step():
+    runs = {
+        "plain": [run(9.0, 1.0, 1.0, 1.0, cpu=(9.0, 0.2, 0.3, 0.2))],
+        "ours": [run(9.0, 5.0, 5.0, 5.0, cpu=(9.0, 0.2, 0.3, 0.2))],
+    }
+    ((_, said, holds),) = throughput.judge(throughput.TARGETS_TASK[False], runs, drop=2)
+    assert holds, said
+    ((_, said, holds),) = throughput.judge(throughput.TARGETS_TASK[True], runs, drop=2)
+    assert holds is False, said
+    runs["ours"] = [run(9.0, 1.0, 1.0, 1.0, cpu=(9.0, 0.21, 0.3, 0.21))]
+    ((_, said, holds),) = throughput.judge(throughput.TARGETS_TASK[False], runs, drop=2)
+    assert holds is False, said
+    found = throughput.ratios(runs, "plain", 2, "cpu", each=True)["ours"]
+    assert found.value == pytest.approx(0.2 / 0.21)
+    assert (found.low, found.high) == pytest.approx((0.2 / 0.21, 1.0)), "the interval is over steps"
+
+
+def test_a_side_that_trains_otherwise_makes_no_claim():
+    runs = {"plain": [run(1.0, rewards=(0.5, 0.25))], "ours": [run(1.0, rewards=(0.5, 0.25))]}
+    assert throughput.other_course(runs) == {}
+    runs["ours"][0].rewards[1] = 0.5
+    assert throughput.other_course(runs).keys() == {"ours"}, "the second generation has another reward"
+    runs["ours"] = [run(1.0, rewards=(0.5, 0.25))]
+    runs["ours"][0].losses[1] = 1.51
+    assert throughput.other_course(runs).keys() == {"ours"}
+    assert throughput.other_work(runs) == {}, "which looks at the first loss"
+
+
 def test_notes_become_a_run(tmp_path):
     notes = tmp_path / "steps.jsonl"
-    lines = [{"step": 1, "time": 112.0}, {"step": 1, "loss": 2.5}, {"step": 2, "time": 115.0},
-             {"step": 2, "loss": 2.0}, {"peak": None}]  # fmt: skip
+    lines = [{"step": 1, "time": 112.0, "cpu": 4.0}, {"step": 1, "loss": 2.5, "reward": 0.5},
+             {"step": 2, "time": 115.0, "cpu": 6.5}, {"step": 2, "loss": 2.0, "reward": 0.75},
+             {"peak": None}]  # fmt: skip
     notes.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
     found = read_notes(notes, started=100.0, steps=2, tree_bytes=7)
-    assert found == Run(12.0, [3.0], 2.0, 7, [2.5, 2.0])
+    assert found == Run(12.0, [3.0], 2.0, 7, [2.5, 2.0], [0.5, 0.75], [2.5])
+    lines.insert(2, {"step": 2, "begun": 114.0, "cpu_begun": 6.0})
+    notes.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    found = read_notes(notes, started=100.0, steps=2, tree_bytes=7)
+    assert (found.seconds, found.cpu) == ([1.0], [0.5]), "from where its turn came"
     with pytest.raises(RunFailed, match="2 of 3 steps"):
         read_notes(notes, started=100.0, steps=3, tree_bytes=7)
 
@@ -201,7 +234,8 @@ def test_page_of_performance_is_what_the_records_say(tmp_path):
     assert filled(page) == page, "python benchmarks/performance_page.py docs/performance.md writes it"
     assert filled(page, tmp_path).count(ABSENT) == 8
     row = {"side": "ours", "tokens_per_second": 120.5, "peak_bytes": 2e9, "first_step_s": 9.5,
-           "final_loss": 1.25, "to_plain": {"value": 1.4, "low": 1.3, "high": 1.5}}  # fmt: skip
+           "final_loss": 1.25, "to_plain": {"value": 1.4, "low": 1.3, "high": 1.5},
+           "cpu_to_plain": {"value": 1.1, "low": 1.05, "high": 1.2}}  # fmt: skip
     record = {"machine": "2 CPU cores", "date": "2026-11-23", "versions": {"torch": "2.13.0"},
               "model": "smollm2", "rows": [row], "failed": {"axolotl": "no driver"}}  # fmt: skip
     (tmp_path / "throughput_here.json").write_text(json.dumps(record), encoding="utf-8")
@@ -212,7 +246,7 @@ def test_page_of_performance_is_what_the_records_say(tmp_path):
     gpu = {"device": "H200", "date": "2026-11-23", "versions": {}, "rows": [trained, skipped]}
     (tmp_path / "gpu_throughput_h200.json").write_text(json.dumps(gpu), encoding="utf-8")
     text = filled(page, tmp_path)
-    assert "| `ours` | 120.5 | 1.40 (1.30 to 1.50) | 2.00 | 9.5 | 1.2500 |" in text
+    assert "| `ours` | 120.5 | 1.40 (1.30 to 1.50) | 1.10 (1.05 to 1.20) | 2.00 | 9.5 | 1.2500 |" in text
     assert "- `axolotl`: no claim; no driver" in text
     assert "| `full-sdpa` | Llama-3.1-8B | 9,000 | 400 | 40.0% | 43.0% |  |" in text
     assert "| `full-liger` |  |  |  |  |  | liger_kernel not installed |" in text
