@@ -171,9 +171,11 @@ def _hold_and(
 def _outcome(loaded: LoadedRecipe, run_dir: Path, result: dict[str, Any]) -> Outcome:
     """What the run measured, and the command that tries the result."""
     command: list[str] = []
-    if task_named(loaded.recipe.task).reads_tokens:  # not an image
+    task = task_named(loaded.recipe.task)
+    if task.reads_tokens:  # not an image
         is_code = "human_eval" in loaded.recipe.data.train[0].path
-        command = ["effilaunch", "generate", str(run_dir), "def fibonacci(n):" if is_code else "Hello"]
+        texts = ("def fibonacci(n):",) if is_code else task.example_texts
+        command = ["effilaunch", "generate", str(run_dir), *texts]
     data = {"run_dir": str(run_dir), "result": result}
     return Outcome(data, result_text(result, str(run_dir), command))
 

@@ -17,7 +17,7 @@ from launcher.tasks import TASKS
 
 PACKAGES = (
     "transformers", "torch", "accelerate", "deepspeed", "peft", "bitsandbytes", "datasets", "trl",
-    "flash_attn", "liger-kernel", "wandb", "tensorboard", "trackio",
+    "sentence-transformers", "flash_attn", "liger-kernel", "wandb", "tensorboard", "trackio",
 )  # fmt: skip
 
 OF_NO_EXTRA = {

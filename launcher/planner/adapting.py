@@ -215,7 +215,8 @@ def _least_batch(plan: Plan) -> int:
 
 def _smaller_evaluation(failed: Plan) -> Iterator[tuple[Changes, str]]:
     size = failed.job.eval_batch
-    if size > (least := _least_batch(failed)):
+    # Where samples are compared with each other, a smaller batch has another evaluation loss.
+    if size > (least := _least_batch(failed)) and not failed.task.compares(failed):
         half = max(least, size // 2)
         yield {_EVAL: half}, f"an evaluation of {size} samples ran out of memory: {half} at a time"
     keeps_logits = failed.trainer.prediction_loss_only is False

@@ -361,7 +361,8 @@ def _compared_batches(draft: Draft, batches: Sequence[Batch]) -> list[Batch]:
     """
     engine = engine_of(draft)
     if draft.task.mini_batch(draft) and (engine.has_stages or not engine.is_automatic):
-        message = "a cached loss runs several backward passes for a micro-batch, which is untested here"
+        message = "a cached loss runs several backward passes for a micro-batch, and sharded gradients are "
+        message += "reduced once (DeepSpeed 0.19: Gradient computed twice for this partition)"
         hint = "use sharding.engine: ddp, or a loss that is not cached"
         raise draft.refuse("cached-loss-sharded", "sharding.engine", message, hint)
     return list(batches[:1]) if draft.task.compares(draft) else list(batches)

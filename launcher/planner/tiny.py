@@ -99,12 +99,13 @@ def _rolled(recipe: Recipe) -> dict[str, object]:
 
 def _in_width(recipe: Recipe, config: Mapping[str, object]) -> dict[str, object]:
     """As many dimensions of embeddings, of a narrow model: its width, a half, a quarter."""
-    if recipe.embedding is None or not recipe.embedding.matryoshka_dims:
+    name = task_named(recipe.task).section
+    if recipe.embedding is None or name is None or not recipe.embedding.matryoshka_dims:
         return {}
     width = config.get("hidden_size")
     width = width if isinstance(width, int) else NARROWEST
     dims = [width >> place for place in range(len(recipe.embedding.matryoshka_dims)) if width >> place]
-    return {"embedding": recipe.embedding.model_copy(update={"matryoshka_dims": dims})}
+    return {name: recipe.embedding.model_copy(update={"matryoshka_dims": dims})}
 
 
 def _shallow(adapter: AdapterSection) -> dict[str, object]:

@@ -16,7 +16,10 @@ from launcher.recipe.data_paths import is_loaded_hub_id
 from launcher.tasks import task_named
 from launcher.tasks.sequence_classification import MULTI
 
-_LIBRARIES = ("transformers", "torch", "peft", "trl", "accelerate", "deepspeed", "bitsandbytes", "datasets")
+_LIBRARIES = (
+    "transformers", "torch", "peft", "trl", "sentence-transformers", "accelerate", "deepspeed",
+    "bitsandbytes", "datasets",
+)  # fmt: skip
 _VARIANTS = (("use_dora", "DoRA"), ("use_rslora", "rsLoRA"))
 
 
@@ -62,8 +65,8 @@ def model_card(facts: CardFacts) -> str:
 def _metadata(facts: CardFacts) -> str:
     """YAML with JSON strings. Without a licence: the owner chooses it, within that of the base model."""
     base = _base_id(facts)
-    lines = ["library_name: transformers"]
     task = task_named(facts.setting("task"))
+    lines = [f"library_name: {task.library}"]
     if task.pipeline:
         lines.append(f"pipeline_tag: {task.pipeline}")
     if base is not None:
@@ -122,6 +125,9 @@ def _summary(facts: CardFacts) -> str:
 def _use(facts: CardFacts) -> str:
     task, place = task_named(facts.setting("task")), json.dumps(facts.place)
     trusted = ", trust_remote_code=True" if facts.setting("model.trust_remote_code") else ""
+    if task.example_code:
+        texts = f"({', '.join(map(json.dumps, task.example_texts))})"
+        return task.example_code.replace("PLACE", place + trusted).replace("TEXTS", texts)
     if task.adds_head:
         options = task.pipeline_options
         if facts.setting("data.problem_type") == MULTI:

@@ -53,7 +53,9 @@ class Loss:
     options: Mapping[str, Any]
     """Keys of the section that it reads -> what sentence-transformers 6.2 uses where they are absent."""
     in_batch: bool = False
-    """Whether the other texts of a micro-batch are its negatives: the size decides what is learned."""
+    """Whether the other texts of a micro-batch are its negatives."""
+    compares: bool = False
+    """Whether the rows of a micro-batch are compared with each other: its size decides what is learned."""
     cached: bool = False
     """Whether it holds the activations of `mini_batch_size` texts at a time (GradCache)."""
     negatives: tuple[int, int] = (0, MOST_NEGATIVES)
@@ -62,17 +64,18 @@ class Loss:
 
 LOSSES: Mapping[str, Loss] = {
     "MultipleNegativesRankingLoss": Loss(
-        (POSITIVE_PAIR.name,), {"scale": 20.0, "gather_across_devices": False}, in_batch=True
+        (POSITIVE_PAIR.name,), {"scale": 20.0, "gather_across_devices": False}, in_batch=True, compares=True
     ),
     "CachedMultipleNegativesRankingLoss": Loss(
         (POSITIVE_PAIR.name,),
         {"scale": 20.0, "gather_across_devices": False, "mini_batch_size": 32},
         in_batch=True,
+        compares=True,
         cached=True,
     ),
     "TripletLoss": Loss((POSITIVE_PAIR.name,), {"triplet_margin": 5.0}, negatives=(1, 1)),
-    "CoSENTLoss": Loss((SCORED_PAIR.name,), {"scale": 20.0}, negatives=(0, 0)),
-    "AnglELoss": Loss((SCORED_PAIR.name,), {"scale": 20.0}, negatives=(0, 0)),
+    "CoSENTLoss": Loss((SCORED_PAIR.name,), {"scale": 20.0}, compares=True, negatives=(0, 0)),
+    "AnglELoss": Loss((SCORED_PAIR.name,), {"scale": 20.0}, compares=True, negatives=(0, 0)),
     "CosineSimilarityLoss": Loss((SCORED_PAIR.name,), {}, negatives=(0, 0)),
 }
 
@@ -107,6 +110,13 @@ class Embedding(Task):
     compares_texts = True
     pipeline = "sentence-similarity"
     tags = ("sentence-transformers", "feature-extraction")
+    library = "sentence-transformers"
+    example_code = (
+        "from sentence_transformers import SentenceTransformer\n\n"
+        "model = SentenceTransformer(PLACE)\n"
+        "query, document = TEXTS\n"
+        "print(model.similarity(model.encode_query(query), model.encode_document(document)))"
+    )
 
     @property
     def architecture_suffix(self) -> str:
@@ -177,7 +187,7 @@ class Embedding(Task):
         return size if LOSSES[settings.embedding.loss].cached else None
 
     def compares(self, settings: Any) -> bool:
-        return LOSSES[settings.embedding.loss].in_batch
+        return LOSSES[settings.embedding.loss].compares
 
 
 def contrast_problems(trainer: Mapping[str, Any]) -> list[Problem]:

@@ -42,6 +42,12 @@ LOSSES: Mapping[str, Loss] = {
     "ListNetLoss": Loss(_LISTS, {"documents": 8}),
     "RankNetLoss": Loss(_LISTS, {"documents": 8}),
 }
+SCORER: Mapping[str, Any] = {
+    "transformer_task": "sequence-classification",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+    "module_output_name": "scores",
+}
+"""What sentence-transformers 6.2 reads of a CrossEncoder's model in sentence_bert_config.json."""
 _METRICS = {
     RELEVANCE.name: (*BY_RANK[:2], *BY_SCORE),
     RANKING.name: BY_RANK[:2],
@@ -74,10 +80,16 @@ class Reranker(Task):
     compares_texts = True
     pipeline = "text-ranking"
     tags = ("sentence-transformers", "cross-encoder", "reranker")
+    library = "sentence-transformers"
+    example_code = (
+        "from sentence_transformers import CrossEncoder\n\n"
+        "model = CrossEncoder(PLACE)\n"
+        "print(model.predict([TEXTS]))"
+    )
 
     def first_keys(self, rows: Mapping[str, Sequence[object]]) -> dict[str, tuple[object, str]]:
         if "documents" not in rows:
-            return {}
+            return {"data.metrics": (["spearman"], "a split separates the documents of a query: not ranked")}
         return {self.section: ({"loss": "LambdaLoss"}, "the rows are queries with a list of documents")}
 
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:

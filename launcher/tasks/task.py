@@ -185,6 +185,11 @@ class Task:
     """Fields of `trainer:` of a first recipe -> (value, comment)."""
     compares_texts: ClassVar[bool] = False
     """Whether the result answers with a number for two texts."""
+    library: ClassVar[str] = "transformers"
+    """The hub's name of the library that loads the result."""
+    example_code: ClassVar[str] = ""
+    """Python of the model card where it is not that of transformers: `PLACE` for the arguments that load the
+    result, `TEXTS` for two texts."""
     generates: ClassVar[bool] = False
     """Whether evaluations can generate text (`predict_with_generate`)."""
     pipeline: ClassVar[str | None] = None
@@ -194,6 +199,13 @@ class Task:
     tags: ClassVar[tuple[str, ...]] = ()
     """Of the model card."""
     example_input: ClassVar[str] = "a text"
+
+    @property
+    def example_texts(self) -> tuple[str, ...]:
+        """What `generate` gets after the run directory in an example."""
+        if self.compares_texts:
+            return ("What is the capital of Italy?", "Rome is the capital of Italy.")
+        return ("Hello",)
 
     def first_keys(self, rows: Mapping[str, Sequence[object]]) -> dict[str, tuple[object, str]]:
         """Further keys of a first recipe (section, or `data.` key) -> (value, comment).

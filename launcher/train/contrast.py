@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.data_loader import prepare_data_loader
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.train.trainers import PlannedTrainer
+from launcher.train.upstream.sentence_seams import UnderDDP
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,7 +114,7 @@ class RankBatches:
             )
 
 
-class Embedder(nn.Module):
+class Embedder(UnderDDP):
     """What the losses of sentence-transformers call: features of a column to its `sentence_embedding`
     [rows, width]."""
 
@@ -125,13 +125,6 @@ class Embedder(nn.Module):
         """The model as the Trainer has wrapped it; in a list, so that it is no part of this module."""
         self.kept: list[torch.Tensor] | None = None
         """Embeddings of an evaluation, in the order in which they were computed."""
-
-    @property
-    def _orig_mod(self) -> Any:
-        """The cached losses look here for DDP, to synchronise gradients once (base/losses/gradcache.py)."""
-        if self.inner and isinstance(self.inner[0], DistributedDataParallel):
-            return self.inner[0]
-        raise AttributeError("_orig_mod")
 
     def __getitem__(self, index: int) -> nn.Module:
         return self.after[index]

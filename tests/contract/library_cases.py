@@ -435,7 +435,7 @@ def plain_embedding(loss: str, dims: Sequence[int] = (), **options: Any) -> Any:
     return make
 
 
-def plain_reranker(loss: str) -> Any:
+def plain_reranker(loss: str, **options: Any) -> Any:
     """A CrossEncoderTrainer as the documentation of sentence-transformers writes it."""
 
     def make(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
@@ -448,7 +448,7 @@ def plain_reranker(loss: str) -> Any:
             model=whole,
             args=CrossEncoderTrainingArguments(**args),
             train_dataset=datasets.Dataset.from_list(list(rows)),
-            loss=getattr(losses, loss)(whole),
+            loss=getattr(losses, loss)(whole, **options),
         )
 
     return make
@@ -492,7 +492,7 @@ CASES: dict[str, Case] = {
     "reranker lists": Case(
         one_label,
         RANKED,
-        plain_reranker("LambdaLoss"),
+        plain_reranker("LambdaLoss", mini_batch_size=-1),
         {"task": "reranker", "reranker": {"loss": "LambdaLoss"}},
         package="sentence-transformers",
     ),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.recipe.schema import DataSource
+from launcher.tasks import task_named
 from launcher.train.job import read_job
 
 TINY_LLAMA: dict[str, Any] = {
@@ -102,6 +103,13 @@ _OF_TASK: dict[str, dict[str, Any]] = {
     "image-classification": {
         "trainer.remove_unused_columns": False,
         "trainer.include_num_input_tokens_seen": "no",
+    },
+    **{
+        name: {
+            "trainer.remove_unused_columns": False,
+            **{f"{name}.{key}": value for key, (value, _) in task_named(name).section_values(None).items()},
+        }
+        for name in ("embedding", "reranker")
     },
     "image-text-to-text": {
         "trainer.remove_unused_columns": False,

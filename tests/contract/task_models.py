@@ -71,8 +71,10 @@ def batch_for(task: str, processing: Any) -> dict[str, Any]:
     if task == "image-classification":
         return {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 2])}
     rows = processing(["one red bird", "two"], padding=True, return_tensors="pt", return_token_type_ids=False)
+    if task == "embedding":
+        return dict(rows)
     labels = torch.tensor([0, 2]) if task == "sequence-classification" else rows["input_ids"]
-    if task == "reward":
+    if task in ("reward", "reranker"):
         labels = torch.tensor([0.5, -0.5])  # of which transformers makes a squared error
     if task == "token-classification":
         labels = labels % len(LABELS)
@@ -86,7 +88,9 @@ def train_steps(model: Any, batch: dict[str, Any], steps: int = 8) -> list[float
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []
     for _ in range(steps):
-        loss = model(**batch).loss
+        output = model(**batch)
+        # A model without a head has no loss: something that its last layer can lower.
+        loss = output.loss if "labels" in batch else output[0][..., 0].mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -17,6 +17,7 @@ import torch
 
 from launcher.cli import main
 from launcher.errors import RecipeError
+from launcher.tasks import task_named
 from launcher.train.job import read_job
 from launcher.train.results.evaluate import evaluate
 
@@ -37,6 +38,8 @@ FORMATS = {
     "reward": "preference",
     "kto": "unpaired-preference",
     "grpo": "prompt",
+    "embedding": "positive-pair",
+    "reranker": "relevance",
 }
 
 
@@ -84,14 +87,14 @@ def test_it_is_the_loss_at_the_end_of_the_run(tmp_path, changes):
     [
         ("seq2seq-lm", ALL), ("sequence-classification", None), ("token-classification", ALL),
         ("image-classification", ALL), ("dpo", None), ("dpo", ALL), ("reward", ALL),
-        ("kto", None), ("kto", ALL), ("grpo", None), ("grpo", ALL),
+        ("kto", None), ("kto", ALL), ("grpo", None), ("grpo", ALL), ("embedding", ALL), ("reranker", None),
     ],
     ids=["seq2seq", "texts", "words", "pictures", "dpo", "dpo-lora", "reward", "kto", "kto-lora", "grpo",
-         "grpo-lora"],
+         "grpo-lora", "embedding", "reranker"],
 )  # fmt: skip
 def test_every_task(tmp_path, task, adapter):
-    if task in ("dpo", "reward", "kto", "grpo"):
-        pytest.importorskip("trl")
+    for package in task_named(task).packages:
+        pytest.importorskip(package)
     rows = [{"path": "unused", "format": FORMATS[task], "columns": {}}]
     changes = {"task": task, "model.config": CONFIGS[task], "data.train": rows, **SPLIT}
     if task == "seq2seq-lm":

@@ -17,6 +17,7 @@ import torch
 from peft import PeftModel
 
 from launcher.errors import MachineError, RecipeError, RunFailed
+from launcher.tasks import task_named
 from launcher.train.job import Job, read_job
 from launcher.train.model.models import auto_class, load_model
 from launcher.train.results import merge as merging
@@ -70,7 +71,8 @@ def inputs_for(job: Job, rows: int = 2) -> dict[str, Any]:
 
 def logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     with torch.inference_mode():
-        return model.eval()(**inputs).logits
+        output = model.eval()(**inputs)
+    return getattr(output, "logits", output[0])
 
 
 def check(run: Path, **more: Any) -> tuple[merging.Merged, Any]:
@@ -143,6 +145,8 @@ TASKS = {
     "reward": "preference",
     "kto": "unpaired-preference",
     "grpo": "prompt",
+    "embedding": "positive-pair",
+    "reranker": "relevance",
 }
 
 
@@ -155,8 +159,8 @@ TASKS = {
     ),
 )
 def test_every_task(tmp_path, task, quantization):
-    if task in ("dpo", "reward", "kto", "grpo"):
-        pytest.importorskip("trl")
+    for package in task_named(task).packages:
+        pytest.importorskip(package)
     rows = [{"path": "unused", "format": TASKS[task], "columns": {}}]
     changes = {"task": task, "model.config": CONFIGS[task], "adapter": ALL, "data.train": rows, **STEPS}
     run = trained(tmp_path / "run", {**changes, "model.quantization": quantization})

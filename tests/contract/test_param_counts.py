@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from pathlib import Path
@@ -33,7 +34,10 @@ AUTO = {
     "token-classification": transformers.AutoModelForTokenClassification,
     "image-classification": transformers.AutoModelForImageClassification,
     "reward": transformers.AutoModelForSequenceClassification,
+    "embedding": transformers.AutoModel,
+    "reranker": transformers.AutoModelForSequenceClassification,
 }
+ONE_LOGIT = ("reward", "reranker")
 # What the worker hands to LoraConfig for each task; peft has no task type for images.
 LORA: dict[str, dict[str, Any]] = {
     "causal-lm": {"task_type": "CAUSAL_LM"},
@@ -43,6 +47,8 @@ LORA: dict[str, dict[str, Any]] = {
     "token-classification": {"task_type": "TOKEN_CLS", "modules_to_save": ["classifier", "score"]},
     "image-classification": {"modules_to_save": ["classifier"]},
     "reward": {"task_type": "SEQ_CLS"},
+    "embedding": {"task_type": "FEATURE_EXTRACTION"},
+    "reranker": {"task_type": "SEQ_CLS"},
 }
 
 LLAMA = {
@@ -226,7 +232,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "vit": {"model_type": "vit", **LLAMA, "image_size": [48, 32], "patch_size": [8, 16]},
     "vit-grey": {"model_type": "vit", **LLAMA, "image_size": 32, "num_channels": 1, "qkv_bias": False},
 }
-HEADS = {task for task in AUTO if task == "reward" or task.endswith("classification")}
+HEADS = {task for task in AUTO if task in ONE_LOGIT or task.endswith("classification")}
 CASES = [
     (name, task)
     for name, config in CONFIGS.items()
@@ -238,7 +244,15 @@ CASES = [
 def build(config: dict[str, Any], task: str, **more: Any) -> Any:
     resolved = transformers.AutoConfig.for_model(**config, **more)
     with torch.device("meta"):
-        return AUTO[task].from_config(resolved)
+        return AUTO[task].from_config(resolved, **without_pooler(task, resolved))
+
+
+def without_pooler(task: str, config: Any) -> dict[str, bool]:
+    """As models without a head are loaded."""
+    if task != "embedding" or type(config) not in transformers.MODEL_MAPPING:
+        return {}
+    kind = transformers.MODEL_MAPPING[type(config)]
+    return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(kind).parameters else {}
 
 
 def trainable(model: Any, task: str, r: int, targets: Any) -> int:
@@ -264,8 +278,8 @@ def shapes(model: Any) -> Counter[tuple[str, int, int]]:
 
 @pytest.mark.parametrize(("name", "task"), CASES)
 def test_parameters_linears_and_lora_match_the_real_model(name: str, task: str) -> None:
-    labels = {"num_labels": 1 if task == "reward" else 7} if task in HEADS else {}
-    given = None if task == "reward" else labels.get("num_labels")
+    labels = {"num_labels": 1 if task in ONE_LOGIT else 7} if task in HEADS else {}
+    given = None if task in ONE_LOGIT else labels.get("num_labels")
     spec = read_model_spec(name, CONFIGS[name], "test", task, given)
     model = build(CONFIGS[name], task, **labels)
     assert spec.params == sum(p.numel() for p in model.parameters())
@@ -339,7 +353,7 @@ def test_shipped_models_are_counted_like_their_real_class_for_every_task(name: s
     for task in FAMILY_TASKS[config["model_type"]]:
         if task in AUTO:
             spec = read_model_spec(name, config, "test", task)
-            one = {"num_labels": 1} if task == "reward" else {}
+            one = {"num_labels": 1} if task in ONE_LOGIT else {}
             assert spec.params == sum(p.numel() for p in build(config, task, **one).parameters()), task
 
 
@@ -353,8 +367,9 @@ def test_narrow_configurations_build_and_learn(family: str) -> None:
     for task in FAMILY_TASKS[family]:
         if task not in AUTO:
             continue
-        one = {"num_labels": 1} if task == "reward" else {}
-        model = AUTO[task].from_config(transformers.AutoConfig.for_model(**narrow, **one))
+        one = {"num_labels": 1} if task in ONE_LOGIT else {}
+        config = transformers.AutoConfig.for_model(**narrow, **one)
+        model = AUTO[task].from_config(config, **without_pooler(task, config))
         spec = read_model_spec(family, narrow, "test", task)
         assert spec.params == sum(p.numel() for p in model.parameters()) < 400_000
         if task == "image-classification":
@@ -364,8 +379,11 @@ def test_narrow_configurations_build_and_learn(family: str) -> None:
         labels = torch.tensor([0, 1]) if task.endswith("classification") else inputs["input_ids"]
         if task == "token-classification":
             labels = inputs["input_ids"] % 2
-        if task == "reward":
+        if task in ONE_LOGIT:
             labels = torch.tensor([0.5, -0.5])
+        if task == "embedding":
+            model(**inputs).last_hidden_state.square().mean().backward()
+            continue
         out = model(**inputs, labels=labels)
         out.loss.backward()
         if task.endswith("classification"):

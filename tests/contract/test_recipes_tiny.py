@@ -27,6 +27,8 @@ OF_EACH_TASK = (
     "qwen3_8b_kto",
     "qwen2_5_0_5b_grpo_24gb",
     "pretrain_llama_200m",
+    "bge_base_embedding_24gb",
+    "minilm_reranker_24gb",
 )
 ROWS = 64
 """Generated rows of each source."""
@@ -54,6 +56,8 @@ def cases() -> list:
 def test_a_shipped_recipe_trains(recipe, tmp_path, monkeypatch):
     if section(recipe, "task") in ("dpo", "reward", "kto", "grpo"):
         pytest.importorskip("trl")
+    if section(recipe, "task") in ("embedding", "reranker"):
+        pytest.importorskip("sentence_transformers")
     out = tmp_path / "out"
     monkeypatch.chdir(tmp_path)
     given = ("--tiny", "--output-dir", out)

@@ -53,6 +53,45 @@ def test_the_micro_batch_is_halved_to_one_before_anything_else(tmp_path):
     assert all(step.keeps_checkpoints for step in found[:4])
 
 
+TEXTS = """\
+task: embedding
+model: {name_or_path: BAAI/bge-base-en-v1.5}
+data: {train: [{path: data/train.jsonl}], max_length: 128}
+trainer: {max_steps: 10, activation_checkpointing: false}
+sharding: {engine: ddp}
+global_batch_size: 512
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "sizes"),
+    [
+        ("MultipleNegativesRankingLoss", []),
+        ("CachedMultipleNegativesRankingLoss", [16, 8, 4, 2, 1]),
+        ("CoSENTLoss", []),
+        ("AnglELoss", []),
+    ],
+)
+@pytest.mark.parametrize("moment", ["training", "evaluating"])
+def test_what_is_compared_in_a_micro_batch_stays(tmp_path, loss, sizes, moment):
+    """Mini-batches of a cached loss are halved: it learns the same."""
+    loaded = recipe(tmp_path, TEXTS, embedding__loss=loss, data__eval__split=0.1)
+    told = facts("8xA100-80GB", "BAAI/bge-base-en-v1.5", "embedding")
+    failed = first = make_plan(loaded, told)
+    found, before = [], {}
+    while (step := adapt(loaded, told, failed, before=before, moment=moment)) is not None:
+        found.append(step)
+        failed, before = step.plan, step.changes
+    assert {step.plan.batch for step in found} <= {first.batch}
+    assert {step.plan.job.eval_batch for step in found} <= {first.job.eval_batch}
+    halved = [
+        step.changes["embedding.mini_batch_size"]
+        for step in found
+        if "embedding.mini_batch_size" in step.changed
+    ]
+    assert halved == (sizes if moment == "training" else [])
+
+
 def test_then_checkpointing_then_zero_then_the_host(tmp_path):
     first, found = tries(
         tmp_path, text=FULL, global_batch_size=16, trainer__per_device_train_batch_size=1,

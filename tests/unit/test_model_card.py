@@ -132,6 +132,8 @@ def test_no_line_of_the_recipe_ends_its_code_block():
         ("dpo", "text-generation"),
         ("kto", "text-generation"),
         ("reward", "text-classification"),
+        ("embedding", "sentence-similarity"),
+        ("reranker", "text-ranking"),
     ],
 )
 def test_the_code_that_loads_each_task(task, pipeline):
@@ -141,6 +143,9 @@ def test_the_code_that_loads_each_task(task, pipeline):
     compile(code, "card", "exec")
     assert '"me/model"' in code
     assert ('function_to_apply="none"' in code) is (task == "reward"), "a sigmoid is no reward"
+    compares = task in ("embedding", "reranker")
+    assert ("sentence_transformers" in code) is compares
+    assert (metadata(card)["library_name"] == "sentence-transformers") is compares
 
 
 def test_a_full_fine_tune():

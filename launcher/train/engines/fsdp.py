@@ -9,7 +9,7 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.train.engines.engine import TrainEngine
 from launcher.train.job import Job, copies
-from launcher.train.upstream.model_seams import layer_classes
+from launcher.train.upstream.model_seams import layer_classes, leave_embedding_out
 from launcher.train.upstream.trainer_seams import save_state_dict
 
 
@@ -32,6 +32,7 @@ class TrainFsdp(TrainEngine):
 
     def check_model(self, job: Job, model: Any) -> None:
         """Without layers the complete model would be one unit, which every rank gathers at once."""
+        leave_embedding_out(model)
         if not layer_classes(model):
             raise RecipeError(
                 Problem(

@@ -11,10 +11,13 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import parse_json, write_json
 from launcher.facts.software import installed_versions
+from launcher.tasks.reranker import SCORER
 from launcher.train.job import Job
 from launcher.train.model.models import load_config
 from launcher.train.model.processing import hub_options, model_reference
 
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+"""What CrossEncoder.predict puts on the score."""
 _TRANSFORMER = "sentence_transformers.base.modules.transformer.Transformer"
 _POOLING = "sentence_transformers.sentence_transformer.modules.pooling.Pooling"
 _NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
@@ -61,30 +64,47 @@ class Modules:
         if self.normalize:
             write_json(folder / "2_Normalize" / "config.json", {})
         write_json(folder / "sentence_bert_config.json", {"max_seq_length": self.max_length})
-        named = {
-            "sentence-transformers": "sentence_transformers",
-            "transformers": "transformers",
-            "torch": "pytorch",
-        }
-        versions = installed_versions()
-        config = {
-            "model_type": "SentenceTransformer",
-            "__version__": {
-                name: versions[package] for package, name in named.items() if package in versions
-            },
-            "prompts": dict(self.prompts),
-            "default_prompt_name": None,
-            "similarity_fn_name": "cosine",
-        }
-        write_json(folder / "config_sentence_transformers.json", config)
+        more = {"prompts": dict(self.prompts), "similarity_fn_name": "cosine"}
+        _write_config(folder, "SentenceTransformer", more)
         (folder / "modules.json").write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
 
 
-def modules_of(job: Job) -> Modules:
-    """The modules of a plan: those of the recipe, else those of the checkpoint, else the usual ones.
+def write_scorer(job: Job, folder: Path) -> None:
+    """Write the files that make a CrossEncoder of a saved model or adapter."""
+    config = {**SCORER, "max_seq_length": job.data.max_length}
+    write_json(folder / "sentence_bert_config.json", config)
+    _write_config(folder, "CrossEncoder", {"prompts": {}, "activation_fn": activation_of(job)})
+    listed = [{"idx": 0, "name": "0", "path": "", "type": _TRANSFORMER}]
+    (folder / "modules.json").write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
 
-    RecipeError for a checkpoint with modules that are not trained here.
+
+def activation_of(job: Job) -> str:
+    """What CrossEncoder.predict puts on the score that the loss has trained."""
+    return IDENTITY if job.reranker.loss == "MSELoss" else SIGMOID
+
+
+def _write_config(folder: Path, kind: str, more: Mapping[str, Any]) -> None:
+    named = {
+        "sentence-transformers": "sentence_transformers",
+        "transformers": "transformers",
+        "torch": "pytorch",
+    }
+    versions = installed_versions()
+    config = {
+        "model_type": kind,
+        "__version__": {name: versions[package] for package, name in named.items() if package in versions},
+        "default_prompt_name": None,
+        **more,
+    }
+    write_json(folder / "config_sentence_transformers.json", config)
+
+
+def modules_of(job: Job) -> Modules:
+    """The modules of a plan: those of the checkpoint, else those of the recipe, else the usual ones.
+
+    RecipeError for a checkpoint with modules that are not trained here, or other ones than the recipe's.
     """
+    asked = job.embedding
     listed = _published(job, "modules.json")
     pooling: dict[str, Any] = {}
     normalize = True
@@ -96,19 +116,27 @@ def modules_of(job: Job) -> Modules:
             pooling = _pooling_of(
                 _published(job, f"{listed[kinds.index('Pooling')]['path']}/config.json") or {}
             )
-    if job.embedding.pooling is not None:
-        pooling = {"pooling_mode": job.embedding.pooling, "include_prompt": True}
-    elif not pooling:
-        pooling = {"pooling_mode": _usual(job), "include_prompt": True}
+        _refuse_other("pooling", asked.pooling, pooling.get("pooling_mode"))
+        _refuse_other("normalize", asked.normalize, normalize)
+    if not pooling:
+        pooling = {"pooling_mode": asked.pooling or _usual(job), "include_prompt": True}
     prompts = (_published(job, "config_sentence_transformers.json") or {}).get("prompts") or {}
-    if job.embedding.prompts:
-        prompts = {name: text for name, text in job.embedding.prompts.items() if text}
+    if asked.prompts:
+        prompts = {name: text for name, text in asked.prompts.items() if text}
         if prompts and not pooling["include_prompt"]:
             message = "the checkpoint pools without its prompts, which is not supported here"
-            hint = "set embedding.pooling, or remove embedding.prompts"
+            hint = "remove embedding.prompts"
             raise RecipeError(Problem("pooled-prompt", message, path="embedding.prompts", hint=hint))
-    chosen = normalize if job.embedding.normalize is None else job.embedding.normalize
+    chosen = normalize if asked.normalize is None else asked.normalize
     return Modules(pooling, chosen, prompts, job.data.max_length)
+
+
+def _refuse_other(key: str, asked: Any, published: Any) -> None:
+    """RecipeError where the recipe asks for another module than the checkpoint was trained with."""
+    if None not in (asked, published) and asked != published:
+        message = f"is {asked}, but the checkpoint was trained with {published}"
+        hint = "remove the line, or use a checkpoint without modules.json"
+        raise RecipeError(Problem("module-differs", message, path=f"embedding.{key}", hint=hint))
 
 
 def saved_modules(job: Job, folder: Path) -> Modules:
@@ -152,7 +180,7 @@ def _refuse_others(kinds: list[str]) -> None:
 
 
 def _published(job: Job, name: str) -> Any:
-    """A JSON file beside the weights of the base model; None where there is none."""
+    """The content of a JSON file beside the weights of the base model; None where there is none."""
     from transformers.utils import cached_file
 
     reference = model_reference(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.tasks import FORMATS
 from launcher.tasks.embedding import BY_RANK, LOSSES, NEGATIVES, POSITIVE_PAIR, SCORED_PAIR
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.sources import Row, bad_row, is_empty, kind_of
@@ -69,6 +71,14 @@ def _made_up_scored(draw: random.Random, index: int) -> dict[str, Any]:
     return {**texts, "score": 1.0 if colour == other else 0.2}
 
 
+def fitting(own: Mapping[str, OwnFormat], formats: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
+    """A made-up row that the loss takes: the values, or a row of the first of `formats`."""
+    if any(FORMATS[name].needed.keys() <= values.keys() for name in formats):
+        return values
+    draw = random.Random(json.dumps(values))
+    return own[formats[0]].make(draw, draw.randrange(64))
+
+
 class TrainEmbedding(TrainTask):
     own_formats = {
         POSITIVE_PAIR.name: OwnFormat(shape_positive, made_up_positive),
@@ -87,6 +97,9 @@ class TrainEmbedding(TrainTask):
             raise RecipeError(Problem("format-loss", message, path="embedding.loss", hint=f"use {fitting}"))
         drops = overlong_of(job, detected.format) == "drop"
         return EncodeTexts(job, processing, columns_of(job), max_length_of(job), drops)
+
+    def rehearsed(self, job: Job, values: dict[str, Any]) -> dict[str, Any]:
+        return fitting(self.own_formats, LOSSES[job.embedding.loss].formats, values)
 
     def samples(self, job: Job, samples: Any, processing: Any) -> Any:
         from launcher.train.contrast import TextRows
@@ -107,8 +120,11 @@ class TrainEmbedding(TrainTask):
         return pieces, len(sample["input_ids"]), len(sample["input_ids"])
 
     def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
-        if LOSSES[job.embedding.loss].in_batch and micro_batch < 2 and not job.embedding.negatives:
-            message = "a micro-batch of 1 has no negatives: the loss would be 0"
+        from launcher.train.model.sentence import modules_of
+
+        modules_of(job)  # refuses those of the checkpoint that are not trained, before it is loaded
+        if LOSSES[job.embedding.loss].compares and micro_batch < 2 and not job.embedding.negatives:
+            message = "a micro-batch of 1 row has nothing to compare it with: the loss would be 0"
             path = "trainer.per_device_train_batch_size"
             raise RecipeError(Problem("no-negatives", message, path=path, hint="use 2 or more"))
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.tasks.embedding import BY_SCORE, POSITIVE_PAIR
+from launcher.tasks.embedding import BY_RANK, BY_SCORE, POSITIVE_PAIR
 from launcher.tasks.reranker import LOSSES, RANKING, RELEVANCE
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.tasks.embedding import (
     best_first,
     correlations,
+    fitting,
     made_up_positive,
     rank_scores,
     shape_positive,
@@ -23,12 +24,12 @@ from launcher.train.tasks.embedding import (
 from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from launcher.train.data.build import Data
     from launcher.train.data.encoded import Encoder
     from launcher.train.data.formats import Detected
     from launcher.train.job import Job
-
-_IDENTITY, _SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 
 
 def _shape_relevance(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def _as_list(values: Mapping[str, Any]) -> tuple[str, list[str], list[float]]:
 
 
 def _made_up_relevance(draw: random.Random, index: int) -> dict[str, Any]:
-    row = made_up_positive(draw, index)
+    row = made_up_positive(draw, index // 2)  # two documents of each query
     good = index % 2 == 0
     document = row["positive"] if good else row["negative_1"]
     return {"query": row["anchor"], "document": document, "score": float(good)}
@@ -104,6 +105,9 @@ class TrainReranker(TrainTask):
         most = job.reranker.documents
         return EncodeDocuments(processing, job.reranker.loss, most, max_length_of(job), drops)
 
+    def rehearsed(self, job: Job, values: dict[str, Any]) -> dict[str, Any]:
+        return fitting(self.own_formats, LOSSES[job.reranker.loss].formats, values)
+
     def samples(self, job: Job, samples: Any, processing: Any) -> Any:
         return samples
 
@@ -120,20 +124,35 @@ class TrainReranker(TrainTask):
         return pieces, len(sample["input_ids"]), len(sample["input_ids"])
 
     def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
-        """Nothing: what rows need was checked when they were read."""
+        """RecipeError where metrics of ranking have no query with documents of different labels."""
+        named = [name for name in job.data.metrics if name in BY_RANK]
+        if not named or data.eval is None:
+            return
+        labels: dict[int, set[float]] = {}
+        for number, relevance in zip(data.eval["query"], data.eval["relevance"], strict=True):
+            seen = labels.setdefault(number[0], set())
+            seen.update(relevance)
+            if len(seen) > 1:
+                return
+        message = f"includes {named[0]}, but no held-out query has documents of different labels"
+        hint = "give data.eval a file with several documents of each query, or use spearman"
+        raise RecipeError(Problem("nothing-ranked", message, path="data.metrics", hint=hint))
 
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
         from sentence_transformers.cross_encoder import losses
 
         from launcher.train.contrast import RerankerTrainer, Scorer
+        from launcher.train.model.sentence import write_scorer
 
         called = Scorer()
-        loss = getattr(losses, job.reranker.loss)(called)
-        # What CrossEncoder.predict puts on the score.
-        activation = _IDENTITY if job.reranker.loss == "MSELoss" else _SIGMOID
-        model.config.sentence_transformers = {"activation_fn": activation}
         lists = "documents" in LOSSES[job.reranker.loss].options
-        return RerankerTrainer(**common, called=called, loss=loss, lists=lists)
+        # All pairs of a micro-batch at a time: ranks with other numbers of documents would run other numbers
+        # of forward passes, and wait for each other for ever.
+        options = {"mini_batch_size": -1} if lists else {}
+        loss = getattr(losses, job.reranker.loss)(called, **options)
+        return RerankerTrainer(
+            **common, called=called, loss=loss, lists=lists, beside=lambda folder: write_scorer(job, folder)
+        )
 
     def scores(self, found: Evaluated) -> dict[str, float]:
         (labels, queries), predicted = found.targets, found.predictions
@@ -143,11 +162,17 @@ class TrainReranker(TrainTask):
         """The score of a document (second text) for a query, as CrossEncoder.predict gives it."""
         import torch
 
+        from launcher.train.model.sentence import IDENTITY, activation_of
+
         model, length = trained.model, trained.job.data.max_length
         inputs = trained.processing(*texts, truncation=True, max_length=length, return_tensors="pt")
         score = model(**inputs.to(trained.device)).logits[0, 0].float()
-        activation = (getattr(model.config, "sentence_transformers", None) or {}).get("activation_fn")
-        return f"{float(score if activation == _IDENTITY else torch.sigmoid(score)):.4f}"
+        return f"{float(score if activation_of(trained.job) == IDENTITY else torch.sigmoid(score)):.4f}"
+
+    def write_beside(self, job: Job, model: Any, folder: Path) -> None:
+        from launcher.train.model.sentence import write_scorer
+
+        write_scorer(job, folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +259,8 @@ class CollateDocuments:
 
 def ranked_scores(names: Sequence[str], predicted: Any, labels: Any, queries: Any) -> dict[str, float]:
     """Scores of ranking the documents of each query. predicted, labels: [rows, documents], NaN or -100 where
-    a row has fewer; queries: numbers [rows]: rows of the same query are one list."""
+    a row has fewer; queries: numbers [rows]: rows of the same query are one list. Queries whose documents all
+    have the same label have no order, and do not count."""
     import numpy as np
 
     there = ~np.isnan(predicted) & ~np.isnan(labels) & ~((predicted == -100) & (labels == -100))
@@ -245,7 +271,7 @@ def ranked_scores(names: Sequence[str], predicted: Any, labels: Any, queries: An
     for query in np.unique(queries) if ranks else ():
         mask = there & (queries == query)[:, None]
         relevant = labels[mask][best_first(predicted[mask], labels[mask])].tolist()
-        if max(relevant, default=0) > 0:  # scores that are NaN rank nothing
+        if len(set(relevant)) > 1:
             rank_scores(ranks, relevant, relevant)
     found |= {name: float(np.mean(values)) if values else 0.0 for name, values in ranks.items()}
     return {name: found[name] for name in names}

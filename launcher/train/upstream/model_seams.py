@@ -14,6 +14,20 @@ def layer_classes(model: Any) -> frozenset[str]:
     return frozenset(getattr(model, "_no_split_modules", None) or ())
 
 
+def leave_embedding_out(model: Any) -> None:
+    """No layer class holds the token embedding afterwards, as BertEmbeddings does.
+
+    accelerate 1.15 makes the embedding a unit of its own after the layers, and FSDP2 cannot shard it twice.
+    """
+    embedding = model.get_input_embeddings()
+    holders = {
+        type(module).__name__
+        for module in model.modules()
+        if module is not embedding and any(one is embedding for one in module.modules())
+    }
+    model._no_split_modules = sorted(layer_classes(model) - holders)
+
+
 def names_not_saved(model: Any) -> frozenset[str]:
     """Weights that save_pretrained leaves out, such as the twin of a tied weight."""
     return frozenset(getattr(model, "_keys_to_ignore_on_save", None) or ())

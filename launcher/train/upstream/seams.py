@@ -317,6 +317,14 @@ SEAMS = (
         "Groups that libraries make without a timeout get trainer.ddp_timeout.",
         ("default_pg_timeout", "return default_pg_timeout", "return default_pg_nccl_timeout"),
     ),
+    # --- sentence-transformers ----------------------------------------------------------------------
+    Seam(
+        "sentence_transformers.base.losses.gradcache", "_backward_hook", ("6.2.0", 316),
+        "upstream/sentence_seams.py", "context",
+        "Cached losses reduce gradients once for a micro-batch where the model, or what it calls "
+        "`_orig_mod`, is DDP.",
+        ('getattr(loss_obj.model, "_orig_mod", loss_obj.model)',),
+    ),
     # --- tqdm -------------------------------------------------------------------------------------
     Seam(
         "tqdm.std", "tqdm.display", ("4.70.1", 1471), "progress.py", "patch",
