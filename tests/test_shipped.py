@@ -46,6 +46,8 @@ PROMISED = {
     "qwen3_8b_grpo",
     "qwen2_5_0_5b_grpo_24gb",
     "bge_base_embedding_24gb",
+    "modernbert_base_embedding_24gb",
+    "modernbert_large_long_texts",
     "qwen3_embedding_0_6b",
     "minilm_reranker_24gb",
     "qwen3_0_6b_reranker",

@@ -94,8 +94,16 @@ class Layout:
     """RMSNorm in Python (upcasts to float32), else the fused LayerNorm."""
     norms: int = 2
     """Norms of hidden width per layer."""
+    norm_bias: bool = True
+    """A LayerNorm has a bias."""
     input_norms: bool = True
     """Attention and feed-forward block read normed inputs."""
+    attention_norm: bool = True
+    """Attention does, where `input_norms` holds."""
+    attended_variable: bool = False
+    """The layer's function has what attention made as a variable until it returns."""
+    embedding_norm: bool = False
+    """The embeddings are normed before the first layer."""
     output_norms: bool = False
     """Their outputs are normed before the residual sum."""
     wide_norm_weight: bool = False
@@ -108,6 +116,8 @@ class Layout:
     """Residual dropout, after each attention and each feed-forward block."""
     attention_dropout: float = 0.0
     """On the attention weights; 0 for families whose published configurations have none."""
+    attended_dropout: float = 0.0
+    """ModernBERT: on what attention made, before the residual sum."""
     inner_dropout: float = 0.0
     """Inside the feed-forward block."""
     float_softmax: bool = True
@@ -152,7 +162,8 @@ class Layout:
     """The rotated share is cut out of each head, and joined with the rest by a copy."""
     rotary_kind: str = ""
     """Of other ways to rotate than Llama's. halves: of gpt-oss, which turns the halves of a head with factors
-    of half its width and joins them by a copy. complex: of Llama 4, as complex numbers in float32."""
+    of half its width and joins them by a copy. complex: of Llama 4, as complex numbers in float32. float: of
+    ModernBERT, Llama's in float32."""
     window: int = 0
     """Positions that a token attends to; 0: all before it."""
     windowed: tuple[int, ...] | None = None
@@ -550,6 +561,47 @@ def _bert(s: Sizes) -> Layout:
     )
 
 
+def _modernbert(s: Sizes) -> Layout:
+    c, h = s.config, s.hidden
+    bias, mlp_bias = bool(c["attention_bias"]), bool(c["mlp_bias"])
+    norm = h * (2 if c["norm_bias"] else 1)
+
+    def make(s: Sizes, kind: str) -> Layout:
+        attention = (("attn.Wqkv", h, 3 * h, "norm1"), ("attn.Wo", h, h, "attn"))
+        mlp = (("mlp.Wi", h, 2 * s.inner, "norm2"), ("mlp.Wo", s.inner, h, "act"))
+        base, n, first = "model.layers.{}.", s.layers, kind == "first"
+        return _plain(
+            s,
+            linears_below(base, n, bias, *attention) + linears_below(base, n, mlp_bias, *mlp),
+            layer_extra=norm if first else 2 * norm,
+            # The norm of the embeddings and the final one.
+            model_extra=2 * norm,
+            gated=True,
+            norm_bias=bool(c["norm_bias"]),
+            attention_norm=not first,
+            attended_variable=True,
+            embedding_norm=True,
+            activation=str(c.get("hidden_activation", "gelu")),
+            attention_dropout=float(c.get("attention_dropout", 0.0)),
+            attended_dropout=float(c.get("attention_dropout", 0.0)),
+            inner_dropout=float(c["mlp_dropout"]),
+            fused_qkv=True,
+            rotary_kind="float",
+            causal=False,
+            embed_paths=("model.embeddings.tok_embeddings",),
+        )
+
+    return of_kinds(s, ["first", *["others"] * (s.layers - 1)], make)
+
+
+def with_prediction_head(s: Sizes, layout: Layout) -> Layout:
+    """ModernBERT's block before a classifier: a product, an activation and a norm."""
+    rows = (("dense", s.hidden, s.hidden, "head"),)
+    linears = linears_below("head.", 1, bool(s.config["classifier_bias"]), *rows)
+    norm = s.hidden * (2 if layout.norm_bias else 1)
+    return replace(layout, linears=layout.linears + linears, model_extra=layout.model_extra + norm)
+
+
 def _vit(s: Sizes) -> Layout:
     base, n, h, c = "vit.layers.{}.", s.layers, s.hidden, s.config
     inputs = ((f"attention.{name}", h, h, "norm1") for name in ("q_proj", "k_proj", "v_proj"))
@@ -640,7 +692,12 @@ def _t5_stack(s: Sizes, stack: str, n: int, decoder: Layout | None = None) -> La
     )
 
 
-ENCODER_FAMILIES: dict[str, Callable[[Sizes], Layout]] = {"bert": _bert, "vit": _vit, "t5": _t5, "mt5": _t5}
+ENCODER_FAMILIES: dict[str, Callable[[Sizes], Layout]] = {
+    "bert": _bert, "vit": _vit, "t5": _t5, "mt5": _t5, "modernbert": _modernbert,
+}  # fmt: skip
 ENCODER_KINDS: dict[str, Architecture] = {
     "bert": "encoder", "vit": "image-encoder", "t5": "encoder-decoder", "mt5": "encoder-decoder",
+    "modernbert": "encoder",
 }  # fmt: skip
+PREDICTION_HEADS: dict[str, Callable[[Sizes, Layout], Layout]] = {"modernbert": with_prediction_head}
+"""Families whose classifiers read what a block of their own makes of the last hidden states."""

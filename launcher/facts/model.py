@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.architectures import ENCODER_FAMILIES, ENCODER_KINDS, FAMILIES, Layout, Linear, Sizes
+from launcher.facts.architectures import (
+    ENCODER_FAMILIES,
+    ENCODER_KINDS,
+    FAMILIES,
+    PREDICTION_HEADS,
+    Layout,
+    Linear,
+    Sizes,
+)
 from launcher.facts.lora import Adapted, adapted_by, lora_width
 from launcher.facts.mixed_layers import MIXED_FAMILIES
 from launcher.facts.shipped import facts_file
@@ -29,7 +37,7 @@ FAMILY_TASKS: Mapping[str, tuple[str, ...]] = {
     for family, kind in _KINDS.items()
 }
 """Model type -> supported tasks, the most common first."""
-_OWN_TOKEN_HEADS = frozenset({"bert", "gpt2", "gpt_bigcode", "gpt_neox"})
+_OWN_TOKEN_HEADS = frozenset({"bert", "gpt2", "gpt_bigcode", "gpt_neox", "modernbert"})
 """Families with a token classification class of their own, not transformers' generic one."""
 # Size -> its names in configurations, the first one found wins.
 _SPELLINGS: dict[str, tuple[str, ...]] = {
@@ -62,7 +70,8 @@ _LARGEST = {
 """Upper limits of integers from 1 on, some hundred times above any published model."""
 _SHARES = (
     "attn_pdrop", "attention_probs_dropout_prob", "dropout", "dropout_rate", "hidden_dropout",
-    "hidden_dropout_prob", "resid_pdrop", "residual_dropout",
+    "hidden_dropout_prob", "resid_pdrop", "residual_dropout", "attention_dropout", "mlp_dropout",
+    "embedding_dropout", "classifier_dropout",
 )  # fmt: skip
 _IMAGE_SIZES = ("image_size", "patch_size")
 _WITHOUT_EXPERTS = ("granitemoehybrid", "qwen2_moe", "qwen3_moe", "qwen3_next")
@@ -92,6 +101,10 @@ class Head:
     """Trained in full along with an adapter, as peft does for classification heads."""
     gathered: int = 0
     """Logits that each tensor-parallel rank gathers from all ranks; 0: none, it has `out_features`."""
+    dense: Linear | None = None
+    """Of a block before it: this product, an activation and a norm, of each token or sample as the logits."""
+    mean: bool = False
+    """A head for each sample reads the mean over its tokens, not the first one."""
     apart: bool = False
     """Each tensor-parallel rank computes its part of the loss from its own logits."""
 
@@ -450,7 +463,9 @@ def family_layout(model_type: str, sizes: Sizes, task: str) -> Layout:
         # Without the pooler (add_pooling_layer=False).
         linears = tuple(one for one in layout.linears if not one.path.endswith(".pooler.dense"))
         layout = replace(layout, linears=linears)
-    return _bare(layout) if task_named(task).head == "none" else layout
+    if task_named(task).head == "none":
+        return _bare(layout)
+    return PREDICTION_HEADS[model_type](sizes, layout) if model_type in PREDICTION_HEADS else layout
 
 
 def _bare(layout: Layout) -> Layout:
@@ -468,14 +483,17 @@ def task_head(task: str, model_type: str, sizes: Sizes, layout: Layout, num_labe
         return Head("lm_head", layout.embed_width, sizes.vocab, tied=tied)
     if task_named(task).head == "none":
         return Head("", layout.embed_width, 0, per_token=False)
+    dense = next((one for one in layout.linears if one.reads == "head"), None)
     if task_named(task).head == "token-classifier":
         name = "classifier" if model_type in _OWN_TOKEN_HEADS else "score"
         keys = ("classifier_dropout", "hidden_dropout", "hidden_dropout_prob")
         given = [sizes.config[key] for key in keys if sizes.config.get(key) is not None]
-        dropout = float([*given, 0.1][0])
-        return Head(name, sizes.hidden, num_labels, bias=True, saved=True, dropout=dropout)
+        dropout = float([*given, 0.0 if dense else 0.1][0])
+        return Head(name, sizes.hidden, num_labels, bias=True, saved=True, dropout=dropout, dense=dense)
     if model_type in ENCODER_FAMILIES:
-        return Head("classifier", sizes.hidden, num_labels, bias=True, per_token=False, saved=True)
+        mean = sizes.config.get("classifier_pooling") == "mean"
+        more = {"bias": True, "per_token": False, "saved": True}
+        return Head("classifier", sizes.hidden, num_labels, dense=dense, mean=mean, **more)
     # Logits of every token, of which the last token's are used.
     return Head("score", layout.embed_width, num_labels, saved=True)
 

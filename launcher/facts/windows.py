@@ -13,6 +13,9 @@ _EVERY = {"mistral": 4096, "mixtral": None, "phi3": None, "starcoder2": None, "m
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4, "ministral": 0}
 """Families with the window (default 4096) in all layers but every n-th -> n; 0: in all layers.
 `layer_types` of the configuration comes first."""
+_TWO_SIDED = {"modernbert": (128, 3)}
+"""Families whose window has both sides -> the defaults of `local_attention` (positions of both together) and
+of `global_attn_every_n_layers`. A row shorter than one side needs no mask."""
 _SWITCHED = ("qwen2", "qwen3", "qwen3_moe", "smollm3")
 """Families that have the window only with `use_sliding_window`."""
 
@@ -26,6 +29,11 @@ def sliding_window(model_type: str, config: Mapping[str, Any], layers: int) -> t
         step = int(config.get("sliding_window_pattern") or _PATTERNS[model_type])
         derived = [i for i in every if not step or (i + 1) % step]
         return _size(config, 4096), _listed(config, derived)
+    if model_type in _TWO_SIDED:
+        positions, step = _TWO_SIDED[model_type]
+        step = int(config.get("global_attn_every_n_layers") or step)
+        size = int(config.get("local_attention", positions)) // 2
+        return size, _listed(config, [i for i in every if i % step])
     if model_type in _SWITCHED and config.get("use_sliding_window"):
         size = _size(config, None if model_type == "smollm3" else 4096)
         return size, _listed(config, _switched(model_type, config, every))

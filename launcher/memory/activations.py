@@ -150,7 +150,9 @@ def shared_bytes(stacks: Sequence[Stack]) -> int:
     for stack in stacks:
         kind = stack.decodes, stack.block.layout.window if stack.block.layout.head_dim else 0
         kinds[kind] = max(kinds.get(kind, 0), _shared(stack))
-    return sum(kinds.values())
+    first = stacks[0].first
+    embedded = first.tokens * first.hidden * first.dtypes.residual
+    return sum(kinds.values()) + (embedded if first.layout.embedding_norm and first.grad else 0)
 
 
 def _shared(stack: Stack) -> int:
@@ -182,6 +184,9 @@ def mask_bytes(stacks: Sequence[Stack], *, documents: bool) -> int:
     block = stacks[-1].block
     maps = block.rows * block.length**2
     if block.attention == "eager":
+        if not block.layout.causal:
+            masked = {stack.block.layout.window for stack in stacks if stack.block.masked}
+            return len(masked) * maps * block.dtypes.residual
         return 0 if documents else max(_eager_masks(stack.block, maps) for stack in stacks)
     if block.attention != "sdpa":
         return 0

@@ -125,15 +125,19 @@ def rotate(tape: Tape, block: Block, x: Value) -> Value:
         turned = int(x.elements * block.layout.rotary_share)
         x = tape.step([whole], turned, whole.width, view=whole.storage)
         rest = tape.step([whole], whole.elements - turned, whole.width, view=whole.storage)
-    width, n = max(x.width, d.residual), x.elements
-    straight = tape.step([x], n, width)
+    given, n = x.width, x.elements
+    straight = x
+    if block.layout.rotary_kind == "float":
+        straight, x = cast(tape, x, 4), cast(tape, x, 4)
+    width = max(x.width, d.residual)
+    straight = tape.step([straight], n, width)
     low = tape.step([x], n // 2, x.width, view=x.storage)
     high = tape.step([x], n // 2, x.width, view=x.storage)
     high = tape.step([high], n // 2, x.width)
     half = tape.step([low, high], n, x.width, passes=True)
     rotated = add(tape, straight, tape.step([half], n, width))
-    if block.layout.narrow_rotation:
-        rotated = cast(tape, rotated, x.width)
+    if block.layout.narrow_rotation or block.layout.rotary_kind == "float":
+        rotated = cast(tape, rotated, given)
     if rest is None:
         return rotated
     return tape.step([rotated, rest], whole.elements, width, passes=True)
@@ -597,8 +601,9 @@ def _pre_norm(tape: Tape, block: Block, x: Value, encoder: Value | None) -> Valu
     """Llama and most others; some norm the outputs as well or instead, T5's decoder attends twice."""
     h, inner, outer = block.hidden, block.layout.input_norms, block.layout.output_norms
     own = _own_input(tape, block) if block.inputs_width else None
-    made = attention(tape, block, norm(tape, block, x, h) if inner else x)
-    x = _add_residual(tape, block, x, norm(tape, block, made, h) if outer else made)
+    made = attention(tape, block, norm(tape, block, x, h) if inner and block.layout.attention_norm else x)
+    made = dropout(tape, made, block.layout.attended_dropout > 0, block.dtypes.on_cpu)
+    x, attended = _add_residual(tape, block, x, norm(tape, block, made, h) if outer else made), made
     if encoder is not None:
         made = attention(tape, block, norm(tape, block, x, h), read=encoder, out="attn_cross")
         x = _add_residual(tape, block, x, made)
@@ -607,6 +612,8 @@ def _pre_norm(tape: Tape, block: Block, x: Value, encoder: Value | None) -> Valu
         made, weight = norm(tape, block, made, h), _normed_route(tape, block, x)
         made = add(tape, made, norm(tape, block, _experts(tape, block, norm(tape, block, x, h), weight), h))
     x = _add_residual(tape, block, x, norm(tape, block, made, h) if outer else made)
+    if block.layout.attended_variable:
+        tape.reads(attended)
     if own is not None:
         x = _gated_input(tape, block, x, own)
     if block.layout.layer_factor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from launcher.facts.architectures import Linear
 from launcher.facts.capabilities import chunk_rows
 from launcher.facts.model import Head
-from launcher.memory.operations import Block, adapted, cast, dropout, matrix, norm, product
+from launcher.memory.operations import Block, activate, adapted, cast, dropout, matrix, norm, product
 from launcher.memory.tape import Peak, Storage, Tape, Value
 from launcher.tasks import task_named
 
@@ -49,8 +49,9 @@ def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumu
         x = norm(tape, block, x, block.hidden)
     if block.layout.position_bias:
         x = dropout(tape, x, block.layout.dropout > 0, block.dtypes.on_cpu)
-    x = dropout(tape, x, head.dropout > 0, block.dtypes.on_cpu)
     of = task_named(task)
+    if not head.dense:
+        x = dropout(tape, x, head.dropout > 0, block.dtypes.on_cpu)
     if of.head == "none":
         return _compared(tape, x, block, gradient_width, accumulated)
     if of.tiled_logits:
@@ -59,7 +60,11 @@ def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumu
         return _fused(tape, x, block, head)
     if not head.per_token:
         # The first token alone is read; its gradient is written into zeros.
+        x = tape.step([x], x.elements, x.width) if head.mean else x
         x = tape.step([x], block.rows * block.hidden, x.width, view=x.storage)
+    if head.dense:
+        x = norm(tape, block, activate(tape, block, product(tape, block, x, head.dense)), block.hidden)
+        x = dropout(tape, x, head.dropout > 0, block.dtypes.on_cpu)
     if block.chunked and head.per_token and of.causal_loss:
         return _by_chunks(tape, x, block, head, gradient_width, accumulated)
     before, _ = tape.saved()

@@ -224,7 +224,7 @@ def _layer_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
     rows = x.elements // width
     if block.float_operations:
         x = cast(tape, x, 4)
-    params = 2 * width if block.full else 0
+    params = width * (2 if block.layout.norm_bias else 1) if block.full else 0
     statistics = Storage(8 * rows)
     return tape.step(
         [x], x.elements, x.width, saves=[x.storage, statistics], params=params, fresh=x.width * params

@@ -80,10 +80,13 @@ def job_of(spec: ModelSpec, **more: Any) -> MemoryJob:
 
 def traced(spec: ModelSpec, job: MemoryJob, device: str) -> MemoryEstimate:
     targets = "all-linear" if job.adapted is None else ATTENTION
-    settings = {**LORA_16, "adapter.r": RANK, "adapter.target_modules": targets} if job.adapter else {}
+    settings: dict[str, Any] = {"task": spec.task}
+    if job.adapter:
+        settings |= {**LORA_16, "adapter.r": RANK, "adapter.target_modules": targets}
     settings["model.enable_input_require_grads"] = job.adapter and job.checkpointing
-    on_cpu = device == "cpu"
-    asked = request(spec.config, job.to_json(), settings, batches=(ROWS // 2, ROWS), on_cpu=on_cpu)
+    on_cpu, labels = device == "cpu", None if spec.task == "causal-lm" else spec.head.out_features
+    batches = (ROWS // 2, ROWS)
+    asked = request(spec.config, job.to_json(), settings, batches=batches, on_cpu=on_cpu, labels=labels)
     answer = tracer.trace(asked)
     step = read_step(answer, choices_of(job, DEVICES[device]), Line(0.0, 0.0))
     trace = Trace().with_step(step, answer["versions"])
@@ -109,6 +112,41 @@ def rows() -> list[Any]:
 def test_the_closed_form_is_what_is_traced(name: str, device: str, kind: str) -> None:
     spec = read_model_spec(name, FAMILIES[name], "test")
     job = job_of(spec, **JOBS[kind])
+    closed, found = estimate_memory(spec, job, DEVICES[device]), traced(spec, job, device)
+    assert (closed.method, found.method) == ("closed-form", "trace")
+    assert without_context(closed) == pytest.approx(without_context(found), rel=0.01)
+
+
+MODERNBERT = {
+    "model_type": "modernbert", "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8,
+    "num_hidden_layers": 6, "vocab_size": 1000, "max_position_embeddings": 512, "pad_token_id": 0,
+}  # fmt: skip
+ENCODER_JOBS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{name: ({}, job) for name, job in JOBS.items()},
+    "eager": ({}, {"attention": "eager"}),
+    "padded": ({}, {"padded": True}),
+    "padded-eager": ({}, {"padded": True, "attention": "eager"}),
+    "wide-window": ({"local_attention": 1024}, {}),
+    "bf16": ({}, {"precision": "bf16", "dtype": "float32"}),
+    "dropout": ({"attention_dropout": 0.1, "mlp_dropout": 0.1}, {}),
+    "biases": ({"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}, {}),
+}
+WORDS = ("full", "lora")
+QUICK_ENCODERS = ("cpu", "full"), ("cuda", "lora-checkpointing"), ("cuda", "padded-eager")
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [
+        pytest.param(*row, marks=() if row in QUICK_ENCODERS else pytest.mark.slow)
+        for row in itertools.product(DEVICES, ENCODER_JOBS)
+    ],
+)
+def test_encoders_with_windows_on_both_sides(device: str, kind: str) -> None:
+    config, more = ENCODER_JOBS[kind]
+    task = "token-classification" if kind in WORDS else "sequence-classification"
+    spec = read_model_spec("modernbert", {**MODERNBERT, **config}, "test", task)
+    job = job_of(spec, **more)
     closed, found = estimate_memory(spec, job, DEVICES[device]), traced(spec, job, device)
     assert (closed.method, found.method) == ("closed-form", "trace")
     assert without_context(closed) == pytest.approx(without_context(found), rel=0.01)

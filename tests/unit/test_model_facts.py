@@ -32,7 +32,7 @@ def spec(name: str, task: str | None = None, num_labels: int | None = None) -> M
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in MODELS if "bert" not in n and MODELS[n]["config"]["model_type"] != "bert"]
+    "name", [n for n in MODELS if "bert" not in n and "bert" not in MODELS[n]["config"]["model_type"]]
 )
 def test_parameter_count_of_shipped_models(name: str) -> None:
     assert spec(name).params == MODELS[name]["params"]
@@ -44,6 +44,18 @@ def test_parameter_count_of_bert_differs_from_the_published_class_by_the_head() 
     dense = hidden * (hidden + 1)
     classifier, masked_head = dense + 5 * (hidden + 1), dense + 2 * hidden + vocab
     assert labelled.params - classifier + masked_head == MODELS[name]["params"]
+
+
+@pytest.mark.parametrize(("size", "hidden"), [("base", 768), ("large", 1024)])
+def test_modernbert_differs_from_the_published_class_by_the_head(size: str, hidden: int) -> None:
+    name, vocab = f"answerdotai/ModernBERT-{size}", 50368
+    labelled, bare = spec(name, num_labels=5), spec(name, "embedding")
+    block, classifier = hidden * hidden + hidden, 5 * (hidden + 1)
+    # The published class has a tied decoder with a bias.
+    assert labelled.params - classifier + vocab == MODELS[name]["params"]
+    assert labelled.params - classifier - block == bare.params
+    assert bare.layout.indices == (0,)
+    assert bare.layout.others[0].windowed == tuple(i for i in range(bare.num_layers) if i % 3)
 
 
 def test_published_t5_with_its_own_head_is_counted_as_it_is_loaded() -> None:

@@ -103,7 +103,7 @@ SIZES = (
     "interleave_moe_layer_step", "no_rope_layer_interval", "attention_chunk_size",
     "attn_temperature_tuning", "vocab_size_per_layer_input", "hidden_size_per_layer_input",
     "num_kv_shared_layers", "attention_k_eq_v", "use_double_wide_mlp", "enable_moe_block",
-    "top_k_experts",
+    "top_k_experts", "norm_bias", "mlp_dropout", "classifier_bias", "classifier_pooling", "local_attention",
 )  # fmt: skip
 """Fields of configurations that decide sizes."""
 
