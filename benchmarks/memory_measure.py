@@ -103,7 +103,8 @@ def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
 
         processing.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
         prompts = [" ".join(["word"] * (row.length // 2))] * count
-        return RandomData(_dataset({"prompt": prompts, "row_of_data": [""] * count}), None)
+        places = [{"place": "", "columns": {"answer": ""}}] * count
+        return RandomData(_dataset({"prompt": prompts, "row_of_data": places}), None)
     if columns := _OF_TRL.get(task):
         return RandomData(columns(row, count, made, plan.spec.vocab_size), None)
     rows: list[dict[str, Any]] = []
