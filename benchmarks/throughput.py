@@ -257,13 +257,14 @@ def other_work(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
 def other_course(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
     """Why a side did not do what `plain` did in every step; for sides that run the same Trainer.
 
-    First losses do not tell: DPO's is ln 2 whatever the rows are, GRPO's is 0.
+    First losses do not tell: DPO's is ln 2 whatever the rows are. GRPO's are 0 but for rounding (1e-6):
+    its rewards tell.
     """
     found = {}
     for name, done in runs.items():
         for what in ("losses", "rewards"):
             mine, theirs = (getattr(side[0], what) for side in (done, runs.get("plain", done)))
-            least = SAME_COURSE * max(map(abs, theirs), default=0.0)
+            least = SAME_COURSE * max(map(abs, theirs), default=0.0) + 1e-6
             for step, (one, other) in enumerate(zip(mine, theirs, strict=True), start=1):
                 if abs(one - other) > least:
                     found[name] = (

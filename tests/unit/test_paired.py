@@ -132,6 +132,9 @@ def test_a_side_that_trains_otherwise_makes_no_claim():
     runs["ours"][0].losses[1] = 1.51
     assert throughput.other_course(runs).keys() == {"ours"}
     assert throughput.other_work(runs) == {}, "which looks at the first loss"
+    for side, loss in (("plain", 0.0), ("ours", 1e-8)):
+        runs[side][0].losses[:] = [loss]
+    assert throughput.other_course(runs) == {}, "GRPO's losses are rounding"
 
 
 def test_notes_become_a_run(tmp_path):
