@@ -175,7 +175,7 @@ def _other_peaks(
     )
     resident = states.total + buffers + context
     dtypes = engine.dtypes(job, on_cpu=hardware.is_cpu)
-    rows = job.eval_batch * job.sequences_per_sample
+    rows = job.eval_batch * job.sequences_per_sample // job.passes
     block = make_block(spec, dtypes, spec.layout.stacks[-1], rows, length, job.attention)
     evaluation = evaluation_bytes(block, spec.head, spec.task)
     freed = states.gradients if engine.frees_gradients(job) else 0
@@ -209,15 +209,18 @@ def memory_notes(job: MemoryJob, hardware: Hardware) -> tuple[str, ...]:
 
 
 def kept_predictions(spec: ModelSpec, job: MemoryJob) -> int:
-    """Bytes of one evaluation batch that metrics read, gathered from all ranks: token ids, or class scores.
+    """Bytes of one evaluation batch that metrics read, gathered from all ranks: token ids, class scores, or
+    embeddings.
 
-    Each sample brings its label, each token its own; both are 64-bit numbers.
+    Each sample brings its label, each token and each text its own; all are 64-bit numbers.
     """
     samples = job.eval_batch * job.data_parallel * job.sequence_parallel
     task = task_named(spec.task)
     if task.keeps_token_predictions:
         return 16 * samples * job.sequence_length
-    return samples * (4 * spec.head.out_features + 8) if task.adds_head else 0
+    if task.head == "none":
+        return samples * job.sequences_per_sample * (4 * spec.hidden_size + 8)
+    return samples * job.sequences_per_sample * (4 * spec.head.out_features + 8) if task.adds_head else 0
 
 
 def max_micro_batch(

@@ -50,12 +50,14 @@ class MemoryJob:
     adapter_dropout: float = 0.0
     sequences_per_sample: int = 1
     """Sequences of `sequence_length` that one sample of a micro-batch brings: 2 for preference pairs."""
+    passes: int = 1
+    """Forward passes over which the sequences of a sample are spread; the activations of all are kept."""
     mini_batch: int = 0
     """Sequences whose activations are held at a time (GradCache); 0: those of the whole micro-batch."""
     gathered: int = 1
     """Ranks whose samples each sample is compared with."""
-    matryoshka: int = 1
-    """Widths of an embedding that are trained."""
+    matryoshka: int = 0
+    """Widths of an embedding that MatryoshkaLoss trains; 0: there is no such loss."""
     reference_model: bool = False
     """A frozen second copy of the weights is held on the device."""
     extra_forwards: int = 0
@@ -118,11 +120,23 @@ class MemoryJob:
         return {**asdict(self), "engine": self.engine.name}
 
     @property
+    def sequences(self) -> int:
+        """Of a micro-batch."""
+        return self.micro_batch * self.sequences_per_sample
+
+    @property
+    def forwards(self) -> int:
+        """Forward passes of a micro-batch that are followed by a backward pass."""
+        if not self.mini_batch:
+            return self.passes
+        return self.passes * -(-self.sequences // self.passes // self.mini_batch)
+
+    @property
     def rows(self) -> tuple[int, int]:
-        """Rows of a micro-batch, and tokens of each."""
-        sequences = self.micro_batch * self.sequences_per_sample
-        if self.mini_batch:  # one column of texts after the other
-            sequences = min(self.mini_batch, self.micro_batch)
+        """Rows of a forward pass, and tokens of each."""
+        sequences = self.sequences // self.passes
+        if self.mini_batch:
+            sequences = min(self.mini_batch, sequences)
         if self.one_row:
             return 1, sequences * self.sequence_length
         return sequences, self.sequence_length

@@ -81,17 +81,22 @@ def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumu
 
 
 def _compared(tape: Tape, x: Value, block: Block, gradient_width: float, accumulated: bool) -> HeadCost:
-    """Hidden states to embeddings, as sentence-transformers pools: a mask of their size, and its product.
+    """Hidden states to embeddings, as sentence-transformers 6.2 pools: `mean` over all tokens, or the last
+    token of a causal model, whose mask is as large as the states.
 
-    What is compared is a matrix of embeddings, small against hidden states; `contrast` counts it.
+    contrast.py has what compares embeddings.
     """
-    masked = tape.step([x], x.elements, 4, saves=[Storage(4 * x.elements)])
-    pooled = tape.step([masked], block.rows * block.hidden, 4)
+    last = block.layout.causal
+    mask = Storage(x.size if last else block.tokens * x.width)
+    masked = tape.step([x], x.elements, x.width, saves=[mask])
+    pooled = tape.step([masked], block.rows * block.hidden, 4, passes=not last)
     loss = tape.step([pooled], 1, 4)
     saved, weights = tape.saved()
     params = sum(node.params for node in tape.nodes)
     peak = tape.backward(loss, gradient_width, accumulated=accumulated)
-    return HeadCost(8 * x.elements, 4 * x.elements, saved, weights, params, peak)
+    # Hidden states, and their product with the mask, which a sum of 16-bit values copies.
+    forward = x.size + masked.size + (4 * x.elements if x.width < 4 else 0)
+    return HeadCost(forward, 0, saved, weights, params, peak)
 
 
 def _loss(tape: Tape, logits: Value, head: Head, *, casts: bool) -> tuple[Value, int, int]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from launcher.facts.hardware import MIB, Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.across_layers import AcrossLayers, across_layers
 from launcher.memory.activations import Stack, make_stacks, mask_bytes, shared_bytes
+from launcher.memory.contrast import contrast
 from launcher.memory.engine import Held
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.layers import LayerCost, layer_cost
 from launcher.memory.loss import HeadCost, head_cost
 from launcher.memory.operations import Block, Dtypes
 from launcher.memory.tape import Peak
+from launcher.tasks import task_named
 
 CUDA_CONTEXT = 1343 * MIB
 """Context of a V100 by NVML before any tensor, from Hugging Face's perf_train_gpu_one page. Newer
@@ -36,6 +38,8 @@ class _Pass:
     gradient_width: float
     """Of a trained parameter after the layer that runs; 0 where all gradients exist already."""
     across: AcrossLayers
+    batches: int
+    """Of `shared`, the inputs of the step."""
 
     def layer_saved(self, cost: LayerCost, stack: Stack) -> tuple[int, int]:
         """Activations and copies of weights that a layer keeps until its turn comes."""
@@ -116,6 +120,12 @@ class _Pass:
             temporary=weights + (0 if self.checkpointing else self.masks),
         )
 
+    def kept(self) -> Components:
+        """What its backward pass needs, while other forward passes run."""
+        saved, weights = self.below(len(self.costs) - 1, self.costs[-1][0].layers)
+        saved += self.shared - self.batches + self.head.saved
+        return Components(activations=saved, temporary=weights + self.head.weights)
+
     def in_forward(self, index: int) -> Components:
         """The worst moment of the forward pass of the last layer of stack `index`."""
         stack, cost, first = self.costs[index]
@@ -154,9 +164,12 @@ class _Pass:
         )
 
 
-def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, unsharded: float) -> _Pass:
-    """`gradient_width`: bytes that a trained parameter's gradient keeps; `unsharded`: see Held."""
-    stacks, keeps = make_stacks(part, job, d), job.engine.keeps_gradients(job)
+def _pass(
+    part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, unsharded: float, *, keeps: bool
+) -> _Pass:
+    """`gradient_width`: bytes that a trained parameter's gradient keeps; `unsharded`: see Held; `keeps`: all
+    gradients exist already."""
+    stacks = make_stacks(part, job, d)
     # What FSDP2 reduces after each micro-batch is added to the shards, not to what a layer has just made.
     accumulated = keeps and not job.reduces_each
     running = max(gradient_width, unsharded)
@@ -168,13 +181,13 @@ def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, uns
     head = head_cost(stacks[-1].block, part.head, part.task, running, accumulated)
     masks = mask_bytes(stacks, documents=job.document_mask)
     # The Trainer fetches all micro-batches of a step before it computes the first (get_batch_samples).
-    batches = (job.accumulation or 1) * _batch_bytes(stacks[-1].block)
+    batches = (job.accumulation or 1) * job.forwards * _batch_bytes(stacks[-1].block)
     shared = shared_bytes(stacks) + batches
     shared += masks if job.checkpointing else 0
     across = across_layers(stacks, running, accumulated=accumulated)
     shared += across.kept(checkpointing=job.checkpointing)
     width = 0.0 if keeps else gradient_width
-    return _Pass(costs, head, shared, masks, job.checkpointing, width, across)
+    return _Pass(costs, head, shared, masks, job.checkpointing, width, across, batches)
 
 
 def _batch_bytes(block: Block) -> int:
@@ -196,12 +209,48 @@ def training_phases(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> dict
     gradient_width = states.gradients / max(job.trainable_params, 1)
     if engine.keeps_gradients(job):
         resident = replace(resident, gradients=states.gradients)
-    run = _pass(spec, job, engine.dtypes(job, on_cpu=hardware.is_cpu), gradient_width, held.unsharded)
+    d, full = engine.dtypes(job, on_cpu=hardware.is_cpu), replace(resident, gradients=states.gradients)
+
+    def run_once(keeps: bool) -> _Pass:
+        return _pass(spec, job, d, gradient_width, held.unsharded, keeps=keeps)
+
+    run = run_once(engine.keeps_gradients(job))
     moments = _moments(run, held, spec, job)
     found = {name: _sum(resident, parts) for name, parts in moments.items()}
-    full = replace(resident, gradients=states.gradients)
+    if job.forwards > 1:
+        later = {name: _sum(full, parts) for name, parts in _moments(run_once(True), held, spec, job).items()}
+        found = _of_passes(found, later, run.kept(), job)
+    if task_named(spec.task).head == "none":
+        found = _compared(found, resident, run, spec, job)
     found["step"] = replace(full, temporary=engine.step(spec, job, hardware))
     return found
+
+
+def _of_passes(
+    first: dict[str, Components], later: dict[str, Components], kept: Components, job: MemoryJob
+) -> dict[str, Components]:
+    """The moments of several forward passes, which run backwards one after the other, the last one first.
+
+    first: moments before a gradient exists; later: with all of them; kept: by a pass until its turn comes.
+    GradCache's passes run forwards when the one before has run backwards.
+    """
+    if job.mini_batch:
+        return {name: _most([parts, later[name]]) for name, parts in first.items()}
+    found = {name: _sum(parts, kept, job.passes - 1) for name, parts in first.items()}
+    then = {name: _sum(parts, kept, job.passes - 2) for name, parts in later.items() if name != "forward"}
+    return {name: _most([parts, then.get(name, parts)]) for name, parts in found.items()}
+
+
+def _compared(
+    found: dict[str, Components], resident: Components, run: _Pass, spec: ModelSpec, job: MemoryJob
+) -> dict[str, Components]:
+    """The moments with what compares embeddings; its own worst one is at the end of the forward pass."""
+    block = run.costs[-1][0].block
+    of = contrast(spec, job, block.dtypes.residual, on_cpu=block.dtypes.on_cpu)
+    alive = _sum(resident, run.kept(), 0 if job.mini_batch else job.passes)
+    loss = _sum(alive, Components(activations=run.batches + of.saved, logits=of.flow))
+    cached = {name: _sum(parts, Components(activations=of.cache)) for name, parts in found.items()}
+    return {**cached, "forward": _most([cached["forward"], loss])}
 
 
 def _moments(run: _Pass, held: Held, spec: ModelSpec, job: MemoryJob) -> dict[str, Components]:
@@ -229,14 +278,7 @@ def _most(moments: list[Components]) -> Components:
     return max(moments, key=lambda parts: parts.total)
 
 
-def _sum(first: Components, second: Components) -> Components:
-    return Components(
-        first.weights + second.weights,
-        first.gradients + second.gradients,
-        first.optimizer + second.optimizer,
-        first.activations + second.activations,
-        first.logits + second.logits,
-        first.buffers + second.buffers,
-        first.temporary + second.temporary,
-        first.context + second.context,
-    )
+def _sum(first: Components, second: Components, times: int = 1) -> Components:
+    """`second` so many times."""
+    names = [one.name for one in fields(Components)]
+    return Components(**{name: getattr(first, name) + times * getattr(second, name) for name in names})

@@ -286,7 +286,7 @@ class Bench:
 
 def kept_by_sample(job: MemoryJob, memory: Callable[[MemoryJob], MemoryEstimate]) -> int:
     """Bytes of activations and logits of one sample, all layers together, where nothing is recomputed."""
-    alone = replace(job, micro_batch=1, checkpointing=False, spread=1)
+    alone = replace(job, micro_batch=1, mini_batch=0, checkpointing=False, spread=1)
     return max(moment.activations + moment.logits for moment in memory(alone).phases.values())
 
 

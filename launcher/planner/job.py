@@ -78,6 +78,7 @@ def _with_reference(job: MemoryJob, draft: Draft) -> MemoryJob:
     task, trainer = draft.task, draft.fields(draft.trainer)
     held = task.needs_reference(trainer) and not job.adapter
     extra, rollout = task.extra_forwards(trainer), rollout_of(draft)
+    extra += 1 if job.mini_batch else 0  # GradCache computes embeddings before their gradients
     return replace(job, reference_model=held, extra_forwards=extra, rollout=rollout)
 
 
@@ -91,12 +92,13 @@ def _contrast(draft: Draft, copies: int) -> dict[str, Any]:
     """How many sequences a sample makes, and what those of a micro-batch are compared with."""
     task = draft.task
     gathers = task.compares(draft) and draft.embedding.gather_across_devices
-    widths = len(draft.embedding.matryoshka_dims) if task.head == "none" else 1
+    widths = len(draft.embedding.matryoshka_dims) if task.head == "none" else 0
     return {
         "sequences_per_sample": task.sequences(draft),
+        "passes": task.sequences(draft) if task.compares_texts else 1,
         "mini_batch": task.mini_batch(draft) or 0,
         "gathered": copies if gathers else 1,
-        "matryoshka": max(1, widths),
+        "matryoshka": widths,
     }
 
 

@@ -58,11 +58,12 @@ def _assemble(
     batch = chosen.batch
     steps = draft.trainer.max_steps
     steps = steps if isinstance(steps, int) and steps > 0 else None
+    tokens = facts.model.tokens_per_sample or draft.data.max_length
     schedule = Schedule(
         steps=steps,
         epochs=None if steps else draft.trainer.num_train_epochs,
         warmup_steps=_warmup(draft.trainer.warmup_steps, steps),
-        tokens_per_step=batch.global_size * (facts.model.tokens_per_sample or draft.data.max_length),
+        tokens_per_step=batch.global_size * chosen.job.sequences_per_sample * tokens,
     )
     return Plan(
         recipe_file=str(loaded.path),

@@ -180,7 +180,9 @@ def step_work(spec: ModelSpec, job: MemoryJob, kept: int) -> Work:
     shared, parts = _shared(spec, job), job.sequence_parallel
     spec, job = on_rank(spec, job)
     micro_steps = job.accumulation or 1
-    recomputed = 1 if job.checkpointing else 0
+    # A checkpoint computes its layers again; GradCache all embeddings, whose gradients it has then.
+    recomputed = (1 if job.checkpointing else 0) + (1 if job.mini_batch else 0)
+    forwards = micro_steps * job.forwards
     passes = FORWARD_PASSES * (1 + recomputed) + BACKWARD_PASSES
     samples = job.micro_batch * micro_steps
     whole = replace(job, data_parallel=1, zero_stage=0, offload_optimizer="none", offload_param="none")
@@ -195,12 +197,12 @@ def step_work(spec: ModelSpec, job: MemoryJob, kept: int) -> Work:
     gathers = GATHERS_PER_LAYER if job.engine.stage(job) == 3 else 0
     return Work(
         flops=micro_steps * _flops(spec, job, parts),
-        traffic=samples * passes * kept + micro_steps * streamed + (0 if offloads else update),
+        traffic=samples * passes * kept + forwards * streamed + (0 if offloads else update),
         sent=sent,
         shared=micro_steps * (2 + recomputed) * shared,
         hosted=hosted,
         host_traffic=update if offloads else 0,
-        launches=micro_steps * layers * (kernels + gathers) * (3 + recomputed),
+        launches=forwards * layers * (kernels + gathers) * (3 + recomputed),
     )
 
 
@@ -229,6 +231,7 @@ def _flops(spec: ModelSpec, job: MemoryJob, parts: int) -> float:
     `parts`: of a sample, of which this device has one; its positions attend to all of them.
     """
     rows, length = job.rows
+    rows = job.sequences if job.forwards > 1 else rows
     tokens = rows * length
     attended = parts * (job.sequence_length if is_varlen(job.attention) else length)
     linears = 2.0 * tokens * (spec.linear_weights + _active_experts(spec))

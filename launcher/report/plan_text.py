@@ -94,7 +94,8 @@ def _job(plan: Plan) -> list[str]:
         *_reach(plan),
         *_router_loss(plan),
         f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s) "
-        f"= {batch.global_size} samples, at most {schedule.tokens_per_step:,} tokens per step",
+        f"= {batch.global_size} samples{_texts(plan)}, at most {schedule.tokens_per_step:,} tokens per step",
+        *_negatives(plan),
         *([f"  layout    {plan.hardware.num_devices} devices: {copies}"] if shared else []),
         f"  length    {length}",
         f"  on oom    {'fail' if plan.on_oom == 'fail' else on_oom}",
@@ -136,6 +137,25 @@ def _reach(plan: Plan) -> list[str]:
     return [
         f"  adapters  reach {reach.params / 1e6:,.1f} M of {plan.spec.params / 1e6:,.1f} M parameters "
         f"(experts: {experts}, router: {router})"
+    ]
+
+
+def _texts(plan: Plan) -> str:
+    """Of a task whose samples are several texts: how many, at most."""
+    texts = plan.job.sequences_per_sample
+    return f" of {texts} texts" if texts > 1 else ""
+
+
+def _negatives(plan: Plan) -> list[str]:
+    """Of a loss that compares the samples of a micro-batch: with how many texts."""
+    if not plan.task.compares(plan):
+        return []
+    compared = plan.batch.micro * plan.job.gathered
+    documents = compared * (plan.job.sequences_per_sample - 1)
+    ranks = f" on {plan.job.gathered} ranks" if plan.job.gathered > 1 else ""
+    return [
+        f"  negatives {documents - 1:,} for each anchor, the other texts of {compared:,} samples{ranks}: "
+        "accumulation adds none"
     ]
 
 
