@@ -56,6 +56,8 @@ class Row:
     """Vision tower and projector of a model of images and text are trained, too."""
     trainer: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `trainer:` that the task adds."""
+    section: Mapping[str, Any] = field(default_factory=dict)
+    """The task's own section of the recipe."""
     impossible: str | None = None
     """Why the row cannot run."""
 
@@ -219,6 +221,11 @@ MODELS |= {
     f"{name}-{task}": replace(MODELS[name], task=task)
     for name in ("llama", "llama-gqa", "qwen3", "mistral", "gpt-neox")
     for task in ("dpo", "kto", "reward", "grpo")
+}
+MODELS |= {
+    f"{name}-{task}": replace(MODELS[name], task=task, config={**MODELS[name].config, "pad_token_id": 0})
+    for name in ("bert", "qwen2", "qwen3")
+    for task in ("embedding", "reranker")
 }
 
 _TEXT = _GROUPED | {"head_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -547,9 +554,40 @@ _OF_TRL = [
     Row("grpo-mistral-fp32-b8", "mistral-grpo", 8, 128),
     Row("grpo-mistral-lora-fp32", "mistral-grpo", 2, 128, **_LORA),
 ]
+_WIDTHS = {"matryoshka_dims": [256, 128, 64]}
+_CACHED = {"loss": "CachedMultipleNegativesRankingLoss", "mini_batch_size": 8}
+_LISTS = {"loss": "LambdaLoss", "documents": 4}
+_OF_TEXTS = [
+    Row("embedding-bert-fp32", "bert-embedding", 8, 128),
+    Row("embedding-bert-fp32-negatives3", "bert-embedding", 4, 128, section={"negatives": 3}),
+    Row("embedding-bert-fp32-matryoshka", "bert-embedding", 8, 128, section=_WIDTHS),
+    Row("embedding-bert-fp32-b512-s8", "bert-embedding", 512, 8),
+    Row("embedding-bert-fp32-b512-matryoshka", "bert-embedding", 512, 8, section=_WIDTHS),
+    Row("embedding-bert-fp32-cosent", "bert-embedding", 8, 128, section={"loss": "CoSENTLoss"}),
+    Row("embedding-bert-cached-fp32", "bert-embedding", 64, 128, section=_CACHED),
+    Row("embedding-bert-bf16-cached-negatives1", "bert-embedding", 16, 128, "bf16",
+        section={**_CACHED, "negatives": 1}),
+    Row("embedding-bert-bf16-ckpt", "bert-embedding", 16, 128, "bf16", **_CKPT),
+    Row("embedding-bert-lora-bf16", "bert-embedding", 8, 128, "bf16", **_LORA),
+    Row("embedding-bert-fp32-accumulation2", "bert-embedding", 4, 128, accumulation=2),
+    Row("embedding-qwen2-fp32-s128", "qwen2-embedding", 4, 128),
+    Row("embedding-qwen2-bf16-negatives1", "qwen2-embedding", 4, 128, "bf16", section={"negatives": 1}),
+    Row("embedding-qwen3-lora-fp32-cached", "qwen3-embedding", 32, 128, section=_CACHED, **_LORA),
+    Row("embedding-qwen3-lora-bf16true-ckpt", "qwen3-embedding", 8, **_TRUE, **_LORA, **_CKPT),
+    Row("reranker-bert-fp32", "bert-reranker", 8, 128),
+    Row("reranker-bert-bf16-ckpt", "bert-reranker", 16, 128, "bf16", **_CKPT),
+    Row("reranker-bert-lora-bf16", "bert-reranker", 8, 128, "bf16", **_LORA),
+    Row("reranker-bert-fp32-lists", "bert-reranker", 4, 128, section=_LISTS),
+    Row("reranker-bert-fp32-listnet-ckpt", "bert-reranker", 4, 128,
+        section={"loss": "ListNetLoss", "documents": 8}, **_CKPT),
+    Row("reranker-bert-fp32-accumulation2", "bert-reranker", 4, 128, accumulation=2),
+    Row("reranker-qwen2-fp32", "qwen2-reranker", 4, 128),
+    Row("reranker-qwen3-lora-bf16-lists", "qwen3-reranker", 2, 128, "bf16", section=_LISTS, **_LORA),
+]  # fmt: skip
 
 ROWS: tuple[Row, ...] = (
     *_LLAMA, *_FAST, *_DECODERS, *_OF_2025, *_OF_2026, *_ENCODERS, *_TWO_PROCESSES, *_WITH_IMAGES, *_OF_TRL,
+    *_OF_TEXTS,
 )  # fmt: skip
 
 

@@ -105,6 +105,8 @@ def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
         prompts = [" ".join(["word"] * (row.length // 2))] * count
         places = [{"place": "", "columns": {"answer": ""}}] * count
         return RandomData(_dataset({"prompt": prompts, "row_of_data": places}), None)
+    if task in _OF_TEXTS:
+        return _OF_TEXTS[task](row, plan, count, processing)
     if columns := _OF_TRL.get(task):
         return RandomData(columns(row, count, made, plan.spec.vocab_size), None)
     rows: list[dict[str, Any]] = []
@@ -144,6 +146,40 @@ def judged(row: Row, count: int, made: Any, words: int) -> Any:
 
 _OF_TRL = {"dpo": pairs, "reward": ranked, "kto": judged}
 """Task -> samples as its trainer of trl collates them."""
+
+
+def texts(row: Row, plan: Plan, count: int, processing: Any) -> RandomData:
+    """The samples of task embedding."""
+    import torch
+
+    from launcher.train.contrast import TextRows
+    from launcher.train.tasks.embedding import CollateTexts, columns_of
+
+    names, made = columns_of(plan), torch.Generator().manual_seed(0)
+    ids = _ids(count, row.length * len(names), made, plan.spec.vocab_size)
+    columns: dict[str, Any] = {"input_ids": ids, "lengths": [[row.length] * len(names)] * count}
+    if plan.at("embedding.loss") == "CoSENTLoss":
+        columns["score"] = [float(index % 2) for index in range(count)]
+    return RandomData(TextRows(_dataset(columns), names), CollateTexts(processing, names))
+
+
+def documents(row: Row, plan: Plan, count: int, processing: Any) -> RandomData:
+    """The samples of task reranker."""
+    import torch
+
+    from launcher.train.tasks.reranker import CollateDocuments
+
+    number, made = plan.at("reranker.documents"), torch.Generator().manual_seed(0)
+    ids = _ids(count, row.length * number, made, plan.spec.vocab_size)
+    relevance = [[float((index + n) % 2) for n in range(number)] for index in range(count)]
+    columns: dict[str, Any] = {"input_ids": ids, "lengths": [[row.length] * number] * count}
+    if plan.spec.model_type == "bert":  # its tokenizer tells the second text from the first
+        columns["token_type_ids"] = [[n % row.length * 2 // row.length for n in range(len(ids[0]))]] * count
+    columns |= {"relevance": relevance, "query": [[index] for index in range(count)]}
+    return RandomData(_dataset(columns), CollateDocuments(processing))
+
+
+_OF_TEXTS = {"embedding": texts, "reranker": documents}
 
 
 def _ids(count: int, size: int, made: Any, words: int) -> list[list[int]]:

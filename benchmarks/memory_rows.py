@@ -35,7 +35,13 @@ _FORMATS = {
     "reward": "preference",
     "kto": "unpaired-preference",
     "grpo": "prompt",
+    "embedding": "positive-pair",
+    "reranker": "relevance",
+    "CoSENTLoss": "scored-pair",
+    "LambdaLoss": "ranking",
+    "ListNetLoss": "ranking",
 }
+"""Format of the rows of a task, or of a loss."""
 
 
 def hardware_of(row: Row) -> Hardware:
@@ -52,6 +58,7 @@ def spec_of(row: Row) -> ModelSpec:
 def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
     """The recipe of a row. Engine fsdp is planned as ddp, which decides the same settings."""
     model = MODELS[row.model]
+    form = _FORMATS.get(row.section.get("loss", ""), _FORMATS.get(model.task, "prompt-completion"))
     recipe: dict[str, Any] = {
         "task": model.task,
         "model": {
@@ -61,7 +68,7 @@ def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
             "loss": row.loss if model.task == "causal-lm" else None,
         },
         "data": {
-            "train": [{"path": "random", "format": _FORMATS.get(model.task, "prompt-completion")}],
+            "train": [{"path": "random", "format": form}],
             **({} if model.task == "image-classification" else {"max_length": row.length}),
             **({"packing": True} if row.packing else {}),
             **({"padding_free": True} if row.free else {}),
@@ -90,6 +97,8 @@ def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
         recipe["reward"] = [{"function": "length", "arguments": {"tokens": 8}}]
         recipe["generation"] = {"num_generations": 2, "max_completion_length": written}
         recipe["trainer"]["generation_kwargs"] = {"min_new_tokens": written}
+    if row.section:
+        recipe[model.task] = dict(row.section)
     if row.engine == "deepspeed":
         recipe["sharding"] |= {"zero_stage": row.zero_stage, "offload_optimizer": row.offload_optimizer}
     return recipe

@@ -187,6 +187,20 @@ def test_the_summary_is_computed_from_the_record(tmp_path: Path) -> None:
     assert "max 50.0% > 12% (gpt2-fp32)" in missed
 
 
+@pytest.mark.parametrize("task", ["embedding", "reranker"])
+@pytest.mark.parametrize("half", memory_grid.HALVES)
+def test_losses_over_texts_are_predicted(tmp_path: Path, task: str, half: str) -> None:
+    """No trace sees these tasks: the closed form alone plans them."""
+    measured = {entry["name"]: entry.get("measured_bytes", 0) for entry in RECORD["rows"]}
+    of = [one.name for one in memory_grid.ROWS if memory_grid.MODELS[one.model].task == task]
+    path = record_of(tmp_path, **{name: measured[name] for name in of})
+    summary = memory_accuracy.summarise(list(memory_accuracy.compare_measured(half, False, path)), "t0")
+    assert summary is not None
+    assert summary.count >= 3
+    assert summary.median <= 0.01
+    assert summary.maximum <= 0.05, summary.worst
+
+
 def test_a_half_keeps_to_its_own_rows() -> None:
     for half in memory_grid.HALVES:
         rows = list(memory_accuracy.compare_measured(half, trace=False, record=memory_measure.RECORD))
