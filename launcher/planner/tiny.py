@@ -29,24 +29,19 @@ _LAYER = re.compile(r"(?<!\w)\d")
 LENGTHS = ("max_steps", "save_steps", "logging_steps", "eval_steps")
 """What `--tiny` shortens, unless the command line sets it: `--tiny --set trainer.max_steps=12`."""
 
+_GONE = {
+    "num_train_epochs", "max_steps", "gradient_accumulation_steps", "warmup_steps", "save_steps",
+    "logging_steps", "per_device_train_batch_size", "eval_steps", "generation_max_length",
+    "generation_num_beams",
+}  # fmt: skip
+"""Fields of `trainer:` that a rehearsal leaves out."""
+
 
 def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRecipe:
     """The recipe of the rehearsal; what changes has the origin `--tiny`."""
     recipe = loaded.recipe
-    gone = {
-        "num_train_epochs",
-        "max_steps",
-        "gradient_accumulation_steps",
-        "warmup_steps",
-        "save_steps",
-        "logging_steps",
-        "per_device_train_batch_size",
-        "eval_steps",
-        "generation_max_length",
-        "generation_num_beams",
-    }
     given = {name for name in LENGTHS if _is_set(loaded, f"trainer.{name}")}
-    gone -= given
+    gone = _GONE - given
     trainer = {k: v for k, v in recipe.trainer.items() if k not in gone and not _is_of_groups(recipe, k)}
     least, _ = task_named(recipe.task).least_batch(trainer)
     if task_named(recipe.task).head == "none":
