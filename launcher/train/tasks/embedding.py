@@ -150,7 +150,9 @@ class TrainEmbedding(TrainTask):
         if found.names[0] in BY_RANK:
             return retrieval(found.names, found.predictions, found.targets)
         left, right = found.predictions[:, 0], found.predictions[:, 1]
-        return correlations(found.names, cosine(left, right), found.targets)
+        from launcher.train.metrics import regression_scores
+
+        return regression_scores(found.names, cosine(left, right), found.targets)
 
     def reply_to_pair(self, trained: Any, texts: Sequence[str]) -> str:
         """The cosine similarity of a query and a document, each with its prompt."""
@@ -341,14 +343,6 @@ def rank_scores(found: dict[str, list[float]], ranked: Sequence[float], ideal: S
     }
     for name in found:
         found[name].append(values[name])
-
-
-def correlations(names: Sequence[str], scores: Any, wanted: Any) -> dict[str, float]:
-    """Correlation of scores with those of the rows."""
-    from scipy import stats
-
-    kinds = {"spearman": stats.spearmanr, "pearson": stats.pearsonr}
-    return {name: float(kinds[name](scores, wanted).statistic) for name in names}
 
 
 TRAIN_TASK = TrainEmbedding()

@@ -14,7 +14,6 @@ from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.tasks.embedding import (
     best_first,
-    correlations,
     fitting,
     made_up_positive,
     rank_scores,
@@ -266,7 +265,9 @@ def ranked_scores(names: Sequence[str], predicted: Any, labels: Any, queries: An
     there = ~np.isnan(predicted) & ~np.isnan(labels) & ~((predicted == -100) & (labels == -100))
     found: dict[str, float] = {}
     if by_score := [name for name in names if name in BY_SCORE]:
-        found |= correlations(by_score, predicted[there], labels[there])
+        from launcher.train.metrics import regression_scores
+
+        found |= regression_scores(by_score, predicted[there], labels[there])
     ranks: dict[str, list[float]] = {name: [] for name in names if name not in BY_SCORE}
     for query in np.unique(queries) if ranks else ():
         mask = there & (queries == query)[:, None]
