@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
@@ -129,7 +129,8 @@ def count_adapter(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted | None
     beside = set(fields) - {"r", "target_modules"}
     if every and not beside:  # a classification head is trained in full along with every adapter
         head = spec.head.own_params if spec.head.saved else 0
-        return Adapted(fields["r"] * lora_width(spec, None) + head, None, fields["r"])
+        width, block = _without_block(spec)
+        return Adapted(fields["r"] * width + head + block, None, fields["r"])
     # peft rewrites patterns and names of experts to fused parameters.
     experts = has_experts(spec) and (isinstance(targets, str) or beside or not fields["target_modules"])
     if spec.foreign or beside - set(_COUNTED) or experts:
@@ -138,8 +139,11 @@ def count_adapter(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted | None
     modules = list(_modules(spec))
     if not (problems := _problems(spec, modules, fields, targets)):
         own_head = [spec.head.name] if spec.head.saved else []  # in modules_to_save, as in the worker
-        fields["modules_to_save"] = [*fields.get("modules_to_save", ()), *own_head]
-        return _count(spec, modules, fields, None if every else targets)
+        dense = spec.head.dense
+        inner = [] if dense is None or not own_head else [dense.path]
+        fields["modules_to_save"] = [*fields.get("modules_to_save", ()), *own_head, *inner]
+        found = _count(spec, modules, fields, None if every else targets)
+        return replace(found, params=found.params + _norm_of_block(spec)) if found and inner else found
     if None in problems:
         return None
     raise RecipeError([problem for problem in problems if problem is not None])
@@ -174,6 +178,21 @@ def lora_width(spec: ModelSpec, paths: Sequence[str] | None) -> int:
         reached = (x for x in spec.linears if not x.skipped)
         return experts + sum((x.in_features + x.out_features) * x.count for x in reached)
     return sum((m.inputs + m.outputs) * m.count for m in _modules(spec) if m.inputs and m.path in paths)
+
+
+def _without_block(spec: ModelSpec) -> tuple[int, int]:
+    """(rank-1 parameters of all linears, parameters of the block before the classifier), which is trained in
+    full like the classifier where there is one."""
+    width, dense = lora_width(spec, None), spec.head.dense
+    if dense is None or not spec.head.saved:
+        return width, 0
+    bias = dense.out_features if dense.bias else 0
+    block = dense.in_features * dense.out_features + bias + _norm_of_block(spec)
+    return width - dense.in_features - dense.out_features, block
+
+
+def _norm_of_block(spec: ModelSpec) -> int:
+    return spec.hidden_size * (2 if spec.layout.norm_bias else 1)
 
 
 def _experts(spec: ModelSpec) -> Iterator[tuple[int, int]]:

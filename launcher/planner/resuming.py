@@ -313,9 +313,9 @@ def _order(old: StoredPlan, new: StoredPlan, ranks: int) -> list[Difference]:
 
 def _completions(plan: StoredPlan, ranks: int) -> int | None:
     """Completions of one generation; None where the model writes none."""
-    if plan.at("trainer.num_generations") is None:
+    if plan.trainer.others.get("num_generations") is None:
         return None
-    steps, own = plan.at("trainer.steps_per_generation"), plan.samples_of_rank
+    steps, own = plan.trainer.others.get("steps_per_generation"), plan.samples_of_rank
     if isinstance(steps, int):
         own = own * steps // (plan.trainer.gradient_accumulation_steps or 1)
     return ranks * own

@@ -24,7 +24,7 @@ def whole_groups(draft: Draft, batches: Sequence[Batch]) -> list[Batch]:
     """
     if not draft.task.rolls_out:
         return list(batches)
-    group, steps = _number(draft, "num_generations"), draft.at("trainer.steps_per_generation")
+    group, steps = _number(draft, "num_generations"), draft.trainer.others.get("steps_per_generation")
     fitting = [batch for batch in batches if _generation(batch, steps) % group == 0]
     if fitting:
         return fitting
@@ -69,7 +69,7 @@ def rollout_of(draft: Draft) -> Rollout | None:
         return None
 
     def field(name: str, default: Any) -> Any:
-        found = draft.at(f"trainer.{name}")
+        found = draft.trainer.others.get(name)
         return default if found is None else found
 
     colocated = bool(field("use_vllm", False)) and field("vllm_mode", "") == "colocate"
@@ -112,6 +112,6 @@ def check_vllm(draft: Draft, spec: ModelSpec, job: MemoryJob, hardware: Hardware
 
 
 def _number(draft: Draft, field: str) -> int:
-    value = draft.at(f"trainer.{field}")
+    value = draft.trainer.others.get(field)
     assert isinstance(value, int), "recorded from `generation:`"
     return value

@@ -57,7 +57,7 @@ class KTO(TrlTask):
     untraceable = "KTO's loss works on tiles of logits that trl cuts, which a trace without trl does not see"
     argument_table = ArgumentTable("kto_config", "trl", "trainer/kto_config.py", "KTOConfig")
     owned_arguments = {
-        **TrlTask.owned_arguments,
+        **{name: why for name, why in TrlTask.owned_arguments.items() if name != "pad_token"},
         **dict.fromkeys(
             ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
             "remove it: the reference is the model before training, and stays so",

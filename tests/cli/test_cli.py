@@ -286,7 +286,7 @@ def test_options_and_positionals_may_be_interleaved(words, found):
 @pytest.mark.parametrize(
     "words",
     [
-        ["generate", "R", "--json", "Hello", "you"], ["schema", "--json", "x"], ["plan", "--json"],
+        ["generate", "R", "--json", "one", "two", "three"], ["schema", "--json", "x"], ["plan", "--json"],
         ["plan", "r.yaml", "--serch", "--json"], ["no-such-command", "--json"], ["--json"],
         ["plan", "r.yaml", "--search", "--explain", "--json"],
         ["estimate", "--tensor-parallel", "x", "--json"],

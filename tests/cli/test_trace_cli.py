@@ -44,6 +44,7 @@ STABLELM = {
         "hidden": 64, "inner": 128, "layers": 8, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 1000,
         "positions": 4096,
     },
+    "embedded": {"path": "model.embed_tokens", "rows": 1000, "width": 64},
     "params": 64000 + 8 * (12288 + 24576 + 128) + 64,
     "linears": [
         {"path": "model.layers.{}.self_attn.q_proj", "in": 64, "out": 64, "bias": False, "count": 8},

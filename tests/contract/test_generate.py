@@ -201,7 +201,10 @@ def test_layers_that_wait_elsewhere_answer_the_same(tmp_path):
     assert {p.device.type for p in spread.parameters()} == {"cpu", "meta"}
     device = settle(spread, "auto")
     assert device.type == "cpu"
-    assert answer(Trained(trained.job, trained.processing, spread, device), "w1 w2", 8) == expected
+    assert (
+        answer(Trained(trained.job, trained.processing, spread, device, trained.folder), "w1 w2", 8)
+        == expected
+    )
 
 
 def test_no_gpu_is_no_free_memory():

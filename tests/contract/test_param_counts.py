@@ -14,7 +14,9 @@ from launcher.errors import RecipeError
 from launcher.facts.model import FAMILY_TASKS, read_model_spec
 from launcher.facts.shipped import facts_file
 from launcher.planner.narrow import narrow_config
+from launcher.tasks import task_named
 from launcher.train.model.adapters import exclusions
+from launcher.train.model.models import head_modules
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -269,7 +271,10 @@ def without_pooler(task: str, config: Any) -> dict[str, bool]:
 def trainable(model: Any, task: str, r: int, targets: Any) -> int:
     """Parameters that peft trains, without the layers that the worker leaves out."""
     left = exclusions({"target_modules": targets}, model)
-    config = peft.LoraConfig(r=r, target_modules=targets, **left, **LORA[task])
+    fields = {**left, **LORA[task]}
+    if task_named(task).adds_head:
+        fields["modules_to_save"] = head_modules(model)  # as the worker
+    config = peft.LoraConfig(r=r, target_modules=targets, **fields)
     with torch.device("meta"):
         adapted = peft.get_peft_model(model, config)
     return sum(p.numel() for p in adapted.parameters() if p.requires_grad)

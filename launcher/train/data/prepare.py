@@ -250,7 +250,7 @@ def _key_parts(
         rollouts = {
             "reference": 1,
             "columns": [None if one is None else sorted(one) for one in read],
-            "template": job.at("trainer.chat_template_kwargs"),
+            "template": job.trainer.others.get("chat_template_kwargs"),
         }
     return {
         **rollouts,

@@ -60,7 +60,9 @@ class PromptEncoder:
     def __init__(self, job: Job, tokenizer: Any) -> None:
         self._job, self._tokenizer = job, tokenizer
         self._rendered = RenderCheck(template_origin(job), masked=False)
-        self._room = job.data.max_length - int(job.at("trainer.max_completion_length"))  # type: ignore[call-overload]
+        longest = job.trainer.others["max_completion_length"]
+        assert isinstance(longest, int), "recorded from `generation:`"
+        self._room = job.data.max_length - longest
         self._needed = [(entry["function"], columns_needed(entry)) for entry in job.reward]
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
@@ -101,7 +103,7 @@ class PromptEncoder:
         return list(made["input_ids"])
 
     def _template_options(self) -> dict[str, Any]:
-        found = self._job.at("trainer.chat_template_kwargs")
+        found = self._job.trainer.others.get("chat_template_kwargs")
         return dict(found) if isinstance(found, Mapping) else {}
 
     def _columns(self, row: Row) -> dict[str, Any]:
