@@ -10,17 +10,14 @@ import difflib
 import importlib
 import itertools
 import os
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.hardware import device_facts
+from launcher.facts.time_limit import TooSlow, time_limit
 from launcher.planner.planner import missing_data
 from launcher.recipe.data_paths import is_glob, is_loaded_hub_id
 from launcher.recipe.loading import LoadedRecipe
@@ -43,10 +40,6 @@ _SECONDS = 2.0
 _NEAR = 0.75
 _SIBLINGS = 10_000
 _COLUMNAR = (".parquet", ".arrow")
-
-
-class _TimeUpError(BaseException):
-    """The time limit is reached. Not an Exception, so that no reader catches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +76,11 @@ def look_at_data(loaded: LoadedRecipe, hooks: Sequence[str]) -> Looked:
         else:
             looked.wrong.append(replace(problem, hint=f"did you mean {near}?"))
     try:
-        with _deadline(_SECONDS):
+        with time_limit(_SECONDS):
             for place, source in sources.items():
                 if exists[source.path] and not is_loaded_hub_id(source.path):
                     _look_at(source, place, loaded.recipe, "format_row" in hooks, looked)
-    except _TimeUpError:
+    except TooSlow:
         pass
     return looked
 
@@ -218,25 +211,6 @@ def _check_rows(rows: Sequence[Row], detected: Detected, task: str) -> None:
             raise
         except (TypeError, AttributeError, KeyError, ValueError):
             return
-
-
-@contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    """Raise _TimeUpError after `seconds`; no limit where there is no timer (WebAssembly, other threads)."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def end(*_: Any) -> None:
-        raise _TimeUpError
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _warning(problem: Problem) -> str:

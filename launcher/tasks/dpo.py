@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.tasks.task import ArgumentTable, PairTask, precomputes
+from launcher.tasks.task import FIXED_REFERENCE, ArgumentTable, PairTask, precomputes
 
 _REFERENCE_FREE = frozenset({"sft"})
 """Losses that read no log-probability of the reference (trl 1.16, DPOTrainer._compute_loss)."""
@@ -36,10 +36,7 @@ class DPO(PairTask):
         **PairTask.owned_arguments,
         "padding_free": "remove it: trl does not support it now",
         "truncation_mode": "remove it: trl keeps the start of a sample",
-        **dict.fromkeys(
-            ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
-            "remove it: the reference is the model before training, and stays so",
-        ),
+        **FIXED_REFERENCE,
     }
     loss_arguments = ("beta", "loss_type")
     known_as = {"trl": ("dpo",), "llamafactory": ("dpo",), "axolotl": ("dpo", "ipo")}

@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.tasks.rows import CHAT, INSTRUCTION, PROMPT_COMPLETION, RowFormat
-from launcher.tasks.task import ArgumentTable, TrlTask, precomputes
+from launcher.tasks.task import FIXED_REFERENCE, ArgumentTable, TrlTask, precomputes
 
 _CUT_AT_THE_END = "but trl cuts such rows at the end"
 _LABEL_WORDS = ("tag", "desirable", "thumbs", "feedback", "good")
@@ -56,13 +56,7 @@ class KTO(TrlTask):
     has_reference = True
     untraceable = "KTO's loss works on tiles of logits that trl cuts, which a trace without trl does not see"
     argument_table = ArgumentTable("kto_config", "trl", "trainer/kto_config.py", "KTOConfig")
-    owned_arguments = {
-        **{name: why for name, why in TrlTask.owned_arguments.items() if name != "pad_token"},
-        **dict.fromkeys(
-            ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
-            "remove it: the reference is the model before training, and stays so",
-        ),
-    }
+    owned_arguments = {**TrlTask.owned_arguments, **FIXED_REFERENCE}
     loss_arguments = ("beta", "loss_type", "desirable_weight", "undesirable_weight")
     trainer_defaults = {
         "train_sampling_strategy": ("random", "the KL pairs are made of each batch, so rows are shuffled")

@@ -308,7 +308,6 @@ class TrlTask(Task):
         "dataset_num_proc": "write `data.num_proc`",
         "trust_remote_code": "write `model.trust_remote_code`",
         "model_init_kwargs": "`model` decides it",
-        "pad_token": "the tokenizer decides it",
     }
     smoothing_hint: ClassVar[str]
     """What to do about a `label_smoothing_factor`, which trl's losses do not read."""
@@ -323,11 +322,19 @@ class TrlTask(Task):
         return [Problem("conflict", message, path=path, hint=self.smoothing_hint)]
 
 
+FIXED_REFERENCE = dict.fromkeys(
+    ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
+    "remove it: the reference is the model before training, and stays so",
+)
+"""Fields of trl's that would move the reference."""
+
+
 class PairTask(TrlTask):
     """A task on a chosen and a rejected answer."""
 
     row_formats = (PREFERENCE,)
     sequences_per_sample = 2
+    owned_arguments = {**TrlTask.owned_arguments, "pad_token": "the tokenizer decides it"}
     samples_are = "pairs"
 
 

@@ -58,7 +58,6 @@ STABLELM = {
     "layer_extra": 128,
     "experts": [],
     "model_extra": 64,
-    "embedding": {"path": "model.embed_tokens", "rows": 1000, "width": 64},
     "head": {"name": "lm_head", "in": 64, "out": 1000, "bias": False, "tied": True, "own": 0},
     "norms": 2,
     "rms_norm": True,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError, RunFailed
+from launcher.facts.time_limit import TooSlow, time_limit
 from launcher.recipe.reward_rules import split_function
 from launcher.tasks.grpo import SHIPPED_REWARDS
 from launcher.train.hooks import error_line, error_text, import_file
@@ -25,10 +23,6 @@ ALONE_S = 5.0
 """Seconds for one row alone, when the row is looked for that a call hangs at."""
 LOOKED_AT = 64
 """Rows that are called alone at most."""
-
-
-class TooSlow(BaseException):
-    """A call took longer than its limit. Not an Exception: functions may catch those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +89,7 @@ def values_of(
 
     def call(rows: slice, limit: float) -> list[float | None]:
         own = {name: value[rows] if isinstance(value, list) else value for name, value in columns.items()}
-        with _time_limit(limit):
+        with time_limit(limit):
             returned = reward.function(
                 prompts=prompts[rows], completions=completions[rows],
                 completion_ids=completion_ids[rows], **own,
@@ -169,22 +163,3 @@ def _explained(
         code, what = "reward-failed", f"raised {error_text(error)}"
     message = f"the reward function {reward.name} {what}{where}"
     return kind(Problem(code, message, reward.file, line, reward.path, hint))
-
-
-@contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """TooSlow in the main thread after so long; Python code, sleeping and regular expressions are ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def expire(*_: Any) -> None:
-        raise TooSlow
-
-    before = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
