@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.tasks.rows import PROMPT_COMPLETION, RowFormat
-from launcher.tasks.task import ArgumentTable, Task
+from launcher.tasks.task import FIXED_REFERENCE, ArgumentTable, Task
 
 PROMPT = RowFormat(
     "prompt",
@@ -90,10 +90,7 @@ class GRPO(Task):
         "max_tool_calling_iterations": "remove it: tools are not supported",
         "log_multimodal": "remove it: rows have no images",
         "log_completions_hub_repo": "remove it: completions stay in the run directory",
-        **dict.fromkeys(
-            ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
-            "remove it: the reference is the model before training, and stays so",
-        ),
+        **FIXED_REFERENCE,
     }  # fmt: skip
     loss_arguments = (
         "beta", "loss_type", "epsilon", "epsilon_high", "delta", "num_iterations", "scale_rewards",

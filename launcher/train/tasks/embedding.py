@@ -147,11 +147,11 @@ class TrainEmbedding(TrainTask):
         )
 
     def scores(self, found: Evaluated) -> dict[str, float]:
+        from launcher.train.metrics import regression_scores
+
         if found.names[0] in BY_RANK:
             return retrieval(found.names, found.predictions, found.targets)
         left, right = found.predictions[:, 0], found.predictions[:, 1]
-        from launcher.train.metrics import regression_scores
-
         return regression_scores(found.names, cosine(left, right), found.targets)
 
     def reply_to_pair(self, trained: Any, texts: Sequence[str]) -> str:

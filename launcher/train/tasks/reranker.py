@@ -262,11 +262,11 @@ def ranked_scores(names: Sequence[str], predicted: Any, labels: Any, queries: An
     have the same label have no order, and do not count."""
     import numpy as np
 
+    from launcher.train.metrics import regression_scores
+
     there = ~np.isnan(predicted) & ~np.isnan(labels) & ~((predicted == -100) & (labels == -100))
     found: dict[str, float] = {}
     if by_score := [name for name in names if name in BY_SCORE]:
-        from launcher.train.metrics import regression_scores
-
         found |= regression_scores(by_score, predicted[there], labels[there])
     ranks: dict[str, list[float]] = {name: [] for name in names if name not in BY_SCORE}
     for query in np.unique(queries) if ranks else ():
