@@ -44,7 +44,8 @@ class Started:
         order = {"words": words, "env": env, "cwd": os.getcwd(), "prelude": prelude, "imports": imports}  # noqa: PTH109
         text = json.dumps(order).encode() + b"\n"
         sent = socket.send_fds(self.connection, [text], list(fds))
-        self.connection.sendall(text[sent:])
+        if sent < len(text):  # even nothing cannot be sent to who has answered and closed
+            self.connection.sendall(text[sent:])
         self._said = b""
         self.pid: int = self._answer()["pid"]
 
