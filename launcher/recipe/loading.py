@@ -76,7 +76,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence
         raise RecipeError(merged.problems or [Problem("wrong-type", "the recipe is empty", str(file), 1)])
     main = str(file)
     recipe, problems = _check(merged, os.environ)
-    problems = merged.problems + [_with_position(problem, merged, main) for problem in problems]
+    # A value that the reader refused is null from there on, which is no second problem.
+    unread = {_place(problem) for problem in merged.problems}
+    placed = [_with_position(problem, merged, main) for problem in problems]
+    problems = merged.problems + [problem for problem in placed if _place(problem) not in unread]
     if recipe is None or problems:
         unique = dict.fromkeys(problems)
         raise RecipeError(sorted(unique, key=lambda p: (p.file != main, p.file or "", p.line or 0)))
@@ -99,6 +102,10 @@ def _similar_recipe(path: Path) -> str | None:
         beside = {}
     near = close_key(path.stem, beside)
     return beside[near] if near else close_key(path.name.removesuffix(".yaml"), shipped_names())
+
+
+def _place(problem: Problem) -> tuple[object, ...]:
+    return problem.file, problem.line, problem.path
 
 
 def _with_position(problem: Problem, merged: MergedRecipe, main: str) -> Problem:

@@ -213,6 +213,29 @@ def test_text_that_no_recipe_contains(
     assert problems(tmp_path, text)[0] == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GOOD + f"seed: {10**30}", ("yaml-number", "seed", 3)),
+        (GOOD.replace("data: {", f"data: {{max_length: {10**30}, "), ("yaml-number", "data.max_length", 2)),
+        (GOOD + "seed: !!int abc", ("yaml-tag", "seed", 3)),
+    ],
+)
+def test_a_value_that_is_not_read_is_one_problem(
+    tmp_path: Path, text: str, expected: tuple[str, str | None, int]
+) -> None:
+    assert problems(tmp_path, text) == [expected]
+
+
+def test_a_value_that_is_not_read_hides_no_problem_of_another_file(tmp_path: Path) -> None:
+    write(tmp_path, GOOD + f"seed: {10**30}\n", "b.yaml")
+    found = refused(tmp_path, "extends: b.yaml\nseed: x\n")
+    assert [(p.code, Path(str(p.file)).name) for p in found] == [
+        ("wrong-type", "r.yaml"),
+        ("yaml-number", "b.yaml"),
+    ]
+
+
 def test_paths_of_a_hooks_file_and_a_generation_config(tmp_path: Path) -> None:
     (tmp_path / "generation").mkdir()
     text = GOOD + "task: seq2seq-lm\npython: inner/../hooks.py\ntrainer: {generation_config: generation}\n"
