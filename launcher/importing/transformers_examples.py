@@ -21,6 +21,7 @@ from launcher.importing.row_sources import NO_LIMIT, source_at
 from launcher.importing.shell import Word
 from launcher.importing.unsupported import MANUALLY, SCRIPT, tool_of
 from launcher.tasks import DEFAULT_TASK, task_of_tool
+from launcher.tasks.sequence_classification import REGRESSION
 
 KindOf = Callable[[str], str | None]
 """How many words a flag takes, by its name: `bare` none, `switch` true or false or none, `one`, `many`; None
@@ -241,6 +242,7 @@ _OWN_FLAGS: dict[str, Taker] = {
     "overwrite_cache": Drop(Effect.NONE, "prepared rows are kept by `prepare`"),
     "preprocessing_num_workers": To("data.num_proc", _workers),
     "streaming": To("data.streaming", on(True)),
+    "do_regression": To("data.problem_type", lambda value: REGRESSION if as_bool(value) else None),
     **dict.fromkeys(("use_fast_tokenizer", "low_cpu_mem_usage", "use_auth_token", "test_file",
                      "max_predict_samples", "pad_to_max_length", "ignore_mismatched_sizes"), ignore),
 }  # fmt: skip
@@ -257,7 +259,7 @@ def _take_rows(reading: Reading, rows: dict[str, Given]) -> None:
     if task is not None:  # one of the sets of GLUE
         line = rows["task"].line
         if str(task).lower() == "stsb":
-            reading.refuse(Given("--task_name", None, line), "is stsb, a regression, which is no task here")
+            reading.take("data.problem_type", REGRESSION, rows["task"], said="--task_name stsb: scores")
         train, name = Given("task_name", "nyu-mll/glue", line), str(task).lower()
     if train is not None:
         source = source_at(reading, train, name=None if name == "None" else name, split=split)

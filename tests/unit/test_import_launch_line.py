@@ -278,12 +278,29 @@ def test_a_program_that_is_not_known_is_refused_and_nothing_is_taken_of_it(text:
         (f"{CLM} \\\n  # a rate\n  --learning_rate 1e-4 \\\n  --bf16", "--learning_rate"),
         (f"{CLM} \\ \n  --bf16", "--bf16"),
         ("python run_clm.py --learning_rate 1e-4", "run_clm.py"),
-        ("python run_glue.py --do_train --task_name stsb", "--task_name"),
     ],
 )
 def test_words_that_an_example_does_not_take_are_refused(text: str, path: str) -> None:
     made = read(text)
     assert [(problem.path, problem.code) for problem in made.refusals] == [(path, "import-refused")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("run_classification.py --do_regression", "regression"),
+        ("run_classification.py --do_regression True", "regression"),
+        ("run_classification.py --do_regression=false", None),
+        ("run_classification.py", None),
+        ("run_glue.py --task_name stsb", "regression"),
+        ("run_glue.py --task_name mrpc", None),
+    ],
+)
+def test_scores_are_a_regression(flags: str, problem: str | None) -> None:
+    made = read(f"python {flags} --do_train --model_name_or_path a/b --train_file t.csv")
+    assert not made.refusals
+    assert taken(made).get("data.problem_type") == problem
+    assert "--do_regression" not in {entry.key for entry in made.dropped}
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY"])
