@@ -55,7 +55,35 @@ def test_comments_tabs_windows_line_ends_and_packed_files(tmp_path):
     assert [row.values["tokens"] for row in iter_rows({"path": str(tmp_path / "c.conll.gz")})] == [["a", "b"]]
 
 
-@pytest.mark.parametrize(("text", "line"), [("a O\nb\n", 2), ("a O\nb X O\n", 2), ("a\n", 1)])
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("# O\na B-X\n", ["#", "a"]),
+        ("# a note of the file\n\n# O\na B-X\n", ["#", "a"]),
+        ("#\tO\na b\tB-X\n", ["#", "a b"]),
+        ("#\tid\tO\na\tb\tB-X\n", ["#", "a"]),
+        ("# id = 1\n#\tX\tO\na\tb\tB-X\n", ["#", "a"]),
+        ("# 1\n#tag O\na O\n", ["#", "#tag", "a"]),
+        ("a O\n# O\n", ["a", "#"]),
+        ("a x O\n# id O\n", ["a", "#"]),
+    ],
+)
+def test_a_number_sign_with_the_columns_of_a_word_is_a_word(tmp_path, text, tokens):
+    (row,) = rows(tmp_path, text)
+    assert row.values["tokens"] == tokens
+
+
+def test_comments_are_before_the_first_word_of_a_sentence(tmp_path):
+    text = "# id 1 x=1\n# text = a b c\na x y O\n\n# newpar\n# id 2 x=1\nb x y O\n"
+    assert [row.values["tokens"] for row in rows(tmp_path, text)] == [["a"], ["b"]]
+    with pytest.raises(RecipeError) as caught:
+        rows(tmp_path, "# O\n# text\n")
+    assert caught.value.problems[0].code == "no-rows"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("a O\n# note here\n", 2), ("a O\nb\n", 2), ("a O\nb X O\n", 2), ("a\n", 1)]
+)
 def test_lines_of_another_width_are_named(tmp_path, text, line):
     with pytest.raises(RecipeError) as caught:
         rows(tmp_path, text)

@@ -39,7 +39,7 @@ STALE_S = 24 * 3600.0
 ABSENT = "it is not there"
 
 _ASIDE = re.compile(r"\.[0-9a-f]{32}-(?:([0-9a-f]{8})-(\d+)-(\d+)|[^-]+)")
-VERSION = 3
+VERSION = 4
 """Part of every key: raised when the same settings would give other samples."""
 RECORD = "data.json"
 
