@@ -229,6 +229,24 @@ def test_everything_dropped_is_counted_by_reason(job, tmp_path):
     assert data.counts["dropped_reasons"] == {"no-targets": 1}
 
 
+def test_a_source_of_which_no_row_is_left_names_its_own_reasons(job, tmp_path):
+    """Not those of the source before it."""
+    cut = [{"prompt": "a " * 100, "completion": "lost"}, *pairs(30)]
+    empty = [{"prompt": "a", "completion": ""}] * 3
+    files = [write_rows(tmp_path / "cut.jsonl", cut), write_rows(tmp_path / "empty.jsonl", empty)]
+    with pytest.raises(RecipeError) as caught:
+        prepare_run(job(files[0], data__train=[source(file) for file in files]))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.file, problem.path) == ("nothing-left", str(files[1]), "data.train[1].path")
+    assert "(empty: 3)" in problem.message
+    assert "empty: " in problem.hint
+    assert "no-targets" not in f"{problem.message} {problem.hint}"
+    with pytest.raises(RecipeError) as caught:
+        prepare_run(job(write_rows(tmp_path / "cut.jsonl", cut[:1])))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("nothing-left", "data.max_length")
+
+
 def test_too_much_truncation_stops_before_the_run(job, tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", pairs(4, length=200))
     with pytest.raises(RecipeError, match="of the train tokens were cut off, in 4 of 4 rows") as caught:

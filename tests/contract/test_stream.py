@@ -279,8 +279,11 @@ def test_truncation_of_the_whole_run_is_warned_of(job, tmp_path, capsys):
 
 def test_rows_that_teach_nothing_end_the_run(job, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "' + "a " * 200 + '", "completion": "b"}\n' * 1)
-    with pytest.raises(RecipeError, match="nothing to learn"):
+    with pytest.raises(RecipeError) as caught:
         next(iter(stream(job())))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("nothing-left", "data.train")
+    assert "no-targets: 1" in problem.message
 
 
 def test_a_stream_trains_and_resumes_exactly(job, tmp_path, monkeypatch):

@@ -68,8 +68,8 @@ def _layout(lines: Iterable[tuple[int, str]]) -> tuple[str | None, int, Iterator
 
 
 def _is_comment(text: str, separator: str | None, width: int) -> bool:
-    """Whether a line before the first word of a sentence is a comment: it has other columns than words have, or
-    is separated by spaces and written as metadata are (`# id …`, `# text = …`)."""
+    """Whether a line before the first word of a sentence is a comment: not in the columns of words, or
+    separated by spaces and written as metadata are (`# id …`, `# text = …`)."""
     if not text.startswith("#"):
         return False
     return len(text.split(separator)) != width or (separator is None and bool(_METADATA.match(text)))

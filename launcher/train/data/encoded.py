@@ -21,9 +21,16 @@ IGNORED = -100
 """The label of a token that does not contribute to the loss."""
 TOTALS = ("read", "kept", "truncated", "split", "tokens", "tokens_lost")
 """Numbers that result.json holds of the rows."""
-REASONS = ("no-targets", "masked", "overlong", "empty", "format_row", "image-cut")
-"""Why a row is left out; masked: it masks every turn that would contribute to the loss; image-cut:
-`data.max_length` would cut an image."""
+REASONS: Mapping[str, str] = {
+    "no-targets": "data.max_length cuts off all tokens of the loss, or data.loss_on leaves none",
+    "masked": "the row masks every turn that would contribute to the loss",
+    "overlong": "the row is longer than data.max_length, and data.overlong is drop",
+    "empty": "the row has no text or no answer",
+    "equal": "both answers of the row are the same",
+    "format_row": "the hook leaves the row out",
+    "image-cut": "data.max_length would cut an image",
+}
+"""Why a row is left out -> what that means, for hints."""
 NOTES = (
     "turn-masked",
     "inserted-text-masked",
@@ -313,6 +320,13 @@ def _lengths_and_targets(columns: Mapping[str, Any]) -> tuple[array[int], int]:
 def lost_rows(dropped: Mapping[str, int]) -> int:
     """Rows that were dropped although nobody asked for it."""
     return sum(rows for reason, rows in dropped.items() if reason not in ASKED_FOR)
+
+
+def dropped_text(dropped: Mapping[str, int]) -> tuple[str, str]:
+    """(reasons with their rows, the most first; what they mean), for message and hint of an error."""
+    found = sorted((reason for reason, rows in dropped.items() if rows), key=lambda one: -dropped[one])
+    counts = ", ".join(f"{reason}: {dropped[reason]:,}" for reason in found)
+    return counts, "; ".join(f"{reason}: {REASONS[reason]}" for reason in found)
 
 
 def result_rows(train: int, evaluation: int, splits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.build import Data
-from launcher.train.data.encoded import IGNORED, decode_pieces, lost_rows, mark_pieces
+from launcher.train.data.encoded import IGNORED, decode_pieces, dropped_text, lost_rows, mark_pieces
 from launcher.train.data.image_chat import image_pieces
 from launcher.train.data.tokenize import loss_on_of
 from launcher.train.job import Job
@@ -145,12 +145,10 @@ def _refuse_dropped(job: Job, read: int, dropped: Mapping[str, int], file: str) 
     allowed, lost = job.data.max_dropped, lost_rows(dropped)
     if lost <= allowed * read:
         return
-    reasons = ", ".join(f"{reason}: {rows:,}" for reason, rows in dropped.items() if rows)
+    reasons, meaning = dropped_text(dropped)
     message = f"{lost:,} of {read:,} rows ({lost / read:.1%}) were dropped ({reasons}); at most "
     message += f"{allowed:.0%} may be"
-    hint = "empty: the row has no text or no answer; no-targets: data.max_length cuts the answer off, or "
-    hint += "data.loss_on finds none; equal: both answers are the same; correct the rows, or raise "
-    hint += "data.max_dropped"
+    hint = f"{meaning}; correct the rows, or raise data.max_dropped"
     raise RecipeError(Problem("too-much-dropped", message, file=file, path="data.max_dropped", hint=hint))
 
 

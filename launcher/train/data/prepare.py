@@ -22,7 +22,7 @@ from launcher.facts.safe_files import parse_json, write_json
 from launcher.facts.software import installed_versions
 from launcher.recipe.reward_columns import columns_read
 from launcher.tasks import FORMATS
-from launcher.train.data.encoded import Counts, EncodedBatch, Encoder, encode_rows
+from launcher.train.data.encoded import Counts, EncodedBatch, Encoder, dropped_text, encode_rows
 from launcher.train.data.recognise import Source, recognise
 from launcher.train.data.sources import Row, source_bytes
 from launcher.train.data.store import (
@@ -152,12 +152,13 @@ def _write_split(
                     {**encoded.columns, "file": [files[row.file] for row in places], "number": numbers}
                 )
                 progress.add(len(rows))
+            own = counts.since(read, dropped)
             found.append({
                 "path": source.settings["path"], "format": source.detected.format,
-                **counts.since(read, dropped), "start": start, "stop": writer.samples,
+                **own, "start": start, "stop": writer.samples,
             })  # fmt: skip
             if writer.samples == start:
-                raise _nothing_left(source, counts)
+                raise _nothing_left(source, own["dropped"])
     images = counts.images()
     return {
         "file": f"{name}.arrow",
@@ -200,18 +201,13 @@ def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def _nothing_left(source: Source, counts: Counts) -> RecipeError:
-    reasons = ", ".join(f"{reason}: {rows}" for reason, rows in sorted(counts.dropped.items()))
-    return RecipeError(
-        Problem(
-            "no-targets",
-            f"no row is left to train on ({reasons or 'no rows'})",
-            file=str(source.settings["path"]),
-            path="data.max_length" if "no-targets" in counts.dropped else f"{source.place}.path",
-            hint="no-targets: the prompts alone fill data.max_length, or data.loss_on leaves no token; "
-            "raise the one or change the other",
-        )
-    )
+def _nothing_left(source: Source, dropped: Mapping[str, int]) -> RecipeError:
+    reasons, meaning = dropped_text(dropped)
+    message = f"no row is left to train on ({reasons or 'no rows'})"
+    too_long = dropped and dropped.keys() <= {"no-targets", "overlong", "image-cut"}
+    place = "data.max_length" if too_long else f"{source.place}.path"
+    hint = meaning or "give a file with rows"
+    return RecipeError(Problem("nothing-left", message, str(source.settings["path"]), path=place, hint=hint))
 
 
 def _labels(job: Job, splits: Mapping[str, Sequence[Source]], hooks: Hooks) -> list[str] | None:

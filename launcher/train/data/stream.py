@@ -13,7 +13,16 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.batches import join_documents, pack_lengths
-from launcher.train.data.encoded import NOTES, REASONS, TOTALS, Counts, encode_rows, lost_rows, result_rows
+from launcher.train.data.encoded import (
+    NOTES,
+    REASONS,
+    TOTALS,
+    Counts,
+    dropped_text,
+    encode_rows,
+    lost_rows,
+    result_rows,
+)
 from launcher.train.data.recognise import Source, raw_rows, recognise
 from launcher.train.data.sources import Row
 from launcher.train.hooks import Hooks, load_hooks
@@ -92,10 +101,10 @@ class Stream(IterableDataset):
                 self._counts[slot, 0] += 1
                 yield sample
             if found == 0:
-                message = (
-                    f"a whole pass over the rows gave process {shards[own]} of {processes} nothing to learn"
-                )
-                raise RecipeError(Problem("no-targets", message, path="data.train"))
+                reasons, meaning = dropped_text(self.counts["dropped"])
+                message = "a whole pass over the rows left none to train on for process "
+                message += f"{shards[own]} of {processes} ({reasons})"
+                raise RecipeError(Problem("nothing-left", message, path="data.train", hint=meaning))
 
     def _packed(self, samples: Iterator[Sample], draw: random.Random) -> Iterator[Sample]:
         length = self._job.data.max_length
