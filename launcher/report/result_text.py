@@ -20,6 +20,8 @@ _NOTES = {
     "word-without-token": "of which the tokenizer leaves no token",
     "invalid-tags": "with tags in an order that their scheme excludes",
     "without-label": "with none of the labels",
+    "anchor-repeated": "whose anchor is also one of their other texts",
+    "contradicting-labels": "of texts with different labels",
 }
 """Text of the notes in a split's counts."""
 _TIMINGS = ("_runtime", "_per_second", "_time")
@@ -124,8 +126,9 @@ def _note_lines(notes: Mapping[str, int], width: int) -> list[str]:
     """Turns of conversations, labelled words and rows with something particular, a line each."""
     lines = []
     titles = {name: "words" if name.startswith("word-") else "turns" for name in notes}
-    titles |= dict.fromkeys(("invalid-tags", "without-label"), "rows")
-    for title in ("turns", "words", "rows"):
+    titles |= dict.fromkeys(("invalid-tags", "without-label", "anchor-repeated"), "rows")
+    titles["contradicting-labels"] = "pairs"
+    for title in ("turns", "words", "rows", "pairs"):
         own = {name: count for name, count in notes.items() if titles[name] == title}
         shown = "; ".join(f"{count:,} {_NOTES.get(name, name)}" for name, count in own.items())
         lines += [f"  {title:{width}s}{shown}"] if shown else []

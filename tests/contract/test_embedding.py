@@ -301,6 +301,33 @@ def test_a_row_that_the_loss_cannot_take_is_named(ground, tmp_path, name):
     assert (problem.code, problem.line) == (code, 3)
 
 
+def prepared(out: Path, said: Mapping[str, Any]) -> Mapping[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in planned(out, said).items():
+            patch.setenv(name, value)
+        found: Mapping[str, Any] = prepare_run(read_job(out))["splits"]["train"]["counts"]
+    return found
+
+
+def test_labels_that_contradict_each_other_are_found_over_all_processes(ground, tmp_path):
+    rows = [{**SIMILAR[0], "sentence1": f"w{n}", "score": 0.5} for n in range(600)]
+    rows += [{**rows[0], "score": 1.0}, {**rows[1], "sentence1": "w1"}]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    data = {"train": [{"path": str(tmp_path / "rows.jsonl")}], "eval": None, "metrics": [], "num_proc": 2}
+    counts = prepared(tmp_path / "run", recipe(ground, "similar", data=data))
+    assert (counts["kept"], counts["notes"]) == (602, {"contradicting-labels": 1})
+
+
+def test_rows_whose_positive_is_a_negative_alone_are_refused(ground, tmp_path):
+    write_rows(tmp_path / "rows.jsonl", [{**row, "negative": row["positive"]} for row in TEXTS])
+    data = {"train": [{"path": str(tmp_path / "rows.jsonl")}], "eval": None, "metrics": []}
+    with pytest.raises(RecipeError) as caught:
+        prepared(tmp_path / "run", recipe(ground, "texts", data=data))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.file) == ("nothing-left", str(tmp_path / "rows.jsonl"))
+    assert f"equal: {len(TEXTS)}" in problem.message
+
+
 def test_metrics_of_ranking_need_several_documents_of_a_query(ground, tmp_path, monkeypatch):
     alone = {"eval": [{"path": str(ground / "relevant.jsonl")}]}
     check_refused(recipe(ground, "relevant", data=alone), tmp_path, monkeypatch, "nothing-ranked")

@@ -26,7 +26,7 @@ REASONS: Mapping[str, str] = {
     "masked": "the row masks every turn that would contribute to the loss",
     "overlong": "the row is longer than data.max_length, and data.overlong is drop",
     "empty": "the row has no text or no answer",
-    "equal": "both answers of the row are the same",
+    "equal": "chosen and rejected, or a positive and a negative of the row are the same",
     "format_row": "the hook leaves the row out",
     "image-cut": "data.max_length would cut an image",
 }
@@ -39,13 +39,16 @@ NOTES = (
     "word-without-token",
     "invalid-tags",
     "without-label",
+    "anchor-repeated",
+    "contradicting-labels",
     "images-without-mark",
     "image-converted",
 )
 """What is counted of rows that are kept. Of conversations: turns that the row masks; turns with text of the
 template that is masked; turns whose reasoning the template leaves out; fields of messages that it does not
 render, each as `field-not-rendered: NAME`. Of labelled words: those that the tokenizer removes, and rows with
-tags in an order that their scheme excludes. Texts that have none of several labels. Of rows with images:
+tags in an order that their scheme excludes. Texts that have none of several labels. Rows whose anchor is also
+one of their other texts; pairs of texts that rows give different labels. Of rows with images:
 those that do not say where their images are, which then come first; images whose colours RGB cannot
 hold, each as `image-converted: MODE`."""
 ASKED_FOR = ("masked", "overlong", "format_row")
@@ -90,6 +93,8 @@ class EncodedBatch(Tally):
     """For each sample, which row of the batch it came from."""
     pixels: list[int] = field(default_factory=list)
     """For each sample with images beside tokens, how many values the processor makes of them."""
+    judged: list[tuple[int, float]] = field(default_factory=list)
+    """Of tasks that compare texts: (a hash of the tokens of two texts, the label that a row gives them)."""
 
     def keep(self, row: int, sample: Mapping[str, Any]) -> None:
         """Add the only sample of a row."""
@@ -242,6 +247,9 @@ class Counts(Tally):
     """Images of each such sample."""
     _pixels: array[int] = field(default_factory=lambda: array("q"))
     """Pixel values of each such sample."""
+    _pairs: array[int] = field(default_factory=lambda: array("q"))
+    _labels: array[float] = field(default_factory=lambda: array("d"))
+    """See `judged` of EncodedBatch."""
 
     def add(self, batch: EncodedBatch) -> None:
         for name in TOTALS[1:]:
@@ -254,6 +262,8 @@ class Counts(Tally):
         self._image_tokens.extend(sum(one[1::2]) - sum(one[::2]) for one in spans)
         self._images.extend(len(one) // 2 for one in spans)
         self._pixels.extend(batch.pixels)
+        self._pairs.extend(pair for pair, _ in batch.judged)
+        self._labels.extend(label for _, label in batch.judged)
         self.targets += targets
 
     def since(self, read: int, dropped: Mapping[str, int]) -> dict[str, Any]:
@@ -263,7 +273,8 @@ class Counts(Tally):
 
     def to_json(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in (*TOTALS, "targets")}
-        return named | {name: dict(sorted(getattr(self, name).items())) for name in ("dropped", "notes")}
+        notes = self.notes + Counter({"contradicting-labels": _contradictions(self._pairs, self._labels)})
+        return named | {"dropped": dict(sorted(self.dropped.items())), "notes": dict(sorted(notes.items()))}
 
     def lengths(self) -> dict[str, float] | None:
         """Tokens of a sample: mean, median, 95th percentile and maximum; None for data without tokens."""
@@ -279,6 +290,19 @@ class Counts(Tally):
         ]
         largest = heapq.nlargest(LARGEST, self._pixels)
         return PreparedImages(len(self._images), tokens, images, tuple(largest), max(of_image, default=0))
+
+
+def _contradictions(pairs: array[int], labels: array[float]) -> int:
+    """How many of the pairs have more than one label."""
+    if not pairs:
+        return 0
+    import numpy as np
+
+    keys, values = np.frombuffer(pairs, dtype=np.int64), np.frombuffer(labels)
+    order = np.lexsort((values, keys))
+    keys, values = keys[order], values[order]
+    differs = (keys[1:] == keys[:-1]) & (values[1:] != values[:-1])
+    return len(np.unique(keys[1:][differs]))
 
 
 def _spread(numbers: array[int]) -> dict[str, float] | None:

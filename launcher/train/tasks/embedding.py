@@ -42,6 +42,13 @@ def shape_positive(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     return {**texts, "negatives": negatives}
 
 
+def note_repeated(batch: EncodedBatch, row: Row) -> None:
+    """Count a row of a positive pair whose anchor is also one of its other texts."""
+    others = (row.values["positive"], *row.values["negatives"])
+    if row.values["anchor"].strip() in (text.strip() for text in others):
+        batch.notes["anchor-repeated"] += 1
+
+
 def texts_in(row: Row, value: Any, column: str) -> list[str]:
     """A list of texts. RecipeError for anything else."""
     if not isinstance(value, list | tuple):
@@ -232,10 +239,26 @@ class EncodeTexts:
                 cut = [self._ids(text, truncation=True, max_length=self.max_length) for text in texts]
                 batch.tokens_lost += sum(lengths) - sum(map(len, cut))
                 ids, lengths = cut, [len(one) for one in cut]
+            if not self._judge(batch, row, ids):
+                batch.dropped["equal"] += 1
+                continue
             sample = {"input_ids": [token for one in ids for token in one], "lengths": lengths}
             score = {"score": row.values["score"]} if "score" in row.values else {}
             batch.keep(index, sample | score)
         return batch
+
+    @staticmethod
+    def _judge(batch: EncodedBatch, row: Row, ids: Sequence[list[int]]) -> bool:
+        """Note how a row judges pairs. False where its positive is a negative, as the model reads them."""
+        first, second, *negatives = [hash(tuple(one)) for one in ids]
+        if "score" in row.values:  # the cosine of two texts is the same the other way round
+            batch.judged.append((hash((min(first, second), max(first, second))), row.values["score"]))
+            return True
+        if second in negatives:
+            return False
+        batch.judged += [(hash((first, second)), 1.0), *((hash((first, one)), 0.0) for one in negatives)]
+        note_repeated(batch, row)
+        return True
 
     def _ids(self, text: str, **options: Any) -> list[int]:
         found = self.tokenizer(text, return_attention_mask=False, verbose=False, **options)

@@ -16,6 +16,7 @@ from launcher.train.tasks.embedding import (
     best_first,
     fitting,
     made_up_positive,
+    note_repeated,
     rank_scores,
     shape_positive,
     texts_in,
@@ -206,6 +207,14 @@ class EncodeDocuments:
                 batch.tokens_lost += sum(lengths)
                 lengths = [len(one) for one in sample["input_ids"]]
                 batch.tokens_lost -= sum(lengths)
+            pairs = [hash(tuple(ids)) for ids in sample["input_ids"]]
+            judged = list(zip(pairs, labels, strict=True))
+            if len(set(judged)) > len(set(pairs)):  # a document with two labels
+                batch.dropped["equal"] += 1
+                continue
+            batch.judged += judged
+            if "anchor" in row.values:
+                note_repeated(batch, row)
             flat = {name: [token for one in values for token in one] for name, values in sample.items()}
             # Of the text: the dataset says which rows ask the same.
             number = [hash(tuple(self.tokenizer(query, verbose=False)["input_ids"])) & 0x7FFFFFFF]
