@@ -21,6 +21,7 @@ from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.operations import Dtypes
 from launcher.memory.states import MIXED, States, quantized_constants
 from launcher.recipe.optimizer_needs import IN_SHARDS
+from launcher.tasks.task import precomputes
 
 if TYPE_CHECKING:
     from launcher.plan.draft import Draft, Refusal
@@ -225,8 +226,11 @@ class Fsdp(Engine):
         _reduce_each(draft)
 
     def completed(self, job: MemoryJob, draft: Draft) -> MemoryJob:
+        # trl computes the reference's log-probabilities before the model is sharded, with a copy of it.
+        copied = draft.task.has_reference and precomputes(draft.fields(draft.trainer)) and not job.adapter
         return replace(
             job,
+            loaded_copies=2 if copied else job.loaded_copies,
             reduces_each=_reduces_each(draft),
             each_loads=draft.fsdp.cpu_ram_efficient_loading is False,
         )

@@ -66,5 +66,5 @@ def host_memory(spec: ModelSpec, job: MemoryJob, hardware: Hardware, total: int)
 def _loading(spec: ModelSpec, job: MemoryJob, local: int) -> int:
     if job.quantization != "none" or job.spread > 1:
         return 0  # straight to the devices, through memory maps
-    one = base_weight_bytes(spec, job.dtype) * (2 if job.reference_model else 1)
+    one = base_weight_bytes(spec, job.dtype) * job.loaded_copies
     return one if job.engine.loads_once(job) else local * one

@@ -60,6 +60,8 @@ class MemoryJob:
     """Widths of an embedding that MatryoshkaLoss trains; 0: there is no such loss."""
     reference_model: bool = False
     """A frozen second copy of the weights is held on the device."""
+    loaded_copies: int = 1
+    """Copies of the weights in host memory before they move to the devices."""
     extra_forwards: int = 0
     """Forward passes without gradients of each micro-batch, besides the one of training."""
     document_mask: bool = False

@@ -175,15 +175,30 @@ class Bench:
         self._job = with_prepared(job, facts.images, draft)
         _check_width(draft, facts.model)
         check_vllm(draft, facts.model, self._job, facts.hardware)
+        self.stages = self._stages()
         self._least, why = draft.task.least_batch(draft.fields(draft.trainer))
         batches = _large_enough(draft, _batches(draft, recipe, copies), self._least, why)
         self.batches = _compared_batches(draft, whole_groups(draft, _one_micro_batch(draft, batches)))
         self.seen: dict[tuple[int, bool, int], Candidate] = {}
         self._kept: int | None = None
 
-    def stages(self) -> tuple[int, ...]:
-        asked = self.draft.sharding.zero_stage  # the recipe's, or the base profile's
-        return engine_of(self._job).stages_to_try(self._job) if asked is None else (asked,)
+    def _stages(self) -> tuple[int, ...]:
+        """The ZeRO stages to try. RecipeError for a cached loss with one that shards gradients."""
+        asked, engine = self.draft.sharding.zero_stage, engine_of(self._job)  # the recipe's, or the profile's
+        found = engine.stages_to_try(self._job) if asked is None else (asked,)
+        if not (engine.has_stages and self._job.mini_batch):
+            return found
+        whole = tuple(stage for stage in found if stage < 2)
+        if not whole:
+            message = (
+                "a cached loss runs several backward passes for a micro-batch, and gradients that ZeRO-2 "
+            )
+            message += (
+                "or 3 shards are reduced once (DeepSpeed 0.19: Gradient computed twice for this partition)"
+            )
+            hint = "use zero_stage 1, sharding.engine ddp or fsdp, or a loss that is not cached"
+            raise self.draft.refuse("cached-loss-sharded", "sharding.zero_stage", message, hint)
+        return whole
 
     @property
     def larger_is_faster(self) -> bool:
@@ -195,7 +210,7 @@ class Bench:
         """(ZeRO stage, checkpointing), cheapest first."""
         pinned = self.draft.trainer.activation_checkpointing
         recomputes = (False, True) if pinned is None else (bool(pinned),)
-        return [(stage, again) for stage in self.stages() for again in recomputes]
+        return [(stage, again) for stage in self.stages for again in recomputes]
 
     def best(self, strategy: tuple[int, bool]) -> Candidate:
         """The fastest micro-batch that fits with all of its range, else with its estimate, else the one that
@@ -357,12 +372,5 @@ def _check_width(draft: Draft, spec: ModelSpec) -> None:
 
 def _compared_batches(draft: Draft, batches: Sequence[Batch]) -> list[Batch]:
     """The largest micro-batch alone where its samples are compared with each other: a smaller one with more
-    accumulation has fewer negatives, and learns something else. RecipeError for a cached loss, sharded.
-    """
-    engine = engine_of(draft)
-    if draft.task.mini_batch(draft) and (engine.has_stages or not engine.is_automatic):
-        message = "a cached loss runs several backward passes for a micro-batch, and sharded gradients are "
-        message += "reduced once (DeepSpeed 0.19: Gradient computed twice for this partition)"
-        hint = "use sharding.engine: ddp, or a loss that is not cached"
-        raise draft.refuse("cached-loss-sharded", "sharding.engine", message, hint)
+    accumulation has fewer negatives, and learns something else."""
     return list(batches[:1]) if draft.task.compares(draft) else list(batches)

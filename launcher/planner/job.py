@@ -79,7 +79,8 @@ def _with_reference(job: MemoryJob, draft: Draft) -> MemoryJob:
     held = task.needs_reference(trainer) and not job.adapter
     extra, rollout = task.extra_forwards(trainer), rollout_of(draft)
     extra += 1 if job.mini_batch else 0  # GradCache computes embeddings before their gradients
-    return replace(job, reference_model=held, extra_forwards=extra, rollout=rollout)
+    copies = 2 if held else 1
+    return replace(job, reference_model=held, loaded_copies=copies, extra_forwards=extra, rollout=rollout)
 
 
 def _bucket(hardware: Hardware) -> int:

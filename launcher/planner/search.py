@@ -323,14 +323,14 @@ def _without(found: Search, candidate: Candidate) -> Iterator[tuple[str, Candida
     bench, (stage, again) = found.of(candidate), candidate.strategy
     if again and (stage, False) in bench.strategies():
         yield "checkpointing", bench.candidate((stage, False), candidate.batch)
-    if stage > min(bench.stages()):
-        yield f"ZeRO-{stage}", bench.candidate((min(bench.stages()), again), candidate.batch)
+    if stage > min(bench.stages):
+        yield f"ZeRO-{stage}", bench.candidate((min(bench.stages), again), candidate.batch)
     for dotted, value in candidate.variant.values.items():
         plain = ENGINES[0].name if dotted == "sharding.engine" else "none"
         twin = found.benches.get(candidate.variant.changed(dotted, plain))
         if value == plain or twin is None:
             continue
-        same = min(twin.stages(), key=lambda other: abs(other - stage))
+        same = min(twin.stages, key=lambda other: abs(other - stage))
         label = _LABELS.get(dotted, value)
         yield label, twin.candidate((same, again), candidate.batch)
 

@@ -377,6 +377,8 @@ def test_a_preempted_run_ends_as_the_undisturbed_one(ground, tmp_path, forks, ro
 
 ENGINES = {
     "ddp": {"engine": "ddp"},
+    "deepspeed": {"engine": "deepspeed"},
+    "zero1": {"engine": "deepspeed", "zero_stage": 1},
     "zero2": {"engine": "deepspeed", "zero_stage": 2},
     "zero3": {"engine": "deepspeed", "zero_stage": 3},
     "fsdp": {"engine": "fsdp"},
@@ -385,17 +387,26 @@ CACHED = {"loss": "CachedMultipleNegativesRankingLoss", "negatives": 1, "mini_ba
 ACROSS = {**ONE, "gather_across_devices": True}
 SHARDED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "embedding": ("texts", {"embedding": ACROSS}, ("zero3", "fsdp")),
+    "embedding cached": (
+        "texts",
+        {"embedding": {**CACHED, "gather_across_devices": True}},
+        ("zero1", "fsdp"),
+    ),
     "reranker": ("ranked", {}, ("zero3", "fsdp")),
 }
 
 
-@pytest.mark.parametrize("engine", ["zero2", "zero3", "fsdp"])
-def test_a_cached_loss_is_not_sharded(ground, tmp_path, engine):
+@pytest.mark.parametrize("engine", ["deepspeed", "zero2", "zero3"])
+def test_the_gradients_of_a_cached_loss_are_not_sharded_by_zero(ground, tmp_path, engine):
+    said = recipe(ground, "texts", embedding=CACHED, sharding=ENGINES[engine])
+    if engine == "deepspeed":  # the stage is open
+        planned(tmp_path / "run", said, "2xcpu")
+        assert read_job(tmp_path / "run").zero_stage < 2
+        return
     with pytest.raises(RecipeError) as caught:
-        planned(
-            tmp_path / "run", recipe(ground, "texts", embedding=CACHED, sharding=ENGINES[engine]), "2xcpu"
-        )
-    assert [problem.code for problem in caught.value.problems] == ["cached-loss-sharded"]
+        planned(tmp_path / "run", said, "2xcpu")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("cached-loss-sharded", "sharding.zero_stage")
 
 
 @pytest.mark.slow

@@ -135,6 +135,11 @@ ALIKE: dict[str, dict[str, Any]] = {
     "LoRA, added token": {"adapter": LORA, "model": {**SAVED, "add_tokens": ["<new>"]}},
     "classes": {"task": "sequence-classification", "model": SAVED, "data": CLASSES},
     "DPO": {"task": "dpo", "model": SAVED, "data": ANSWERS},
+    "DPO, random, precomputed": {
+        "task": "dpo",
+        "data": ANSWERS,
+        "trainer": {"precompute_ref_log_probs": True},
+    },
     "DPO, LoRA": {"task": "dpo", "adapter": LORA, "data": ANSWERS},
     "bf16": {"precision": "bf16"},
     "bf16, 4-bit, LoRA": {"precision": "bf16", "model": {**SAVED, "quantization": "nf4"}, "adapter": LORA},

@@ -183,6 +183,22 @@ def test_one_rank_reads_what_needs_no_fitting(tmp_path, overrides, loads_once):
     assert made.job.each_loads is not loads_once
 
 
+def test_host_memory_has_the_copy_that_computes_log_probabilities_before_training(tmp_path):
+    """trl keeps it beside the model until training begins; the other engines use the model itself."""
+    task = {"task": "dpo", "trainer__precompute_ref_log_probs": "true"}
+    copies = [
+        plan(tmp_path, text=text, sharding__engine=engine, **given).job.loaded_copies
+        for text, engine, given in (
+            (FULL, "fsdp", task),
+            (BASE, "fsdp", task),
+            (FULL, "deepspeed", task),
+            (FULL, "fsdp", {"task": "dpo"}),
+            (FULL, "fsdp", {"task": "dpo", "trainer__loss_type": "sft"}),
+        )
+    ]
+    assert copies == [2, 1, 1, 2, 1]
+
+
 def test_gradients_are_reduced_after_each_micro_batch_unless_the_recipe_decides(tmp_path):
     """Between micro-batches every rank would hold the gradients of the whole model."""
     each = fsdp(tmp_path, text=FULL, **SIXTEEN)

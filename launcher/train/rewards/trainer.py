@@ -173,7 +173,7 @@ def make_trainer(job: Job, model: Any, processing: Any, common: dict[str, Any]) 
     taken = {name: value for name, value in common.items() if name not in theirs}
     functions = [for_trl(reward) for reward in load_rewards(job.reward)]
     keep = job.adapter.path is not None
-    with reference_from(lambda: make_reference(job, common["args"], model, processing)):
+    with reference_from(GRPOTrainer, lambda: make_reference(job, common["args"], model, processing)):
         trainer = PreparedGrpoTrainer(
             **taken, reward_funcs=functions, run_dir=job.run_dir, keep_initial_adapter=keep
         )

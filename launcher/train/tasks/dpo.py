@@ -5,7 +5,6 @@ Importing this module imports trl. MachineError when that fails.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,9 +16,9 @@ from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.sources import Row
 from launcher.train.job import Job
 from launcher.train.tasks.pairs import TrainAgainstReference, importing_trl, refuse_mixture
-from launcher.train.tasks.reference import ReferenceTrainer, make_reference
+from launcher.train.tasks.reference import ReferenceTrainer, frozen_copy, make_reference
 from launcher.train.tasks.task import Shown
-from launcher.train.upstream.trl_seams import preference_samples, without_loading_reference
+from launcher.train.upstream.trl_seams import preference_samples, reference_from
 
 with importing_trl("dpo"):
     from trl import DPOConfig, DPOTrainer
@@ -35,8 +34,7 @@ class PreparedDpoTrainer(ReferenceTrainer, DPOTrainer):
     """
 
     def __init__(self, model: Any, *, reference_free: bool, **more: Any) -> None:
-        with without_loading_reference() if reference_free else contextlib.nullcontext():
-            super().__init__(model=model, **more)
+        super().__init__(model=model, **more)
         self._reference_free = reference_free
         if reference_free:
             self.precompute_ref_logps = True  # `compute_loss` brings them
@@ -91,9 +89,14 @@ class TrainDPO(TrainAgainstReference):
         reference = make_reference(job, common["args"], model, processing)
         free = is_reference_free(job.fields(job.trainer))
         keep = job.adapter.path is not None and not free
-        return PreparedDpoTrainer(
-            **common, ref_model=reference, keep_initial_adapter=keep, reference_free=free
-        )
+
+        def before_training() -> Any:
+            return None if free else frozen_copy(job, common["args"], model, processing)
+
+        with reference_from(DPOTrainer, before_training):
+            return PreparedDpoTrainer(
+                **common, ref_model=reference, keep_initial_adapter=keep, reference_free=free
+            )
 
 
 TRAIN_TASK = TrainDPO()

@@ -194,8 +194,11 @@ class TrainKTO(TrainAgainstReference):
         return KTOConfig, {"max_length": job.data.max_length}
 
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
+        from trl import KTOTrainer
+
         from launcher.train.tasks.kto_trainer import KlPairs, PreparedKtoTrainer
-        from launcher.train.tasks.reference import make_reference
+        from launcher.train.tasks.reference import frozen_copy, make_reference
+        from launcher.train.upstream.trl_seams import reference_from
 
         args = common["args"]
         if job.task.least_batch(job.fields(job.trainer))[0] > 1:
@@ -206,11 +209,12 @@ class TrainKTO(TrainAgainstReference):
                     pad_to_multiple_of=args.pad_to_multiple_of,
                 )
             }
-        return PreparedKtoTrainer(
-            **common,
-            ref_model=make_reference(job, args, model, processing),
-            keep_initial_adapter=job.adapter.path is not None,
-        )
+        with reference_from(KTOTrainer, lambda: frozen_copy(job, args, model, processing)):
+            return PreparedKtoTrainer(
+                **common,
+                ref_model=make_reference(job, args, model, processing),
+                keep_initial_adapter=job.adapter.path is not None,
+            )
 
 
 TRAIN_TASK = TrainKTO()

@@ -43,9 +43,12 @@ class ReferenceTrainer(PreparedTrainer):
 
 
 def make_reference(job: Job, args: Any, model: Any, processing: Any) -> Any:
-    """A frozen copy of a fully trained model; None where there is none, or trl finds it inside the model."""
-    if job.has_adapter or not needs_reference(job):
-        return None
+    """The reference of a fully trained model; None where there is none, or trl finds it inside the model."""
+    return None if job.has_adapter or not needs_reference(job) else frozen_copy(job, args, model, processing)
+
+
+def frozen_copy(job: Job, args: Any, model: Any, processing: Any) -> Any:
+    """A model as it is before training."""
     if job.zero_stage == 3:
         # Shards of a model cannot be copied; loading it again gives the same weights.
         from launcher.train.model.models import load_model

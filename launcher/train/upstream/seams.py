@@ -193,8 +193,17 @@ SEAMS = (
     ),
     Seam(
         "trl.trainer.dpo_trainer", "DPOTrainer.__init__", ("1.16.0", 513), "upstream/trl_seams.py",
-        "patch", "Loads the model a second time as the reference, which a loss without one never reads.",
-        ("self.ref_model = create_model_from_path(ref_model_path", "if self.ref_model is not None:"),
+        "patch", "Loads the model a second time as the reference: which a loss without one never reads, and "
+        "under FSDP, before log-probabilities are computed, by a name that a random, a GGUF or a local model "
+        "does not have. create_model_from_path of the module is replaced meanwhile.",
+        ("self.ref_model = create_model_from_path(ref_model_path", "if self.ref_model is not None:",
+         "(args.precompute_ref_log_probs and not self.is_fsdp_enabled)"),
+    ),
+    Seam(
+        "trl.trainer.kto_trainer", "KTOTrainer.__init__", ("1.16.0", 567), "upstream/trl_seams.py",
+        "patch", "Loads the reference under FSDP as DPOTrainer does.",
+        ("self.ref_model = create_model_from_path(ref_model_path",
+         "(args.precompute_ref_log_probs and not self.is_fsdp_enabled)"),
     ),
     Seam(
         "trl.trainer.kto_trainer", "KTOTrainer._prepare_dataset", ("1.16.0", 1044), "upstream/trl_seams.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -30,19 +31,6 @@ class PairsOnce(RowsArePrepared):
 def _with_pairs(samples: dict[str, list[Any]]) -> dict[str, list[Any]]:
     answers = samples["completion_ids"]
     return {**samples, "KL_completion_ids": answers[-1:] + answers[:-1]}
-
-
-@contextlib.contextmanager
-def without_loading_reference() -> Iterator[None]:
-    """DPOTrainer without a reference: where it is given none, it would load the model a second time."""
-    from trl.trainer import dpo_trainer
-
-    load = dpo_trainer.create_model_from_path
-    dpo_trainer.create_model_from_path = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        dpo_trainer.create_model_from_path = load
 
 
 def preference_samples(
@@ -143,13 +131,13 @@ def _in_parts(batches: Sequence[Mapping[str, Any]], count: int) -> list[dict[str
 
 
 @contextlib.contextmanager
-def reference_from(make: Callable[[], Any]) -> Iterator[None]:
-    """Within this, GRPOTrainer gets its reference model from `make`: it would load it by the model's name."""
-    from trl.trainer import grpo_trainer
-
-    before = grpo_trainer.create_model_from_path
-    grpo_trainer.create_model_from_path = lambda *_, **__: make()
+def reference_from(trainer: type, make: Callable[[], Any]) -> Iterator[None]:
+    """Within this, a trainer of trl gets a reference that it was not given from `make`: it would load it by
+    the model's name."""
+    module: Any = sys.modules[trainer.__module__]
+    before = module.create_model_from_path
+    module.create_model_from_path = lambda *_, **__: make()
     try:
         yield
     finally:
-        grpo_trainer.create_model_from_path = before
+        module.create_model_from_path = before
