@@ -58,11 +58,15 @@ class Row:
     """Fields of `trainer:` that the task adds."""
     section: Mapping[str, Any] = field(default_factory=dict)
     """The task's own section of the recipe."""
+    tuned: bool = False
+    """A formula was corrected on it, whatever half its name would put it in."""
     impossible: str | None = None
     """Why the row cannot run."""
 
     @property
     def half(self) -> str:
+        if self.tuned:
+            return HALVES[0]
         return HALVES[hashlib.sha256(self.name.encode()).digest()[0] % 2]
 
 
@@ -553,6 +557,13 @@ _OF_TRL = [
     Row("grpo-qwen3-fp32-reference", "qwen3-grpo", 2, trainer={"beta": 0.1}),
     Row("grpo-mistral-fp32-b8", "mistral-grpo", 8, 128),
     Row("grpo-mistral-lora-fp32", "mistral-grpo", 2, 128, **_LORA),
+    Row("grpo-llama-generates-fp32", "llama-grpo", 2, 128, accumulation=32, **_CKPT, tuned=True),
+    Row("grpo-qwen3-generates-bf16true", "qwen3-grpo", 2, 128, accumulation=96, **_TRUE, **_CKPT, tuned=True),
+    Row("grpo-mistral-generates-lora", "mistral-grpo", 2, 128, accumulation=64, **_LORA, **_CKPT, tuned=True),
+    Row("grpo-gqa-generates-bf16", "llama-gqa-grpo", 2, 128, "bf16", accumulation=96, **_CKPT, tuned=True),
+    Row("grpo-mistral-generates-bf16", "mistral-grpo", 2, 128, "bf16", accumulation=64, **_CKPT),
+    Row("grpo-gpt-neox-generates-fp32", "gpt-neox-grpo", 2, 128, accumulation=32, **_CKPT),
+    Row("grpo-qwen3-lora-generates", "qwen3-grpo", 2, 96, accumulation=80, **_LORA, **_CKPT),
 ]
 _WIDTHS = {"matryoshka_dims": [256, 128, 64]}
 _CACHED = {"loss": "CachedMultipleNegativesRankingLoss", "mini_batch_size": 8}

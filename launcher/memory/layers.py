@@ -217,7 +217,7 @@ def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
     # torch's CPU kernel takes no dropout, no mask that learns, and values as wide as keys alone.
     wide = k.elements != v.elements
     fallback = d.on_cpu and (layout.attention_dropout > 0 or layout.position_bias or wide)
-    if fallback or not _takes_grouped(block):
+    if fallback or not takes_grouped(block):
         k, v = _repeat(tape, block, k), _repeat(tape, block, v)
     if d.autocast:
         q, k, v = (cast(tape, x, d.compute) for x in (q, k, v))
@@ -243,7 +243,7 @@ def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
     return _side_by_side(tape, block, mixed) if moved else mixed
 
 
-def _takes_grouped(block: Block) -> bool:
+def takes_grouped(block: Block) -> bool:
     """Whether the kernel takes keys and values of groups of heads; others take them repeated.
 
     sdpa does without a mask (integrations/sdpa_attention.py, `use_gqa_in_sdpa`); of CUDA's kernels those in
@@ -653,9 +653,9 @@ def _parallel(tape: Tape, block: Block, x: Value) -> Value:
     return add(tape, add(tape, second, first), x)
 
 
-def record(block: Block, *, counted: bool) -> tuple[Tape, Value]:
-    """The layer's tape and its output; not `counted`: something else keeps its input."""
-    tape = Tape(block.dtypes.on_cpu)
+def record(block: Block, *, counted: bool, learns: bool = True) -> tuple[Tape, Value]:
+    """The layer's tape and its output; not `counted`: something else keeps its input. learns: see `Tape`."""
+    tape = Tape(block.dtypes.on_cpu, learns)
     size = block.tokens * block.hidden
     x = tape.source(size, block.dtypes.residual, grad=block.grad, counted=counted)
     if block.layout.post_norm:

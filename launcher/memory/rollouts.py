@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.memory.activations import make_block
+from launcher.memory.activations import make_stacks
 from launcher.memory.job import WIDTHS, Components, MemoryJob
+from launcher.memory.layers import record, takes_grouped
+from launcher.memory.operations import Dtypes
 
 SAMPLING_COPIES = 3
 """float32 copies of the last token's logits that `generate` makes: scores, tempered scores, shares
@@ -50,7 +52,11 @@ class Rollout:
 
 
 def cache_bytes(spec: ModelSpec, tokens: int, width: int) -> int:
-    """Bytes of keys and values of so many tokens in all layers."""
+    """Bytes of keys and values of so many tokens in all layers.
+
+    Under autocast both are as wide as the stream: positions widen the keys, and transformers 5.23 keeps the
+    values in the dtype of the keys (cache_utils.py, DynamicLayer.lazy_initialization).
+    """
     return 2 * tokens * spec.num_kv_heads * spec.head_dim * spec.num_layers * width
 
 
@@ -84,15 +90,49 @@ def _generating(
     if held:
         return parts
     d = engine.dtypes(job, on_cpu=hardware.is_cpu)
-    rows, tokens = rollout.rows(job), job.sequence_length
-    prompt = tokens - rollout.completion_length
+    return max(_read(parts, spec, job, d), _written(parts, spec, job, d), key=lambda found: found.total)
+
+
+def _read(parts: Components, spec: ModelSpec, job: MemoryJob, d: Dtypes) -> Components:
+    """The prompts are read, and the last layer computes: their keys and values are there."""
+    assert job.rollout is not None, "only such jobs generate"
+    rows, prompt = job.rollout.rows(job), job.sequence_length - job.rollout.completion_length
+    asked = replace(
+        job, micro_batch=rows, sequence_length=prompt, sequences_per_sample=1, passes=1, checkpointing=False
+    )
+    stacks = make_stacks(spec, asked, d)
+    layer = max(record(one.block, counted=True, learns=False)[0].first_pass().total for one in stacks)
+    # The model's function holds the embeddings, and the positions of each row in two tables.
+    held = rows * prompt * d.residual * (spec.hidden_size + 2 * spec.head_dim)
+    return replace(
+        parts,
+        activations=cache_bytes(spec, rows * prompt, d.residual),
+        temporary=layer + held + _copied_weights(spec, job, d),
+    )
+
+
+def _written(parts: Components, spec: ModelSpec, job: MemoryJob, d: Dtypes) -> Components:
+    """The last token is written: all keys and values are there, those of one layer twice."""
+    assert job.rollout is not None, "only such jobs generate"
+    rows, tokens = job.rollout.rows(job), job.sequence_length
     cache = cache_bytes(spec, rows * tokens, d.residual)
-    # A layer's keys grow by a copy while the old ones are there.
-    copied = cache // (2 * spec.num_layers)
-    block = make_block(spec, d, spec.layout.stacks[-1], rows, prompt, job.attention)
-    prefill = rows * prompt * (d.compute * (3 * block.layout.active_inner + 2 * spec.hidden_size))
-    logits = rows * spec.head.out_features * 4 * SAMPLING_COPIES
-    return replace(parts, activations=cache, logits=logits, temporary=max(prefill, copied))
+    keys = cache // (2 * spec.num_layers)
+    block = make_stacks(spec, replace(job, micro_batch=rows, passes=1), d)[-1].block
+    groups = spec.num_heads // spec.num_kv_heads
+    repeated = 0 if groups == 1 or takes_grouped(block) else 2 * groups * keys
+    return replace(
+        parts,
+        activations=cache,
+        logits=rows * spec.head.out_features * 4 * SAMPLING_COPIES,
+        temporary=max(keys, repeated) + _copied_weights(spec, job, d),
+    )
+
+
+def _copied_weights(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> int:
+    """Copies of trained matrices that autocast keeps until the model's function returns."""
+    if not d.autocast or job.adapter:
+        return 0
+    return d.compute * (spec.linear_weights + spec.expert_weights)
 
 
 def rollout_notes(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> tuple[str, ...]:

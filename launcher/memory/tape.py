@@ -76,6 +76,8 @@ class Tape:
 
     on_cpu: bool = False
     """A CPU's kernels read operands of one width: they copy the narrower ones first."""
+    learns: bool = True
+    """False within torch.no_grad: nothing is kept, whatever asks for a gradient."""
     nodes: list[Node] = field(default_factory=list)
     held: list[Storage] = field(default_factory=list)
     """Kept until the complete graph is freed: attributes of an autograd function's context."""
@@ -84,7 +86,7 @@ class Tape:
 
     def source(self, elements: int, width: int, *, grad: bool = True, counted: bool = True) -> Value:
         """The block's input; not `counted` where something outside keeps it."""
-        node = Node() if grad else None
+        node = Node() if grad and self.learns else None
         if node is not None:
             self.nodes.append(node)
         return Value(elements, width, Storage(elements * width if counted else 0), node)
@@ -110,7 +112,7 @@ class Tape:
         storage = view if view is not None else Storage(elements * width)
         asking = [(value, value.node) for value in inputs if value.node is not None]
         touched = (*(value.storage for value in inputs), storage, *self._copies(inputs))
-        if not asking and not params:
+        if not asking and not (params and self.learns):
             self.forward.append((touched, False))
             return Value(elements, width, storage, None)
         node = Node()
