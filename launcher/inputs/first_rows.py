@@ -13,6 +13,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError
 from launcher.facts import probe
@@ -24,12 +26,13 @@ from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.reward_columns import unread
 from launcher.recipe.schema import DataSource, Recipe
 from launcher.recipe.suggestions import listed
-from launcher.tasks import FORMATS
+from launcher.tasks import FORMATS, task_named
 from launcher.train.data.files import CutOffError, data_suffix, read_file
-from launcher.train.data.formats import Detected, canonical
+from launcher.train.data.formats import Detected, canonical, value_in
 from launcher.train.data.recognise import PEEK, detect
 from launcher.train.data.sources import Row, image_row, is_image, source_files
 from launcher.train.data.unread import refuse_lost, unread_columns
+from launcher.train.tasks import train_task
 
 _ROWS = 100
 _BYTES = 4 << 20
@@ -160,8 +163,12 @@ def _look_at(source: DataSource, place: str, recipe: Recipe, hooked: bool, looke
         detected = detect(peek, settings["format"], settings["columns"], task, source.path)
         if names := unread(unread_columns(peek, detected), [entry.model_dump() for entry in recipe.reward]):
             looked.unread.append(f"columns that are not read: {listed(names)} ({place})")
+        section = _own_section(recipe)
+        if problem := task_named(task).misfit(detected.format, section):
+            looked.wrong.append(problem)
+            return
         for rows in by_file:
-            _check_rows(rows, detected, task)
+            _check_rows(rows, detected, task, section)
     except RecipeError as error:
         looked.wrong.extend(replace(p, path=f"{place}.{p.path or 'path'}") for p in error.problems)
     except (OSError, ValueError) as error:  # a folder that may not be listed, a name that no file can have
@@ -192,7 +199,16 @@ def _has_pyarrow() -> bool:
     return True
 
 
-def _check_rows(rows: Sequence[Row], detected: Detected, task: str) -> None:
+def _own_section(recipe: Recipe) -> Any:
+    """The section of the recipe that only its task reads, with a value for every key; None without one."""
+    task = task_named(recipe.task)
+    if task.section is None:
+        return None
+    values = task.section_values(getattr(recipe, task.section))
+    return SimpleNamespace(**{key: value for key, (value, _) in values.items()})
+
+
+def _check_rows(rows: Sequence[Row], detected: Detected, task: str, section: Any) -> None:
     """Raise the RecipeError that `prepare` would raise for one of these rows."""
     fields = FORMATS[detected.format].needed
     needed = [detected.columns[name] for name in fields if name in detected.columns]
@@ -204,9 +220,13 @@ def _check_rows(rows: Sequence[Row], detected: Detected, task: str) -> None:
     for row in rows:
         refuse_lost(row, detected.format, detected.columns, detected.left_out, task)
         if detected.format == "preference":  # trl would find the prompt
+            for column in needed:
+                value_in(row, column)
             continue
         try:
-            canonical(row, detected)
+            shaped = canonical(row, detected)
+            if section is not None:
+                train_task(task).check_row(section, shaped)
         except EffilaunchError:
             raise
         except (TypeError, AttributeError, KeyError, ValueError):

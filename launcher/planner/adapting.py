@@ -210,7 +210,7 @@ def _half(plan: Plan, size: int) -> int | None:
 
 
 def _least_batch(plan: Plan) -> int:
-    return plan.task.least_batch(plan.fields(plan.trainer))[0]
+    return plan.task.least_batch_of(plan)[0]
 
 
 def _smaller_evaluation(failed: Plan) -> Iterator[tuple[Changes, str]]:

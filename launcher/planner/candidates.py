@@ -176,7 +176,7 @@ class Bench:
         _check_width(draft, facts.model)
         check_vllm(draft, facts.model, self._job, facts.hardware)
         self.stages = self._stages()
-        self._least, why = draft.task.least_batch(draft.fields(draft.trainer))
+        self._least, why = draft.task.least_batch_of(draft)
         batches = _large_enough(draft, _batches(draft, recipe, copies), self._least, why)
         self.batches = _compared_batches(draft, whole_groups(draft, _one_micro_batch(draft, batches)))
         self.seen: dict[tuple[int, bool, int], Candidate] = {}

@@ -44,6 +44,9 @@ COLUMNS_KEPT: Mapping[str, tuple[Any, str]] = {
 }
 
 
+_NOTHING = "a row alone has nothing to be compared with, and its loss is 0"
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A loss of sentence-transformers."""
@@ -136,6 +139,7 @@ class Embedding(Task):
     def check_section(self, given: Mapping[str, Any], rest: Mapping[str, Any]) -> list[Problem]:
         by_format = {POSITIVE_PAIR.name: BY_RANK, SCORED_PAIR.name: BY_SCORE}
         found = [*section_problems(self.section, LOSSES, by_format, given, rest)]
+        found += _alone(given, rest)
         trainer, loss = rest.get("trainer"), LOSSES.get(str(given.get("loss", next(iter(LOSSES)))))
         usual = "no_duplicates" if loss is not None and loss.in_batch else "batch_sampler"
         unique = (given.get("batch_sampler") or usual) == "no_duplicates"
@@ -179,6 +183,12 @@ class Embedding(Task):
             "prompts": (prompts.model_dump() if prompts else {}, "nothing is put before the texts"),
         }
 
+    def misfit(self, form: str, section: Any) -> Problem | None:
+        return loss_misfit(self.section, LOSSES, section.loss, form)
+
+    def least_batch_of(self, settings: Any) -> tuple[int, str]:
+        return (2, _NOTHING) if self.compares(settings) and not settings.embedding.negatives else (1, "")
+
     def sequences(self, settings: Any) -> int:
         return 2 + int(settings.embedding.negatives)
 
@@ -188,6 +198,32 @@ class Embedding(Task):
 
     def compares(self, settings: Any) -> bool:
         return LOSSES[settings.embedding.loss].compares
+
+
+def _alone(given: Mapping[str, Any], rest: Mapping[str, Any]) -> Iterator[Problem]:
+    """The problem of micro-batches of one row for a loss that compares rows, which have no negatives."""
+    name, trainer = str(given.get("loss", next(iter(LOSSES)))), rest.get("trainer")
+    loss = LOSSES.get(name)
+    if loss is None or not loss.compares or given.get("negatives"):
+        return
+    micro = trainer.get("per_device_train_batch_size") if isinstance(trainer, Mapping) else None
+    for path, size in {
+        "trainer.per_device_train_batch_size": micro,
+        "global_batch_size": rest.get("global_batch_size"),
+    }.items():
+        if size == 1 and size is not True:
+            hint = "write 2 or more, or give the rows negatives" if loss.in_batch else "write 2 or more"
+            yield Problem("no-negatives", f"is 1, but {name} compares rows: {_NOTHING}", path=path, hint=hint)
+
+
+def loss_misfit(section: str, losses: Mapping[str, Loss], name: str, form: str) -> Problem | None:
+    """The problem of rows that a loss does not take."""
+    formats = losses[name].formats
+    if form in formats:
+        return None
+    message = f"the rows are {form}, but {name} trains on {' or '.join(formats)} rows"
+    fitting = " or ".join(one for one, other in losses.items() if form in other.formats)
+    return Problem("format-loss", message, path=f"{section}.loss", hint=f"use {fitting}")
 
 
 def contrast_problems(trainer: Mapping[str, Any]) -> list[Problem]:

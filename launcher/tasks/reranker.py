@@ -14,6 +14,7 @@ from launcher.tasks.embedding import (
     POSITIVE_PAIR,
     Loss,
     contrast_problems,
+    loss_misfit,
     section_problems,
 )
 from launcher.tasks.rows import RowFormat
@@ -97,6 +98,9 @@ class Reranker(Task):
 
     def check_section(self, given: Mapping[str, Any], rest: Mapping[str, Any]) -> list[Problem]:
         return [*section_problems(self.section, LOSSES, _METRICS, given, rest)]
+
+    def misfit(self, form: str, section: Any) -> Problem | None:
+        return loss_misfit(self.section, LOSSES, section.loss, form)
 
     def section_values(self, given: Any) -> dict[str, tuple[Any, str]]:
         name = getattr(given, "loss", next(iter(LOSSES)))

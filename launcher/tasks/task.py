@@ -234,6 +234,14 @@ class Task:
         """(the smallest micro-batch that its loss can have, why)."""
         return 1, ""
 
+    def least_batch_of(self, settings: Any) -> tuple[int, str]:
+        """As `least_batch`, of a plan's settings."""
+        return self.least_batch(settings.fields(settings.trainer))
+
+    def misfit(self, form: str, section: Any) -> Problem | None:
+        """The problem of rows of one of its formats with its own section, in which every key has a value."""
+        return None
+
     def check_section(self, given: Mapping[str, Any], rest: Mapping[str, Any]) -> list[Problem]:
         """Problems of the task's own section of a recipe. rest: the recipe as it is written."""
         return []

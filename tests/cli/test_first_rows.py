@@ -79,6 +79,49 @@ def test_what_is_wrong_with_local_rows_is_an_error_here_and_a_warning_elsewhere(
     assert (status, codes(said)) == (2, expected), "what is run is run here"
 
 
+PAIR, ROW = {"anchor": "a", "positive": "b"}, "data.train[0].path"
+OF_TASKS = [
+    ("reward", [{"chosen": "b", "rejected": "c"}, {"chosen": "b"}], {}, "bad-row", ROW),
+    ("dpo", [{"chosen": "b", "rejected": "c"}, {"rejected": "b"}], {}, "bad-row", ROW),
+    ("embedding", [PAIR, {"anchor": "a"}], {}, "bad-row", ROW),
+    ("embedding", [PAIR], {"negatives": 1}, "negatives", ROW),
+    ("embedding", [{**PAIR, "negative": "c"}], {}, "negatives", ROW),
+    ("embedding", [PAIR], {"loss": "TripletLoss"}, "negatives", ROW),
+    ("embedding", [PAIR], {"loss": "CoSENTLoss"}, "format-loss", "embedding.loss"),
+    (
+        "embedding", [{"sentence1": "a", "sentence2": "b", "score": 5}], {"loss": "CosineSimilarityLoss"},
+        "score-range", ROW,
+    ),
+    ("reranker", [{"query": "a", "documents": ["b"], "labels": [1]}], {}, "format-loss", "reranker.loss"),
+    (
+        "reranker", [{"query": "a", "documents": ["b", "c"], "labels": [1, 1]}], {"loss": "LambdaLoss"},
+        "one-label", ROW,
+    ),
+    (
+        "reranker", [{"query": "a", "documents": ["b", "c", "d"], "labels": [1, 0, 0]}],
+        {"loss": "LambdaLoss", "documents": 2}, "documents", ROW,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "rows", "section", "code", "path"), OF_TASKS)
+def test_rows_that_the_own_section_of_a_task_does_not_take(asked, tmp_path, task, rows, section, code, path):
+    write(tmp_path / "rows.jsonl", rows)
+    own = {task: section} if section else {}
+    for command in ("validate", "plan"):
+        status, said = asked({"path": "rows.jsonl"}, command=command, task=task, global_batch_size=2, **own)
+        assert (status, codes(said)) == (2, [(code, path)])
+
+
+def test_rows_of_such_a_task_that_are_left_out_or_fit(asked, tmp_path):
+    listed = {"query": "a", "documents": ["b", "c"], "labels": [1, 0]}
+    rows = [listed, {"query": "a", "documents": [], "labels": []}, {**listed, "documents": ["", "c"]}]
+    write(tmp_path / "rows.jsonl", rows)
+    assert asked({"path": "rows.jsonl"}, task="reranker", reranker={"loss": "LambdaLoss"})[0] == 0
+    write(tmp_path / "rows.jsonl", [{**PAIR, "negatives": ["c", "d"]}])
+    assert asked({"path": "rows.jsonl"}, task="embedding", embedding={"negatives": 2})[0] == 0
+
+
 def test_a_file_that_may_lie_elsewhere_is_a_warning(asked, tmp_path):
     write(tmp_path / "rows.jsonl", [CHAT])
     status, said = asked({"path": "on_the_cluster.jsonl"})

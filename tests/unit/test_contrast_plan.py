@@ -46,6 +46,38 @@ def test_a_narrow_model_has_dimensions_of_its_own_width(tmp_path):
     assert tiny.recipe.trainer["per_device_train_batch_size"] == 2
 
 
+ALONE = {
+    "one": "global_batch_size: 1",
+    "micro": "trainer: {per_device_train_batch_size: 1}",
+    "cached": "global_batch_size: 1\nembedding: {loss: CachedMultipleNegativesRankingLoss, negatives: 0}",
+    "scored": "global_batch_size: 1\nembedding: {loss: CoSENTLoss}",
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_micro_batches_of_one_row_that_is_compared_with_others_are_refused(tmp_path, name):
+    with pytest.raises(RecipeError) as caught:
+        loaded(tmp_path, ALONE[name])
+    (problem,) = caught.value.problems
+    path = "trainer.per_device_train_batch_size" if name == "micro" else "global_batch_size"
+    assert (problem.code, problem.path, problem.file) == ("no-negatives", path, str(tmp_path / "r.yaml"))
+
+
+def test_micro_batches_of_one_row_on_several_devices_are_refused(tmp_path):
+    found = loaded(tmp_path, "global_batch_size: 4")
+    assert make_plan(*gather(found, "2xRTX4090-24GB")).batch.micro == 2
+    with pytest.raises(RecipeError) as caught:
+        make_plan(*gather(found, "4xRTX4090-24GB"))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("batch-too-small", "global_batch_size")
+
+
+@pytest.mark.parametrize("section", ["negatives: 1", "loss: TripletLoss", "loss: CosineSimilarityLoss"])
+def test_one_row_with_negatives_or_a_label_of_its_own_can_be_learned(tmp_path, section):
+    found = loaded(tmp_path, f"global_batch_size: 1\nembedding: {{{section}}}")
+    assert make_plan(*gather(found, "1xRTX4090-24GB")).batch.micro == 1
+
+
 @pytest.mark.parametrize("task", ["embedding", "reranker"])
 def test_label_smoothing_that_no_loss_reads_is_refused(tmp_path, task):
     with pytest.raises(RecipeError) as caught:

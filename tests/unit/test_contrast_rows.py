@@ -35,7 +35,9 @@ def encoder(loss, columns, max_length=64, **settings):
 
 def of_pairs(*rows, negatives=0, max_length=64, prompts=None):
     columns = ("anchor", "positive", *(f"negative_{n + 1}" for n in range(negatives)))
-    encode = encoder("MultipleNegativesRankingLoss", columns, max_length, prompts=prompts or {})
+    encode = encoder(
+        "MultipleNegativesRankingLoss", columns, max_length, prompts=prompts or {}, negatives=negatives
+    )
     names = ("anchor", "positive", "negatives")
     return counted(encode, *(dict(zip(names, (row[0], row[1], row[2:]), strict=True)) for row in rows))
 
@@ -48,7 +50,8 @@ def of_scores(*rows):
 
 def of_documents(*rows, most=8):
     loss = "LambdaLoss" if most > 1 else "MSELoss"
-    return counted(EncodeDocuments(TOKENIZER, loss, most, 64, False), *rows)
+    section = SimpleNamespace(loss=loss, documents=most)
+    return counted(EncodeDocuments(TOKENIZER, section, 64, False), *rows)
 
 
 def test_a_positive_that_is_a_negative_leaves_its_row_out():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import RecipeError
 from launcher.tasks import FORMATS
 from launcher.tasks.embedding import BY_RANK, LOSSES, NEGATIVES, POSITIVE_PAIR, SCORED_PAIR
 from launcher.train.data.encoded import EncodedBatch
@@ -95,15 +95,24 @@ class TrainEmbedding(TrainTask):
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
         from launcher.train.data.tokenize import max_length_of, overlong_of
 
-        loss = LOSSES[job.embedding.loss]
-        if detected.format not in loss.formats:
-            message = (
-                f"the rows are {detected.format}, but {job.embedding.loss} trains on {loss.formats[0]} rows"
-            )
-            fitting = " or ".join(name for name, one in LOSSES.items() if detected.format in one.formats)
-            raise RecipeError(Problem("format-loss", message, path="embedding.loss", hint=f"use {fitting}"))
+        if problem := job.task.misfit(detected.format, job.embedding):
+            raise RecipeError(problem)
         drops = overlong_of(job, detected.format) == "drop"
         return EncodeTexts(job, processing, columns_of(job), max_length_of(job), drops)
+
+    def check_row(self, section: Any, row: Row) -> None:
+        values = row.values
+        if "score" in values:
+            if section.loss == "CosineSimilarityLoss" and not -1 <= values["score"] <= 1:
+                message = f"the score is {values['score']:g}, and a cosine similarity is -1 to 1"
+                raise bad_row(row, message, "divide the scores by their largest value", code="score-range")
+            return
+        wanted, found = section.negatives, len(values["negatives"])
+        if wanted != found:
+            message = f"the row has {found} negatives, the recipe trains {wanted} of each row"
+            hint = f"set embedding.negatives: {found} (every row needs as many), or leave columns out with "
+            hint += "`columns: {NAME: null}`"
+            raise bad_row(row, message, hint, code="negatives")
 
     def rehearsed(self, job: Job, values: dict[str, Any]) -> dict[str, Any]:
         return fitting(self.own_formats, LOSSES[job.embedding.loss].formats, values)
@@ -130,10 +139,6 @@ class TrainEmbedding(TrainTask):
         from launcher.train.model.sentence import modules_of
 
         modules_of(job)  # refuses those of the checkpoint that are not trained, before it is loaded
-        if LOSSES[job.embedding.loss].compares and micro_batch < 2 and not job.embedding.negatives:
-            message = "a micro-batch of 1 row has nothing to compare it with: the loss would be 0"
-            path = "trainer.per_device_train_batch_size"
-            raise RecipeError(Problem("no-negatives", message, path=path, hint="use 2 or more"))
 
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
         from launcher.train.contrast import Embedder, EmbeddingTrainer
@@ -265,21 +270,12 @@ class EncodeTexts:
         return list(found["input_ids"])
 
     def _texts(self, row: Row) -> list[str]:
-        values, loss = row.values, self.job.embedding.loss
+        values = row.values
+        if not self.job.tiny:  # made-up rows have as many negatives as any recipe trains
+            TRAIN_TASK.check_row(self.job.embedding, row)
         if "score" in values:
-            if loss == "CosineSimilarityLoss" and not -1 <= values["score"] <= 1:
-                message = f"the score is {values['score']:g}, and a cosine similarity is -1 to 1"
-                raise bad_row(row, message, "divide the scores by their largest value", code="score-range")
             return [values["sentence1"], values["sentence2"]]
-        wanted, found = len(self.columns) - 2, len(values["negatives"])
-        if self.job.tiny:  # made-up rows have as many as any recipe trains
-            return [values["anchor"], values["positive"], *values["negatives"][:wanted]]
-        if wanted != found:
-            message = f"the row has {found} negatives, the recipe trains {wanted} of each row"
-            hint = f"set embedding.negatives: {found} (every row needs as many), or leave columns out with "
-            hint += "`columns: {NAME: null}`"
-            raise bad_row(row, message, hint, code="negatives")
-        return [values["anchor"], values["positive"], *values["negatives"]]
+        return [values["anchor"], values["positive"], *values["negatives"][: len(self.columns) - 2]]
 
 
 @dataclass(frozen=True, slots=True)

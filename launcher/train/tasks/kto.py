@@ -201,7 +201,7 @@ class TrainKTO(TrainAgainstReference):
         from launcher.train.upstream.trl_seams import reference_from
 
         args = common["args"]
-        if job.task.least_batch(job.fields(job.trainer))[0] > 1:
+        if job.task.least_batch_of(job)[0] > 1:
             common = common | {
                 "data_collator": KlPairs(
                     pad_token_id=processing.pad_token_id,

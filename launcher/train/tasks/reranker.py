@@ -68,6 +68,10 @@ def _as_list(values: Mapping[str, Any]) -> tuple[str, list[str], list[float]]:
     return values["anchor"], documents, [1.0, *[0.0] * len(values["negatives"])]
 
 
+def _is_empty(query: str, documents: Sequence[str]) -> bool:
+    return not documents or not all(text.strip() for text in (query, *documents))
+
+
 def _made_up_relevance(draw: random.Random, index: int) -> dict[str, Any]:
     row = made_up_positive(draw, index // 2)  # two documents of each query
     good = index % 2 == 0
@@ -95,15 +99,29 @@ class TrainReranker(TrainTask):
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
         from launcher.train.data.tokenize import max_length_of, overlong_of
 
-        loss = LOSSES[job.reranker.loss]
-        if detected.format not in loss.formats:
-            message = f"the rows are {detected.format}, but {job.reranker.loss} trains on "
-            message += f"{' or '.join(loss.formats)} rows"
-            fitting = " or ".join(name for name, one in LOSSES.items() if detected.format in one.formats)
-            raise RecipeError(Problem("format-loss", message, path="reranker.loss", hint=f"use {fitting}"))
+        if problem := job.task.misfit(detected.format, job.reranker):
+            raise RecipeError(problem)
         drops = overlong_of(job, detected.format) == "drop"
-        most = job.reranker.documents
-        return EncodeDocuments(processing, job.reranker.loss, most, max_length_of(job), drops)
+        return EncodeDocuments(processing, job.reranker, max_length_of(job), drops)
+
+    def check_row(self, section: Any, row: Row) -> None:
+        query, documents, labels = _as_list(row.values)
+        if _is_empty(query, documents):  # left out
+            return
+        if len(documents) > section.documents:
+            message = f"the row has {len(documents)} documents, memory is planned for {section.documents}"
+            hint = f"set reranker.documents: {len(documents)}"
+            raise bad_row(row, message, hint, code="documents")
+        if section.loss == "BinaryCrossEntropyLoss" and not 0 <= labels[0] <= 1:
+            message = f"the score is {labels[0]:g}, and BinaryCrossEntropyLoss takes 0 to 1"
+            hint = "divide the scores by their largest value, or use MSELoss"
+            raise bad_row(row, message, hint, code="score-range")
+        if section.documents > 1:
+            if min(labels) < 0:
+                raise bad_row(row, f"a label is {min(labels):g}, expected 0 or more", code="score-range")
+            if len(documents) < 2 or len(set(labels)) < 2:
+                message = f"all {len(documents)} documents of the row have the same label: nothing is ranked"
+                raise bad_row(row, message, "give each row documents of different labels", code="one-label")
 
     def rehearsed(self, job: Job, values: dict[str, Any]) -> dict[str, Any]:
         return fitting(self.own_formats, LOSSES[job.reranker.loss].formats, values)
@@ -180,8 +198,8 @@ class EncodeDocuments:
     """A query with each of its documents as the tokenizer joins two texts, end to end."""
 
     tokenizer: Any
-    loss: str
-    most: int
+    section: Any
+    """`reranker` of the plan."""
     max_length: int
     drops: bool
 
@@ -189,10 +207,10 @@ class EncodeDocuments:
         batch = EncodedBatch(columns={"input_ids": [], "lengths": [], "relevance": []})
         for index, row in enumerate(rows):
             query, documents, labels = _as_list(row.values)
-            if not query.strip() or not all(one.strip() for one in documents) or not documents:
+            if _is_empty(query, documents):
                 batch.dropped["empty"] += 1
                 continue
-            self._check(row, documents, labels)
+            TRAIN_TASK.check_row(self.section, row)
             sample = self._call([query] * len(documents), documents)
             lengths = [len(one) for one in sample["input_ids"]]
             batch.tokens += sum(lengths)
@@ -220,22 +238,6 @@ class EncodeDocuments:
             number = [hash(tuple(self.tokenizer(query, verbose=False)["input_ids"])) & 0x7FFFFFFF]
             batch.keep(index, {**flat, "lengths": lengths, "relevance": labels, "query": number})
         return batch
-
-    def _check(self, row: Row, documents: Sequence[str], labels: Sequence[float]) -> None:
-        if len(documents) > self.most:
-            message = f"the row has {len(documents)} documents, memory is planned for {self.most}"
-            hint = f"set reranker.documents: {len(documents)}"
-            raise bad_row(row, message, hint, code="documents")
-        if self.loss == "BinaryCrossEntropyLoss" and not 0 <= labels[0] <= 1:
-            message = f"the score is {labels[0]:g}, and BinaryCrossEntropyLoss takes 0 to 1"
-            hint = "divide the scores by their largest value, or use MSELoss"
-            raise bad_row(row, message, hint, code="score-range")
-        if self.most > 1:
-            if min(labels) < 0:
-                raise bad_row(row, f"a label is {min(labels):g}, expected 0 or more", code="score-range")
-            if len(documents) < 2 or len(set(labels)) < 2:
-                message = f"all {len(documents)} documents of the row have the same label: nothing is ranked"
-                raise bad_row(row, message, "give each row documents of different labels", code="one-label")
 
     def _call(self, queries: Sequence[str], documents: Sequence[str], **options: Any) -> dict[str, Any]:
         found = self.tokenizer(

@@ -61,6 +61,9 @@ class TrainTask:
         """
         raise NotImplementedError
 
+    def check_row(self, section: Any, row: Row) -> None:
+        """RecipeError for a canonical row that the task's own section does not take."""
+
     def labels(self, job: Job, rows: Iterable[Row]) -> tuple[str, ...]:
         """Names of the labels in canonical rows of training, in the order of their ids.
 
