@@ -18,6 +18,8 @@ from launcher.train.memory_meter import Meter
 from launcher.train.training import final_metrics, fit, make_arguments, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parent))
+from engine_runs import make_ground, planned
+from grounds import write_rows
 from small import Rows, job, llama, lora, metrics, tokenizer
 
 KTO = {
@@ -336,3 +338,21 @@ def test_two_ranks_of_each_engine_learn_the_same(tmp_path, monkeypatch):
     assert len(set(expected)) == 4
     for name, found in learned.items():
         assert found == pytest.approx(expected, rel=1e-5), name
+
+
+def test_pairs_that_are_computed_once_are_made_by_one_of_two_ranks(tmp_path, forks):
+    (tmp_path / "ground").mkdir()
+    ground = make_ground(tmp_path / "ground")
+    write_rows(ground / "labelled.jsonl", labelled(8))
+    trainer = {"precompute_ref_log_probs": True, "train_sampling_strategy": "sequential", "max_steps": 2}
+    forks.load("launcher.train.tasks.kto_trainer")
+    said = {
+        "task": "kto",
+        "data": {"train": [{"path": "labelled.jsonl"}], "max_length": 32},
+        "trainer": trainer,
+    }
+    out, env = planned(said, ground, tmp_path / "run", forks)
+    made = tmp_path / "made"
+    ended = forks.run(out, 2, {**env, "KL_PAIRS_MADE": str(made)}, prelude="counted_pairs")
+    assert ended.codes == (0, 0), ended.said
+    assert made.read_text().split() == ["0"] * 4, "8 rows in micro-batches of 2"

@@ -25,7 +25,12 @@ class PairsOnce(RowsArePrepared):
     def _prepare_dataset(self, dataset: Any, processing: Any, args: Any, name: str) -> Any:
         if not (self.precompute_ref_logps and self.calculate_KL):  # type: ignore[attr-defined]
             return dataset
-        return dataset.map(_with_pairs, batched=True, batch_size=args.per_device_train_batch_size)
+        from accelerate import PartialState
+
+        state = PartialState()
+        # The first process, of all and then of each node, writes what the others find.
+        with state.main_process_first(), state.local_main_process_first():
+            return dataset.map(_with_pairs, batched=True, batch_size=args.per_device_train_batch_size)
 
 
 def _with_pairs(samples: dict[str, list[Any]]) -> dict[str, list[Any]]:
