@@ -207,6 +207,15 @@ def _snapshot(name: str, revision: str, cache_dir: str | None) -> Path:
     return repo / "snapshots" / commit
 
 
+def local_prompts(name_or_path: str, revision: str | None, cache_dir: str | None) -> dict[str, str]:
+    """Prompts that a SentenceTransformer in a folder or in the hub cache has; empty where there is none."""
+    for folder in (resolve_path(name_or_path), _snapshot(name_or_path, revision or "main", cache_dir)):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            prompts = read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
+            return {name: text for name, text in prompts.items() if text}
+    return {}
+
+
 def has_chat_template(name_or_path: str) -> bool | None:
     """Whether the local tokenizer files have a chat template; None without such files."""
     places = [resolve_path(name_or_path), _snapshot(name_or_path, "main", None)]

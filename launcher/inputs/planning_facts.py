@@ -15,7 +15,7 @@ from launcher.facts.hardware import Hardware, device_facts, parse_hardware, prob
 from launcher.facts.lora import adapter_fields, is_all_linear, without_adapter
 from launcher.facts.measured_runs import Calibration, read_calibration
 from launcher.facts.model import ModelSpec
-from launcher.facts.model_config import find_model_config
+from launcher.facts.model_config import find_model_config, local_prompts
 from launcher.facts.safe_files import LARGEST_TEXT, is_file, read_bytes, read_text
 from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.software import installed_versions
@@ -29,6 +29,7 @@ from launcher.recipe.schema import Recipe
 from launcher.schedulers.hostfile import equal_hosts
 from launcher.schedulers.slurm_allocation import read_allocation
 from launcher.tasks import task_named
+from launcher.tasks.embedding import prompts_unused
 
 if TYPE_CHECKING:
     from launcher.facts.prepared_images import PreparedImages
@@ -257,8 +258,20 @@ def _warnings(recipe: Recipe, spec: ModelSpec, calibration: Calibration | None) 
         and is_all_linear(adapter_fields(recipe.adapter.model_dump())["target_modules"])
     ):
         yield from without_adapter(spec)
+    if unused := _unused_prompts(recipe):
+        yield unused
     if calibration is not None and calibration.skipped:
         yield f"{calibration.source}: skipped {calibration.skipped} line(s) that are not from this version"
+
+
+def _unused_prompts(recipe: Recipe) -> str | None:
+    """The warning of prompts of the checkpoint that training leaves out, of a task that has any."""
+    task, model = task_named(recipe.task), recipe.model
+    if task.section is None or "prompts" not in task.decides_samples or model.name_or_path is None:
+        return None
+    given = getattr(getattr(recipe, task.section), "prompts", None)
+    prompts = local_prompts(model.name_or_path, model.revision, model.cache_dir)
+    return prompts_unused(prompts) if prompts and given is None else None
 
 
 def gather(

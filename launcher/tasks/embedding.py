@@ -216,6 +216,15 @@ def _alone(given: Mapping[str, Any], rest: Mapping[str, Any]) -> Iterator[Proble
             yield Problem("no-negatives", f"is 1, but {name} compares rows: {_NOTHING}", path=path, hint=hint)
 
 
+def prompts_unused(prompts: Mapping[str, str]) -> str:
+    """The warning of a checkpoint's prompts that the recipe does not set."""
+    listed = ", ".join(f"{name}: {text!r}" for name, text in prompts.items())
+    return (
+        f"the checkpoint has prompts ({listed}): they are saved with the result, but training puts nothing "
+        "before the texts; write embedding.prompts to train with them"
+    )
+
+
 def loss_misfit(section: str, losses: Mapping[str, Loss], name: str, form: str) -> Problem | None:
     """The problem of rows that a loss does not take."""
     formats = losses[name].formats

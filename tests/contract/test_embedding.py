@@ -223,6 +223,26 @@ def test_modules_of_a_published_checkpoint_are_kept(ground, tmp_path):
     assert [path.name for path in sorted((run / "model").glob("?_*"))] == ["1_Pooling"]
 
 
+@pytest.mark.parametrize("given", [None, {}, {"query": "w1: "}])
+def test_prompts_of_a_published_checkpoint_are_kept_and_told(ground, tmp_path, capsys, given):
+    from sentence_transformers import SentenceTransformer
+
+    model = tmp_path / "prompted"
+    whole = SentenceTransformer(str(ground / "published"), device="cpu")
+    whole.prompts, whole.default_prompt_name = {"query": "w5: ", "document": ""}, "query"
+    whole.save_pretrained(str(model))
+    own = {"negatives": 1} if given is None else {"negatives": 1, "prompts": given}
+    changes = {"model": {"name_or_path": str(model)}, "embedding": own, "trainer": {"max_steps": 1}}
+    run = trained(tmp_path / "run", recipe(ground, "texts", **changes))
+    warned = [*json.loads((run / "plan.json").read_text())["warnings"], *capsys.readouterr().out.splitlines()]
+    assert sum("'w5: '" in line for line in warned) == (2 if given is None else 0)
+    saved = json.loads((run / "model" / "config_sentence_transformers.json").read_text())
+    kept = {"query": "w5: ", "document": ""} if given is None else given
+    assert saved["prompts"] == kept
+    assert saved["default_prompt_name"] == ("query" if kept.get("query") else None)
+    vectors(run / "model")
+
+
 def test_an_old_name_of_the_pooling_is_read(ground, tmp_path):
     model = tmp_path / "old"
     shutil.copytree(ground / "published", model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from types import SimpleNamespace
 
@@ -17,15 +18,15 @@ from launcher.train.tiny import tiny_tokenizer
 
 RECIPE = """\
 task: {task}
-model: {{name_or_path: google-bert/bert-large-uncased}}
+model: {{name_or_path: google-bert/bert-large-uncased, cache_dir: {cache_dir}}}
 data: {{train: [{{path: rows.jsonl}}], max_length: 128}}
 {more}
 """
 
 
-def loaded(folder, more, task="embedding"):
+def loaded(folder, more, task="embedding", cache_dir="null"):
     file = folder / "r.yaml"
-    file.write_text(RECIPE.format(task=task, more=more))
+    file.write_text(RECIPE.format(task=task, more=more, cache_dir=cache_dir))
     return load_recipe(file)
 
 
@@ -76,6 +77,26 @@ def test_micro_batches_of_one_row_on_several_devices_are_refused(tmp_path):
 def test_one_row_with_negatives_or_a_label_of_its_own_can_be_learned(tmp_path, section):
     found = loaded(tmp_path, f"global_batch_size: 1\nembedding: {{{section}}}")
     assert make_plan(*gather(found, "1xRTX4090-24GB")).batch.micro == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "section", "told"),
+    [
+        ("embedding", "", True),
+        ("embedding", "embedding: {prompts: {query: 'q: '}}", False),
+        ("reranker", "", False),
+    ],
+)
+def test_prompts_in_the_hub_cache_that_are_not_trained_with_are_a_warning(tmp_path, task, section, told):
+    repo = tmp_path / "models--google-bert--bert-large-uncased"
+    (repo / "snapshots" / "abc").mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("abc")
+    config = {"prompts": {"query": "find this: ", "document": ""}}
+    (repo / "snapshots" / "abc" / "config_sentence_transformers.json").write_text(json.dumps(config))
+    found = loaded(tmp_path, section, task, cache_dir=tmp_path)
+    warnings = make_plan(*gather(found, "1xRTX4090-24GB")).warnings
+    assert any("find this: " in warning for warning in warnings) == told
 
 
 @pytest.mark.parametrize("task", ["embedding", "reranker"])

@@ -43,6 +43,8 @@ class Modules:
     prompts: Mapping[str, str]
     """Of the saved result."""
     max_length: int
+    default_prompt: str | None = None
+    """Name of the prompt that the saved result uses where none is asked for."""
 
     def make(self, width: int) -> list[Any]:
         """Pooling, and Normalize where it is asked for. width: of the hidden states."""
@@ -64,7 +66,11 @@ class Modules:
         if self.normalize:
             write_json(folder / "2_Normalize" / "config.json", {})
         write_json(folder / "sentence_bert_config.json", {"max_seq_length": self.max_length})
-        more = {"prompts": dict(self.prompts), "similarity_fn_name": "cosine"}
+        more = {
+            "prompts": dict(self.prompts),
+            "default_prompt_name": self.default_prompt,
+            "similarity_fn_name": "cosine",
+        }
         _write_config(folder, "SentenceTransformer", more)
         (folder / "modules.json").write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
 
@@ -120,7 +126,8 @@ def modules_of(job: Job) -> Modules:
         _refuse_other("normalize", asked.normalize, normalize)
     if not pooling:
         pooling = {"pooling_mode": asked.pooling or _usual(job), "include_prompt": True}
-    prompts = (_published(job, "config_sentence_transformers.json") or {}).get("prompts") or {}
+    saved = _published(job, "config_sentence_transformers.json") or {}
+    prompts = saved.get("prompts") or {}
     if asked.prompts:
         prompts = {name: text for name, text in asked.prompts.items() if text}
         if prompts and not pooling["include_prompt"]:
@@ -128,7 +135,8 @@ def modules_of(job: Job) -> Modules:
             hint = "remove embedding.prompts"
             raise RecipeError(Problem("pooled-prompt", message, path="embedding.prompts", hint=hint))
     chosen = normalize if asked.normalize is None else asked.normalize
-    return Modules(pooling, chosen, prompts, job.data.max_length)
+    default = saved.get("default_prompt_name")
+    return Modules(pooling, chosen, prompts, job.data.max_length, default if default in prompts else None)
 
 
 def _refuse_other(key: str, asked: Any, published: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import RecipeError
 from launcher.tasks import FORMATS
-from launcher.tasks.embedding import BY_RANK, LOSSES, NEGATIVES, POSITIVE_PAIR, SCORED_PAIR
+from launcher.tasks.embedding import BY_RANK, LOSSES, NEGATIVES, POSITIVE_PAIR, SCORED_PAIR, prompts_unused
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.sources import Row, bad_row, is_empty, kind_of
 from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask
@@ -138,7 +138,10 @@ class TrainEmbedding(TrainTask):
     def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
         from launcher.train.model.sentence import modules_of
 
-        modules_of(job)  # refuses those of the checkpoint that are not trained, before it is loaded
+        # Refuses modules of the checkpoint that are not trained, before it is loaded.
+        prompts = {name: text for name, text in modules_of(job).prompts.items() if text}
+        if prompts and not job.embedding.prompts:
+            print(f"WARNING: {prompts_unused(prompts)}")
 
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
         from launcher.train.contrast import Embedder, EmbeddingTrainer
