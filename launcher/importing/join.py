@@ -339,7 +339,7 @@ def _settle_metric(made: Imported) -> None:
     if best is None or {"python", "data.metrics"} & made.taken.keys():
         return
     name = str(best.value).removeprefix("eval_")
-    if name == "loss" or made.task.own_metrics:
+    if made.task.reports(name):
         return
     if name in METRICS.get(made.task.name, ()):
         note = "the script's own function may count otherwise"

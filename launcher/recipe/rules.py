@@ -341,9 +341,11 @@ def _check_best_metric(given: _Given) -> Problems:
     measured, plain = given.rows.get("metrics") or [], name.removeprefix("eval_")
     if not isinstance(measured, list):  # an error of its own
         return
-    if plain != "loss" and plain not in measured and not given.task.own_metrics:
-        message = f"is {name}, but the measured metrics are {', '.join(['loss', *map(str, measured)])}"
-        hint = f"add {plain} to data.metrics, or use one of these"
+    if plain not in measured and not given.task.reports(plain):
+        known = ["loss", *given.task.own_metrics, *map(str, measured)]
+        message = f"is {name}, but the measured metrics are {', '.join(known)}"
+        hint = f"add {plain} to data.metrics, or " if plain in given.task.metrics else ""
+        hint += "use one of these"
         yield _conflict("trainer.metric_for_best_model", message, hint)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.tasks.task import FIXED_REFERENCE, ArgumentTable, PairTask, precomputes
+from launcher.tasks.task import ANSWER_METRICS, FIXED_REFERENCE, ArgumentTable, PairTask, precomputes
 
 _REFERENCE_FREE = frozenset({"sft"})
 """Losses that read no log-probability of the reference (trl 1.16, DPOTrainer._compute_loss)."""
@@ -39,6 +39,7 @@ class DPO(PairTask):
         **FIXED_REFERENCE,
     }
     loss_arguments = ("beta", "loss_type")
+    own_metrics = ("rewards/accuracies", *ANSWER_METRICS, "mean_token_accuracy")
     known_as = {"trl": ("dpo",), "llamafactory": ("dpo",), "axolotl": ("dpo", "ipo")}
     known_by = {
         "trl": (

@@ -104,7 +104,11 @@ class GRPO(Task):
         "remove_unused_columns": (False, "reward functions read the columns"),
     }
     adapter_dropout = False
-    own_metrics = True
+    own_metrics = (
+        "reward", "reward_std", "rewards/*/mean", "rewards/*/std", "frac_reward_zero_std", "entropy", "kl",
+        "completions/*", "clip_ratio/*", "cispo_clip_ratio", "policy_loss", "aux_loss", "sampling/*",
+        "vespo/*",
+    )  # fmt: skip
     known_as = {"trl": ("grpo",), "axolotl": ("grpo", "gdpo")}
     known_by = {
         "trl": (

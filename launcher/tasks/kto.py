@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.tasks.rows import CHAT, INSTRUCTION, PROMPT_COMPLETION, RowFormat
-from launcher.tasks.task import FIXED_REFERENCE, ArgumentTable, TrlTask, precomputes
+from launcher.tasks.task import ANSWER_METRICS, FIXED_REFERENCE, ArgumentTable, TrlTask, precomputes
 
 _CUT_AT_THE_END = "but trl cuts such rows at the end"
 _LABEL_WORDS = ("tag", "desirable", "thumbs", "feedback", "good")
@@ -58,6 +58,7 @@ class KTO(TrlTask):
     argument_table = ArgumentTable("kto_config", "trl", "trainer/kto_config.py", "KTOConfig")
     owned_arguments = {**TrlTask.owned_arguments, **FIXED_REFERENCE}
     loss_arguments = ("beta", "loss_type", "desirable_weight", "undesirable_weight")
+    own_metrics = (*ANSWER_METRICS, "kl")
     trainer_defaults = {
         "train_sampling_strategy": ("random", "the KL pairs are made of each batch, so rows are shuffled")
     }

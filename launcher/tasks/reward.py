@@ -23,6 +23,7 @@ class Reward(PairTask):
         "eos_token": "the tokenizer decides it",
     }
     loss_arguments = ("center_rewards_coefficient",)
+    own_metrics = ("accuracy", "margin", "mean_reward", "min_reward", "max_reward")
     known_as = {"trl": ("reward",), "llamafactory": ("rm",)}
     known_by = {"trl": ("center_rewards_coefficient",), "axolotl": ("reward_model",)}
     tool_defaults = {"trl": {"trainer.learning_rate": 1e-4}}

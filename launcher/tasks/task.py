@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
 from launcher.errors import Problem
@@ -148,8 +149,8 @@ class Task:
     """Metric -> (module, the package that brings it), for those that need one."""
     generated_metrics: ClassVar[tuple[str, ...]] = ()
     """Those that read generated text."""
-    own_metrics: ClassVar[bool] = False
-    """Whether the Trainer reports metrics of its own, whose names are not known here."""
+    own_metrics: ClassVar[tuple[str, ...]] = ()
+    """Names of metrics that the Trainer itself reports of an evaluation, `*` for any text."""
     keeps_token_predictions: ClassVar[bool] = False
     """Whether metrics read a predicted token for each position."""
 
@@ -297,6 +298,10 @@ class Task:
         """The first of its formats whose rows have this field."""
         return next(one.name for one in self.row_formats if field in one.needed)
 
+    def reports(self, metric: str) -> bool:
+        """Whether each evaluation has this metric, whatever `data.metrics` says."""
+        return metric == "loss" or any(fnmatchcase(metric, name) for name in self.own_metrics)
+
     @property
     def is_encoder_decoder(self) -> bool:
         return self.architectures == ("encoder-decoder",)
@@ -310,7 +315,6 @@ class TrlTask(Task):
     own_padding = "trl pads, as trainer.pad_to_multiple_of says"
     prepared_by = ("trl",)
     adapter_dropout = False
-    own_metrics = True
     owned_arguments = {
         "max_length": "write `data.max_length`",
         "dataset_num_proc": "write `data.num_proc`",
@@ -330,6 +334,11 @@ class TrlTask(Task):
         return [Problem("conflict", message, path=path, hint=self.smoothing_hint)]
 
 
+ANSWER_METRICS = (
+    "rewards/margins", "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected",
+    "logits/chosen", "logits/rejected", "entropy", "aux_loss",
+)  # fmt: skip
+"""Of trl's trainers with a reference (`_metrics` in trl 1.16)."""
 FIXED_REFERENCE = dict.fromkeys(
     ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
     "remove it: the reference is the model before training, and stays so",

@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from engine_runs import weights
 from killing import AT, WRITTEN
 from library_cases import CASES, make_ground, make_run
+from safetensors.torch import load_file
 
 KILLS = 5
 SAVED = 2
@@ -33,6 +35,13 @@ TRAINER = {
     "max_steps": STEPS, "save_steps": SAVED, "eval_strategy": "steps", "eval_steps": SAVED,
     "save_total_limit": 2,
 }  # fmt: skip
+PATIENCE = 2
+BEST: dict[str, tuple[str, bool]] = {
+    "dpo": ("eval_rewards/accuracies", True),
+    "kto": ("eval_rewards/margins", False),  # which grow: the first is the best
+    "reward": ("eval_accuracy", True),
+}
+"""Task -> (a metric of trl's, whether more of it is better)."""
 MODELS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("bert", "t5", "vit"))
 TIMED = ("runtime", "per_second", "memory", "step_time")
 
@@ -92,3 +101,39 @@ def test_killed_five_times_a_run_ends_as_the_undisturbed_one(name, tmp_path, for
     assert found.keys() == expected.keys() != set()
     for key, tensor in expected.items():
         assert tensor.equal(found[key]), (key, points)
+
+
+@pytest.mark.parametrize("name", cases(BEST, "dpo"))
+def test_early_stopping_by_a_metric_of_trl_counts_on_after_a_kill(name, tmp_path, forks):
+    """The best checkpoint is the result, also of a run that was killed after it."""
+    pytest.importorskip("trl")
+    metric, is_greater = BEST[name]
+    case = replace(CASES[name], recipe={**CASES[name].recipe, "early_stopping": {"patience": PATIENCE}})
+    trainer = {
+        **TRAINER, "max_steps": 20, "eval_steps": 1, "save_steps": 1, "metric_for_best_model": metric,
+        "greater_is_better": is_greater,
+    }  # fmt: skip
+    make_ground(case, tmp_path)
+
+    def run(out: Path, **more: str) -> int:
+        return forks.run(out, 0, {**env, **more}, prelude="killing").codes[0]
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    env = make_run(case, tmp_path, whole, evaluated=True, **trainer)
+    assert run(whole) == 0
+    scores = [row[metric] for row in rows(whole) if metric in row]
+    best = scores.index((max if is_greater else min)(scores)) + 1
+    assert len(scores) == best + PATIENCE < trainer["max_steps"]
+    told = json.loads((whole / "result.json").read_text())
+    assert (told["steps"], told["eval"]["step"]) == (best + PATIENCE, best)
+    kept = whole / "checkpoints" / f"checkpoint-{best}"
+    assert all(
+        tensor.equal(load_file(kept / "model.safetensors")[key]) for key, tensor in weights(whole).items()
+    )
+
+    env = make_run(case, tmp_path, killed, evaluated=True, **trainer)
+    assert run(killed, **{AT: json.dumps([best + 1, "evaluation", 0])}) == -signal.SIGKILL
+    assert run(killed, EFFILAUNCH_RESUME="auto") == 0
+    assert rows(killed) == rows(whole)
+    expected, found = weights(whole), weights(killed)
+    assert [key for key, tensor in expected.items() if not tensor.equal(found[key])] == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import checkpoint
-from grounds import make_base
+from grounds import make_base, write_rows
 from launched import effilaunch, losses
 
 from launcher.knowledge.lint.check import lint_text
@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import LlamaForCausalLM, TrainerCallback
+from transformers import LlamaModel, TrainerCallback
 
 FULL = (
     "CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 23.64 GiB of which "
@@ -36,7 +36,7 @@ FULL = (
     "Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
 )
 steps = [0]
-forward = LlamaForCausalLM.forward
+forward = LlamaModel.forward
 
 
 def value(name):
@@ -55,13 +55,14 @@ class Steps(TrainerCallback):
         steps[0] = state.global_step
 
 
-LlamaForCausalLM.forward = limited
+LlamaModel.forward = limited
 
 
 def callbacks():
     return [Steps()]
 """
 RECIPE = """\
+{task}
 model: {model}
 data: {{train: [{{path: rows.jsonl}}], max_length: 32, padding_free: false}}  # the hooks count rows
 sharding: {sharding}
@@ -98,14 +99,15 @@ def launched(
     micro: int = 4,
     again: str = "false",
     model: str = "{name_or_path: model}",
+    task: str = "task: causal-lm",
     expect: int = 0,
 ) -> dict:
     """The JSON of `effilaunch run`."""
-    written(folder, base, hooks, sharding=sharding, micro=micro, again=again, model=model)
+    written(folder, base, hooks, sharding=sharding, micro=micro, again=again, model=model, task=task)
     return effilaunch("run", folder / "r.yaml", "--output-dir", folder / "out", *arguments, expect=expect)
 
 
-def hooks(*, limit: int, held: int, enough: str = "True") -> str:
+def hooks(*, limit: object, held: int, enough: str = "True") -> str:
     """A device that holds `limit` samples after `held` steps, and no batch at all unless `enough`."""
     return HOOKS.replace("LIMIT", str(limit)).replace("HELD", str(held)).replace("ENOUGH", enough)
 
@@ -237,6 +239,59 @@ def test_two_ranks_with_nothing_left_end_with_the_list(base, tmp_path):
     assert not (folder / "out" / "COMPLETED").exists()
     adapted = json.loads((folder / "out" / "plan.json").read_text())["adapted"]
     assert len(adapted["adaptations"]) == 1
+
+
+ROWS = {
+    "embedding": [{"anchor": f"w{i} w{i + 1}", "positive": f"w{i + 2} w7"} for i in range(64)],
+    "grpo": [{"prompt": f"w{i} w{i + 1}"} for i in range(64)],
+}
+COMPARED = "task: embedding\nembedding: {loss: MultipleNegativesRankingLoss}"
+CACHED = "task: embedding\nembedding: {loss: CachedMultipleNegativesRankingLoss, mini_batch_size: 4}"
+ROLLOUTS = """\
+task: grpo
+reward: [{function: regular_expression, arguments: {pattern: 'w[0-9]*[0-4] w[0-9]*$'}}]
+generation: {num_generations: 4, max_completion_length: 8}
+"""
+HALF = {"trainer.per_device_train_batch_size": [4, 2], "trainer.gradient_accumulation_steps": [2, 4]}
+ANCHORED = ("--set", "trainer.beta=0.1")
+"""Without the reference, losses of completions of the same length are 0."""
+OF_TASKS: dict[str, tuple[str, object, str, dict[str, list[object]], tuple[str, ...]]] = {
+    "embedding": (
+        COMPARED,
+        99,
+        "value('trainer.activation_checkpointing')",
+        {"trainer.activation_checkpointing": [False, True]},
+        (),
+    ),
+    "embedding, cached": (
+        CACHED,
+        99,
+        "value('embedding.mini_batch_size') == 2",
+        {"embedding.mini_batch_size": [4, 2]},
+        (),
+    ),
+    # Generating, a forward pass has the completions of all micro-batches.
+    "grpo": (ROLLOUTS, "(2 if torch.is_grad_enabled() else 99)", "True", HALF, ANCHORED),
+}
+"""Name -> (sections, rows that the device holds, whether it holds any, what is changed, arguments)."""
+
+
+@pytest.mark.parametrize("name", OF_TASKS)
+def test_what_a_step_learns_stays_the_same(base, tmp_path, name):
+    """Also the negatives of an anchor, and the completions of a generation."""
+    pytest.importorskip("sentence_transformers" if "embedding" in name else "trl")
+    task, limit, enough, changed, more = OF_TASKS[name]
+    runs = {"whole": hooks(limit=99, held=0), "adapted": hooks(limit=limit, held=3, enough=enough)}
+    for run, text in runs.items():
+        (tmp_path / run).mkdir()
+        write_rows(tmp_path / run / "rows.jsonl", ROWS[name.partition(",")[0]])
+        data = launched(tmp_path / run, base, text, "--on", "cpu", *more, task=task)
+    assert len({*losses(tmp_path / "whole" / "out").values()}) == STEPS
+    result = check_adapted(tmp_path / "adapted", data, losses(tmp_path / "whole" / "out"))
+    (entry,) = result["adaptations"]
+    assert (entry["step"], entry["resumed_from"]) == (3, 2)
+    sizes = {key: entry["changed"].get(key) for key in (*HALF, *changed)}
+    assert sizes == {**dict.fromkeys(HALF), **changed}
 
 
 # An address space of 1.25 GiB more than is in use: a batch of four asks for 1.6 GiB, one of two for half.

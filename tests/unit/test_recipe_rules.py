@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.data_paths import is_glob, is_hub_id, is_loaded_hub_id, is_url
@@ -532,6 +533,32 @@ def test_a_best_metric_that_nothing_measures_is_refused(tmp_path):
     (only,) = caught.value.problems
     assert (only.code, only.path, only.line) == ("conflict", "trainer.metric_for_best_model", 3)
     assert "loss, perplexity" in only.message
+
+
+@pytest.mark.parametrize(
+    ("task", "good", "bad"),
+    [
+        ("dpo", "eval_rewards/accuracies", "eval_accuracy"),
+        ("kto", "rewards/margins", "eval_rewards/accuracies"),  # KTOTrainer of trl 1.16 reports none
+        ("reward", "eval_accuracy", "eval_rewards/accuracies"),
+        ("grpo", "eval_rewards/exact_match/mean", "eval_rewards/margins"),
+    ],
+)
+def test_a_best_metric_that_trl_does_not_report_is_refused(tmp_path, task, good, bad):
+    more = {"reward": [{"function": "exact_match"}]} if task == "grpo" else {}
+    rows = {"train": [{"path": "a.jsonl"}], "eval": {"split": 0.1}}
+    best = {"eval_strategy": "steps", "load_best_model_at_end": True}
+    for name, expected in ((good, []), (bad, ["trainer.metric_for_best_model"])):
+        said = {"trainer": {**best, "max_steps": 10, "metric_for_best_model": name}, "data": rows, **more}
+        (tmp_path / "r.yaml").write_text(
+            yaml.safe_dump({"task": task, "model": {"name_or_path": "a/b"}, **said})
+        )
+        try:
+            load_recipe(tmp_path / "r.yaml")
+            found = []
+        except RecipeError as error:
+            found = [problem.path for problem in error.problems]
+        assert found == expected
 
 
 @pytest.mark.parametrize(
