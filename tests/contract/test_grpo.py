@@ -205,7 +205,11 @@ def test_a_checkpoint_holds_the_place_within_a_generation(tmp_path, monkeypatch)
     rows = [{**row, "completion": "said"} for row in case.rows]
     case = dataclasses.replace(case, rows=rows, recipe={**case.recipe, "reward": rewards})
     make_ground(case, tmp_path)
-    for key, value in make_run(case, tmp_path, tmp_path / "run", max_steps=1, save_steps=1).items():
+    long = {**rows[0], "prompt": " ".join(["w1"] * 24)}
+    (tmp_path / "eval.jsonl").write_text((json.dumps(long) + "\n") * 4)
+    evaluated = {"eval_strategy": "steps", "eval_steps": 1}
+    env = make_run(case, tmp_path, tmp_path / "run", evaluated=True, max_steps=1, save_steps=1, **evaluated)
+    for key, value in env.items():
         monkeypatch.setenv(key, value)
     train(read_job(tmp_path / "run"))
     state = tmp_path / "run" / "checkpoints" / "checkpoint-1" / "rollouts_0.pt"
@@ -214,6 +218,8 @@ def test_a_checkpoint_holds_the_place_within_a_generation(tmp_path, monkeypatch)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["rollouts"]["generations"], result["rollouts"]["completions"]) == (1, 4)
     assert result["rollouts"]["constant"]["f"] == 1.0
+    # Two prompts of at most 12 tokens with 8 of a completion; the evaluation has 24 tokens.
+    assert 0 < result["memory"]["tokens"]["largest"] <= 2 * (12 + 8)
     lines = (tmp_path / "run" / "completions.jsonl").read_text().splitlines()
     assert len(lines) == 4
     assert set(json.loads(lines[0])) == {"step", "prompt", "completion", "rewards", "advantage"}

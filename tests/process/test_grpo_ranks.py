@@ -136,6 +136,6 @@ def test_one_rank_resumes_what_two_had(step, ground, whole, tmp_path):
     assert log(out).count("generated again") == (step == 3)
     found = [row for row in rows(out) if "loss" in row]
     assert [row["step"] for row in found] == list(range(step + 1, STEPS + 1))
-    result = json.loads((out / "result.json").read_text())
-    before = 2  # generations until step 3, and until step 4
-    assert result["rollouts"]["generations"] == before + (2 if step == 3 else 1)
+    counts = [json.loads((run / "result.json").read_text())["rollouts"] for run in (out, whole)]
+    for name in ("generations", "completions", "groups"):  # one that is made again counts once
+        assert counts[0][name] == counts[1][name] > 0

@@ -39,6 +39,8 @@ class PreparedGrpoTrainer(RolloutSeams, ReferenceTrainer, GRPOTrainer):
         self.rollouts = Rollouts()
         self._run_dir, self._begun = run_dir, 0.0
         self._counted: Any = None
+        self._made_again = False
+        """Whether the next generation takes the place of one that was counted."""
         super().__init__(model=model, **more)
 
     # --- resuming ---------------------------------------------------------------------------------
@@ -67,7 +69,7 @@ class PreparedGrpoTrainer(RolloutSeams, ReferenceTrainer, GRPOTrainer):
         state = torch.load(file, map_location=place, weights_only=True)
         self.rollouts = Rollouts(**state["rollouts"])
         is_there = self.set_rollout_state(state)
-        self._counted = self.buffered
+        self._counted, self._made_again = self.buffered, not is_there
         if not is_there and rank() == 0:
             print(
                 f"{checkpoint} is within a generation of {written_by} ranks with micro-batches of "
@@ -99,13 +101,14 @@ class PreparedGrpoTrainer(RolloutSeams, ReferenceTrainer, GRPOTrainer):
         return super().training_step(*args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.model.training:
+            tokens = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
+            self.largest_batch = max(self.largest_batch, tokens)
         if self.model.training and self.buffered is not self._counted:
             seconds = time.monotonic() - self._begun
             self.rollouts.seconds += seconds
             status().takes_at_least(seconds)
             self._count()
-        tokens = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
-        self.largest_batch = max(self.largest_batch, tokens)
         if self.meter is not None:
             self.meter.comes(inputs)
         return super().compute_loss(model, inputs, *args, **kwargs)
@@ -113,6 +116,9 @@ class PreparedGrpoTrainer(RolloutSeams, ReferenceTrainer, GRPOTrainer):
     def _count(self) -> None:
         """Count the rewards of a new generation, and show those of the first."""
         self._counted = self.buffered
+        if self._made_again:
+            self._made_again = False
+            return
         own = sum(len(batch["completion_ids"]) for batch in self.buffered or ())
         count, log = own * self.accelerator.num_processes, self.rollout_log
         rewards = {name: list(values)[-count:] for name, values in log["rewards"].items()}
