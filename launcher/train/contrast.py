@@ -90,7 +90,7 @@ class RankBatches:
 
     def __iter__(self) -> Iterator[list[int]]:
         rows = len(self.batches.dataset)
-        read = bytearray(rows)
+        read, alone = bytearray(rows), 0
         found, first = iter(self.batches), list[list[int]]()
         for _ in range(len(self)):
             step = list(islice(found, self.ranks))
@@ -102,6 +102,7 @@ class RankBatches:
                 raise RecipeError(Problem("no-negatives", message, path=path, hint=hint))
             step += islice(cycle(first), self.ranks - len(step))
             size = min(map(len, step))
+            alone += size == 1
             for row in (row for batch in step for row in batch[:size]):
                 read[row] = 1
             yield step[self.rank][:size]
@@ -109,7 +110,8 @@ class RankBatches:
         if left > 0 and self.rank == 0:
             print(
                 f"WARNING: {left} of {rows} rows are in no step of epoch {self.epoch + 1}: they have texts "
-                f"of other rows, and no micro-batch of {self.batch_size} has a text twice",
+                f"of other rows, and no micro-batch of {self.batch_size} has a text twice; {alone} of its "
+                f"{len(self)} steps have micro-batches of one row",
                 flush=True,
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -452,3 +453,28 @@ def test_two_ranks_of_each_engine_learn_the_same(ground, tmp_path, forks, name):
     for engine, out in learned.items():
         assert column(out, "loss") == pytest.approx(column(expected, "loss"), rel=1e-5), engine
         assert column(out, "grad_norm") == pytest.approx(column(expected, "grad_norm"), rel=1e-4), engine
+
+
+def test_two_ranks_take_the_same_steps_where_texts_are_repeated(ground, tmp_path, forks):
+    """Half of the rows have one positive: a micro-batch has one of them at most, the others are counted."""
+    forks.load("launcher.train.contrast", "launcher.train.tasks.embedding")
+    rows = [{"anchor": f"w{n} w7", "positive": f"w{100 + max(n, 12)} w8"} for n in range(24)]
+    write_rows(tmp_path / "repeated.jsonl", rows)
+    said = recipe(
+        ground, "texts", sharding=ENGINES["ddp"], global_batch_size=8, embedding={},
+        data={"train": [{"path": str(tmp_path / "repeated.jsonl")}], "eval": None, "metrics": []},
+    )  # fmt: skip
+    said["trainer"] = {"num_train_epochs": 2, "learning_rate": 1e-3, "logging_steps": 1}
+    out = tmp_path / "run"
+    env = planned(out, said, "2xcpu")
+    assert forks.run(out, 0, env, module="prepare").codes == (0,)
+    ended = forks.run(out, 2, env)
+    assert ended.codes == (0, 0), ended.said
+    assert result(out)["steps"] == 2 * 3
+    counts = r"(\d+) of 24 rows are in no step of epoch (\d).* (\d) of its 3 steps"
+    counted = re.findall(counts, (out / "logs" / "rank-0.log").read_text())
+    assert [epoch for _, epoch, _ in counted] == ["1", "2"]
+    left = sum(int(rows) for rows, _, _ in counted)
+    assert left >= 2 * (12 - 3 * 2)
+    assert result(out)["tokens"] == 4 * (2 * 24 - left), "four tokens of each row that was read"
+    assert column(out, "loss").count(0.0) == sum(int(steps) for _, _, steps in counted)
