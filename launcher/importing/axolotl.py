@@ -345,8 +345,7 @@ _OWN_PROMPT = "its prompt is axolotl's own code"
 
 def _chat(entry: Peer, is_old: bool, found: _Found) -> _Shaped:
     column = str(entry.get("field_messages") or ("conversations" if is_old else "messages"))
-    given = entry.get("message_property_mappings")
-    properties = given if isinstance(given, dict) else {}
+    properties = entry.section("message_property_mappings").values
     role, content = (
         str(properties.get(name) or entry.get(f"message_field_{name}") or fallback)
         for name, fallback in zip(("role", "content"), _PAIRS[is_old], strict=True)
@@ -671,8 +670,7 @@ def take_bits(peer: Peer, adapted: bool) -> None:
 
 
 def _take_four_bits(peer: Peer) -> None:
-    given = peer.get("bnb_config_kwargs")
-    options = given if isinstance(given, dict) else {}
+    options = peer.section("bnb_config_kwargs").values
     kind = str(options.get("bnb_4bit_quant_type", "nf4"))
     if kind not in ("nf4", "fp4"):
         peer.drop("bnb_config_kwargs", Effect.NEEDED, "expected the type nf4 or fp4")
@@ -941,8 +939,7 @@ def _take_rollouts(peer: Peer, kind: str) -> None:
     """The section `trl`: reward functions and sampling. gdpo normalises each reward by itself."""
     if "sequence_len" in peer.values:
         peer.drop("sequence_len", Effect.NONE, f"axolotl does not read it with rl: {kind}")
-    given = peer.get("trl")
-    inner = peer.inside("trl", given if isinstance(given, dict) else {})
+    inner = peer.section("trl")
     if kind == "gdpo":
         peer.reading.take(
             "trainer.multi_objective_aggregation", "normalize_then_sum", peer.given("rl"), said="rl: gdpo"
@@ -977,8 +974,7 @@ def _take_vllm(peer: Peer, inner: Peer) -> None:
     """`trl.use_vllm` with the section `vllm`, which is of the server but for two keys."""
     take_backend(inner, None)
     backend = peer.reading.value("generation.backend")
-    given = peer.get("vllm")
-    engine = peer.inside("vllm", given if isinstance(given, dict) else {})
+    engine = peer.section("vllm")
     if backend == "vllm-server":
         inner.take_keys(SERVER_KEYS)
     elif backend is not None:

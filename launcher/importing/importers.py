@@ -65,6 +65,8 @@ def read_text(text: str, file: str, info: Info | None = None) -> Reading:
     script = Problem(SCRIPT, "a Python script; import does not read scripts", file, hint=hint)
     if Path(file).suffix.lower() == ".py":
         raise RecipeError(script)
+    if not re.sub(r"(?m)^\s*#.*$", "", text).strip():
+        raise RecipeError(Problem("import-unknown", "is empty", file, hint=f"known kinds: {KINDS}"))
     data = _mapping(text, file)
     if data is not None:
         tool = config_tool_of(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -114,9 +115,23 @@ class Peer:
             self.drop(key, Effect.NEEDED, f"expected {error}")
             return []
 
+    def section(self, key: str) -> Peer:
+        """The mapping of a key, also as JSON on a launch line; what is none is dropped."""
+        value = self.get(key)
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = parse_json(value)
+        if not isinstance(value, dict | None):
+            self.drop(key, Effect.NEEDED, "expected a mapping")
+        return self.inside(key, value if isinstance(value, dict) else {})
+
     def switch(self, key: str) -> bool:
-        """Whether a switch is on."""
-        return as_bool(self.get(key)) is True
+        """Whether a switch is on; what is none is dropped."""
+        is_new = self.at + key not in self.reading.seen
+        value = self.get(key)
+        if is_new and as_bool(value) is None and not is_off(value):
+            self.drop(key, Effect.TRAINING, "expected true or false")
+        return as_bool(value) is True
 
     def take(self, to: str, value: Any, key: str, *others: str, note: str = "") -> None:
         """A value for a recipe key, from the named keys of the file."""
@@ -138,8 +153,8 @@ class Peer:
     def argument(self, *keys: str, to: str = "") -> None:
         """Keys that are fields of TrainingArguments, or one that is called `to` there."""
         for key in keys:
-            if self.get(key) is not None and to:
-                take_field(self.reading, self.given(key), to)
+            if self.get(key) is not None and (to or self.at):
+                take_field(self.reading, self.given(key), to or key)
             elif key in self.values:
                 take_argument(self.reading, self.given(key))
 
@@ -238,6 +253,11 @@ class Peer:
             overridden = re.split(r"[:.\[]", entry.key)[0] in call.overrides
             if overridden or (alone and entry.place.line is None):
                 reading.dropped[index] = replace(entry, place=call.place)
+        for index, problem in enumerate(reading.refusals):
+            overridden = re.split(r"[:.\[]", problem.path or "")[0] in call.overrides
+            if overridden or (alone and problem.line is None):
+                place = call.place
+                reading.refusals[index] = replace(problem, file=place.file, line=place.line)
         for name, where in reading.names.items():
             if where.line is None:
                 reading.names[name] = call.place

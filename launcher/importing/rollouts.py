@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.importing.arguments import take_argument
 from launcher.importing.conversions import To, as_bool, as_number
 from launcher.importing.key_tables import Keys, Peer
 from launcher.importing.reading import Effect, shown
@@ -59,7 +58,10 @@ def take_rewards(peer: Peer, functions: Sequence[Any], weights: Any, known: Iter
 
     weights: the list beside them, None for 1 each. known: which of `OF_TRL` the tool takes by name alone.
     """
-    weighted = weights if isinstance(weights, list) else [1.0] * len(functions)
+    if not functions:
+        return  # which is reported
+    given = [1.0] * len(functions) if weights is None else weights
+    weighted = given if isinstance(given, list) else [given]
     if len(weighted) != len(functions):
         message = f"has {len(weighted)} entries for {len(functions)} reward functions"
         peer.refuse("reward_weights", message, "give one weight for each function")
@@ -112,7 +114,7 @@ def take_scale(peer: Peer) -> None:
     value = peer.get("scale_rewards")
     switch = as_bool(value)
     if switch is None and value is not None:
-        take_argument(peer.reading, peer.given("scale_rewards"))
+        peer.argument("scale_rewards")
     elif switch is not None:
         peer.take("trainer.scale_rewards", "group" if switch else "none", "scale_rewards")
 

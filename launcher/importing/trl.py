@@ -408,8 +408,7 @@ def _take_task(peer: Peer, word: str) -> Task:
     kind = peer.get("lora_task_type")
     if kind not in (None, "CAUSAL_LM"):
         peer.refuse("lora_task_type", f"is {shown(kind)}: TRL trains language models", "CAUSAL_LM is")
-    options = peer.get("dataset_kwargs")
-    inner = peer.inside("dataset_kwargs", options if isinstance(options, dict) else {})
+    inner = peer.section("dataset_kwargs")
     for option, value in inner.values.items():
         if option == "skip_prepare_dataset" and as_bool(value) and not reading.task.sees_images:
             peer.refuse("dataset_kwargs", "skips the preparation of rows, which would be tokens already")
@@ -495,8 +494,7 @@ def _take_launch_options(peer: Peer) -> None:
 
 
 def _take_model(peer: Peer) -> None:
-    given = peer.get("model_init_kwargs")
-    options = peer.inside("model_init_kwargs", given if isinstance(given, dict) else {})
+    options = peer.section("model_init_kwargs")
     value = peer.get("dtype") or peer.get("torch_dtype")
     peer.reading.know("torch_dtype")
     inner = options.get("dtype") or options.get("torch_dtype")

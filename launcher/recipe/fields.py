@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.safe_files import parse_json
 from launcher.recipe.env import has_reference, is_reference, resolve_env
 from launcher.recipe.field_tables import (
     ADAPTER_OWNED,
@@ -33,6 +34,7 @@ CHECKPOINTING_KWARGS = (
     "use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop", "context_fn",
     "every_n_layers", "offload",
 )  # fmt: skip
+_FILE_OR_MAPPING = "trainer.accelerator_config"
 _PHRASES = {
     "none": "null",
     "bool": "true or false",
@@ -208,6 +210,9 @@ def _check_value(path: str, value: Any, entry: Mapping[str, Any], *, shown: Any)
             expected = f"a Python object ({objects}), which a recipe cannot contain"
         hint = None if has_reference(shown) else rewrite_hint(value, kinds)
         return [Problem("wrong-type", f"is {describe(shown)}, expected {expected}", path=path, hint=hint)]
+    if isinstance(value, str) and "dict" in kinds and path != _FILE_OR_MAPPING and not _is_json(value):
+        message = f"is {describe(shown)}, expected a mapping"
+        return [Problem("wrong-type", message, path=path)]  # the worker would fail to parse it
     for item in value if isinstance(value, list) else [value]:
         if choices and isinstance(item, str) and not _is_choice(item, choices):
             hint = choice_hint(item, choices)
@@ -219,6 +224,14 @@ def _check_value(path: str, value: Any, entry: Mapping[str, Any], *, shown: Any)
     wanted = None if value == entry.get("default") else _outside(path, value)
     message = f"is {describe(shown)}, expected {wanted}"
     return [Problem("wrong-value", message, path=path)] if wanted else []
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text is a mapping in JSON."""
+    try:
+        return isinstance(parse_json(text), dict)
+    except ValueError:
+        return False
 
 
 def non_finite_at(value: Any) -> str | None:

@@ -512,6 +512,29 @@ def test_vllm_in_the_same_processes_has_a_share_of_the_memory() -> None:
     assert nothing["reward"] is nothing["generation.max_completion_length"] is Effect.NEEDED
 
 
+@pytest.mark.parametrize(
+    ("more", "key", "effect"),
+    [
+        ({"rl": "grpo", "trl": "rewards.f"}, "trl", Effect.NEEDED),
+        ({"rl": "grpo", "trl": {"reward_funcs": ["r.f"]}, "vllm": [1]}, "vllm", Effect.NEEDED),
+        ({"rl": "grpo", "trl": {"reward_funcs": [["r.f"]], "reward_weights": [1]}}, "trl.reward_funcs",
+         Effect.NEEDED),
+        ({"rl": "grpo", "trl": {"use_vllm": "maybe"}}, "trl.use_vllm", Effect.TRAINING),
+        ({"reward_model": "yes please"}, "reward_model", Effect.TRAINING),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_wrong_kind_has_a_line(more: dict[str, Any], key: str, effect: Effect) -> None:
+    reading = read({**FILE, **more})
+    assert (dropped(reading)[key], reading.refusals) == (effect, [])
+
+
+def test_arguments_of_the_section_are_taken() -> None:
+    section = {"reward_funcs": ["r.f"], "scale_rewards": "batch", "vllm_enable_sleep_mode": True}
+    reading = read({**FILE, "rl": "grpo", "trl": {**section, "use_vllm": True, "vllm_mode": "colocate"}})
+    assert reading.value("trainer.scale_rewards") == "batch"
+    assert reading.value("trainer.vllm_enable_sleep_mode") is True
+
+
 def test_the_loss_of_kto_needs_two_rows() -> None:
     given = {**FILE, "rl": "kto", "datasets": [{"path": "org/p", "type": "chatml.ultra"}]}
     even = read({**given, "micro_batch_size": 1, "gradient_accumulation_steps": 4})

@@ -71,6 +71,15 @@ def test_deepspeed_reads_json_alone() -> None:
     assert caught.value.problems[0].code == "import-unknown"
 
 
+@pytest.mark.parametrize("text", ["", " \n\n", "# rl: kto\n"])
+@pytest.mark.parametrize("file", ["c.yaml", "c.json", "run.sh"])
+def test_an_empty_file_is_told_as_such(text: str, file: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        read_text(text, file)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.file, problem.message) == ("import-unknown", file, "is empty")
+
+
 def test_every_command_has_the_name_of_its_tool() -> None:
     assert {command: tool_of(command) for command in COMMANDS if tool_of(command) is None} == {}
 

@@ -54,6 +54,16 @@ def taken(made: Imported) -> dict[str, Any]:
     return {key: value.value for key, value in made.taken.items()}
 
 
+def test_what_a_launch_line_makes_impossible_has_its_line(folder: Folder) -> None:
+    line = (
+        "trl grpo --model_name_or_path a/b --dataset_name c/d --reward_funcs org/model --learning_rate 1e-6"
+    )
+    with pytest.raises(RecipeError) as caught:
+        folder.read(run_sh=f"# GRPO\n{line}\n")
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.line, problem.path) == (str(folder.path / "run.sh"), 2, "reward_funcs")
+
+
 def test_a_launch_line_and_the_configs_beside_it(folder: Folder) -> None:
     (folder.path / "ds.json").write_text(json.dumps(BOTH))
     made = folder.read(run_sh=f"{LINE} --deepspeed ds.json --bf16 --learning_rate 1e-4")

@@ -340,11 +340,23 @@ def test_the_file_of_trls_reward_functions_has_them() -> None:
         ({"reward_model_name_or_path": "org/reward-model"}, "reward_model_name_or_path"),
         ({"reward_weights": [1.0, 2.0]}, "reward_weights"),
         ({"reward_weights": ["x"]}, "reward_weights"),
+        ({"reward_weights": "heavy"}, "reward_weights"),
         ({"use_vllm": True, "vllm_mode": "beside"}, "vllm_mode"),
     ],
 )
 def test_rewards_that_are_no_functions_are_refused(more: dict[str, Any], key: str) -> None:
     assert [problem.path for problem in read({**GRPO, **more}, word="grpo").refusals] == [key]
+
+
+def test_the_weight_of_a_single_reward_is_no_list() -> None:
+    made = read({**GRPO, "reward_weights": 2.0}, word="grpo").value("reward")
+    assert [entry["weight"] for entry in made] == [2.0]
+
+
+def test_a_mapping_on_the_launch_line_is_json() -> None:
+    reading = read({**FILE, "model_init_kwargs": '{"dtype": "bfloat16"}'})
+    assert reading.value("model.dtype") == "bfloat16"
+    assert dropped(read({**FILE, "model_init_kwargs": "{dtype"}))["model_init_kwargs"] is Effect.NEEDED
 
 
 @pytest.mark.parametrize(

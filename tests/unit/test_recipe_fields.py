@@ -97,6 +97,23 @@ def test_good_values_of_the_fields_of_a_task(task: str, name: str, value: Any) -
 
 
 @pytest.mark.parametrize(
+    ("value", "codes"),
+    [
+        ({"a": 1}, []),
+        ('{"a": 1}', []),
+        ("{a", ["wrong-type"]),
+        ("[1]", ["wrong-type"]),
+        ("a", ["wrong-type"]),
+    ],
+)
+def test_a_text_for_a_mapping_is_json(value: Any, codes: list[str]) -> None:
+    """The Trainer parses it when it is built."""
+    for task, name in (("causal-lm", "lr_scheduler_kwargs"), ("grpo", "chat_template_kwargs")):
+        assert [problem.code for problem in check_trainer({name: value}, task=task)] == codes
+    assert check_trainer({"accelerator_config": "accelerator.json"}) == []
+
+
+@pytest.mark.parametrize(
     ("task", "name", "value", "code"),
     [
         ("dpo", "loss_type", ["sigmod"], "wrong-choice"),

@@ -128,6 +128,7 @@ RECIPES: list[dict[str, str]] = [
     {"trainer": "{save_strategy: step, group_by_length: true, gradient_checkpointing: true, qqqq: 0, r: 8}"},
     {"trainer": "{activation_checkpointing_kwargs: {use_reentrent: true}, dispatch_batche: 1}"},
     {"trainer": "{max_seq_length: 3, lr_scheduler_kwargs: {a: [.inf]}, weight_decay: .nan, run_name: 3}"},
+    {"trainer": "{lr_scheduler_kwargs: num_cycles}"},
     {"task": "dpo", "trainer": "{max_length: 8, ld_alpha: 1.5, predict_with_generate: true}"},
     {"adapter": "{rank: 8, bias: some, lora_dropout: 2, task_type: A, eva_config: {rho: 2}, max_steps: 1}"},
     {"adapter": "{rank_pattern: {q: 0}, alpha_pattern: {q: 0}, trainable_token_indices: [-1]}"},
