@@ -250,6 +250,12 @@ def _given(section: Any, key: str, usual: Any) -> Any:
     return usual if value is None else value
 
 
+def _listed(section: Any, key: str) -> list[Any]:
+    """A list of a recipe as it is written; empty where it is none, which the schema reports."""
+    found = section.get(key) if isinstance(section, Mapping) else None
+    return found if isinstance(found, list) else []
+
+
 def section_problems(
     section: str,
     losses: Mapping[str, Loss],
@@ -272,19 +278,19 @@ def section_problems(
         wanted = str(least) if least == most else f"{least} to {most}"
         message = f"is {count}, but {name} takes {wanted} for each row"
         yield Problem("conflict", message, path=f"{section}.negatives", hint=f"set {wanted}")
-    rows = rest.get("data")
-    rows = rows if isinstance(rows, Mapping) else {}
-    for index, source in enumerate(rows.get("train") or ()):
-        form = source.get("format", "auto") if isinstance(source, Mapping) else "auto"
-        if form in metrics and form not in loss.formats:
+    data = rest.get("data")
+    train, measured = (_listed(data, key) for key in ("train", "metrics"))
+    for index, source in enumerate(train):
+        form = source.get("format") if isinstance(source, Mapping) else None
+        if isinstance(form, str) and form in metrics and form not in loss.formats:
             message = f"is {form}, but {name} trains on {' or '.join(loss.formats)} rows"
             fitting = " or ".join(one for one, other in losses.items() if form in other.formats)
             hint = f"set {section}.loss to {fitting}"
             yield Problem("conflict", message, path=f"data.train[{index}].format", hint=hint)
     known = {metric for form in loss.formats for metric in metrics[form]}
     every = {metric for names in metrics.values() for metric in names}
-    for index, metric in enumerate(rows.get("metrics") or ()):
-        if metric in every - known:
+    for index, metric in enumerate(measured):
+        if isinstance(metric, str) and metric in every - known:
             message = f"is {metric}, which {' or '.join(loss.formats)} rows do not have"
             hint = f"use one of {', '.join(sorted(known))}"
             yield Problem("conflict", message, path=f"data.metrics[{index}]", hint=hint)

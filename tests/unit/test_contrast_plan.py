@@ -124,3 +124,21 @@ def test_a_sampling_that_no_sampler_reads_is_refused(tmp_path):
     (problem,) = caught.value.problems
     assert (problem.code, problem.path) == ("conflict", "trainer.train_sampling_strategy")
     loaded(tmp_path, more.replace("no_duplicates", "batch_sampler"))
+
+
+@pytest.mark.parametrize(
+    ("data", "path"),
+    [
+        ("{train: 5}", "data.train"),
+        ("{train: [{path: rows.jsonl, format: []}]}", "data.train[0].format"),
+        ("{train: [{path: rows.jsonl}], metrics: [[]]}", "data.metrics[0]"),
+    ],
+)
+def test_values_of_a_wrong_kind_are_the_problem_of_their_key(tmp_path, data, path):
+    file = tmp_path / "r.yaml"
+    file.write_text(
+        f"task: embedding\nmodel: {{name_or_path: m}}\ndata: {data}\nembedding: {{negatives: 1}}\n"
+    )
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(file)
+    assert path in {problem.path for problem in caught.value.problems}
