@@ -216,8 +216,11 @@ def calls(code: str) -> Iterator[tuple[str, ast.expr]]:
                 yield node.func.attr, node.args[0]
 
 
-def settings_read(code: str) -> set[str]:
-    """Dotted names that are read as attributes, or by a name at the place of the call."""
+def settings_read(code: str, task: str = "") -> set[str]:
+    """Dotted names that are read as attributes, or by a name at the place of the call.
+
+    task: the one whose module this is, which gets its own section as `section`.
+    """
     found = {
         str(argument.value)
         for kind, argument in calls(code)
@@ -230,7 +233,7 @@ def settings_read(code: str) -> set[str]:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute) and holds(node.value.value)
         for target in node.targets
         if isinstance(target, ast.Name)
-    }
+    } | ({"section": task} if task else {})
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
             continue
@@ -268,7 +271,8 @@ def modules(*folders: str) -> dict[str, str]:
 
 
 def all_read(found: dict[str, str]) -> set[str]:
-    return {name for code in found.values() for name in settings_read(code)} | {
+    tasks = {file: Path(file).stem if file.startswith("train/tasks/") else "" for file in found}
+    return {name for file, code in found.items() for name in settings_read(code, tasks[file])} | {
         name for names in SPOTS.values() for name in names
     }
 
