@@ -531,8 +531,15 @@ def _take_lengths(peer: Peer, found: _Found, streamed: bool) -> None:
         peer.drop(key, Effect.TRAINING, "long rows are dropped, and counted")
     if peer.switch("sample_packing") and not streamed:
         peer.take("data.packing", True, "sample_packing")
-    if peer.switch("batch_flattening") and not peer.reading.value("data.packing"):
-        peer.take("data.padding_free", True, "batch_flattening")
+    _take_flattening(peer)
+
+
+def _take_flattening(peer: Peer) -> None:
+    key = "batch_flattening"
+    if peer.values.get(key) == "auto":
+        peer.drop(key, Effect.NONE, "the plan decides it where data.padding_free is absent")
+    elif peer.switch(key) and not peer.reading.value("data.packing"):
+        peer.take("data.padding_free", True, key)
 
 
 def _take_length_of_answers(peer: Peer, where: Given, strategy: str) -> None:

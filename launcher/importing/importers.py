@@ -67,14 +67,16 @@ def read_text(text: str, file: str, info: Info | None = None) -> Reading:
         raise RecipeError(script)
     if not re.sub(r"(?m)^\s*#.*$", "", text).strip():
         raise RecipeError(Problem("import-unknown", "is empty", file, hint=f"known kinds: {KINDS}"))
-    data = _mapping(text, file)
+    data, is_config = _mapping(text, file), Path(file).suffix in (".yaml", ".yml", ".json")
     if data is not None:
         tool = config_tool_of(data)
         for reader in MAPPINGS if tool is None else ():
             if reader.matches(data) and (reader.read is not deepspeed.read or _is_json(text)):
                 return _read(reader, text, file, None, info)
-        raise _unknown(file, data, tool)
-    if Path(file).suffix in (".yaml", ".yml", ".json"):
+        # A launch line with JSON in it can be a mapping of YAML.
+        if tool is not None or is_config or not launch_line.may_train(text):
+            raise _unknown(file, data, tool)
+    if is_config:
         if problems := _wrong(text, file):
             raise RecipeError(problems)
     elif _PYTHON.search(text):

@@ -521,11 +521,17 @@ def test_vllm_in_the_same_processes_has_a_share_of_the_memory() -> None:
          Effect.NEEDED),
         ({"rl": "grpo", "trl": {"use_vllm": "maybe"}}, "trl.use_vllm", Effect.TRAINING),
         ({"reward_model": "yes please"}, "reward_model", Effect.TRAINING),
+        ({"batch_flattening": "maybe"}, "batch_flattening", Effect.TRAINING),
     ],
 )  # fmt: skip
 def test_a_value_of_a_wrong_kind_has_a_line(more: dict[str, Any], key: str, effect: Effect) -> None:
     reading = read({**FILE, **more})
     assert (dropped(reading)[key], reading.refusals) == (effect, [])
+
+
+def test_padding_that_axolotl_decides_is_left_to_the_plan() -> None:
+    reading = read({**FILE, "batch_flattening": "auto"})
+    assert (dropped(reading)["batch_flattening"], reading.value("data.padding_free")) == (Effect.NONE, None)
 
 
 def test_arguments_of_the_section_are_taken() -> None:

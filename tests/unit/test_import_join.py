@@ -64,6 +64,13 @@ def test_what_a_launch_line_makes_impossible_has_its_line(folder: Folder) -> Non
     assert (problem.file, problem.line, problem.path) == (str(folder.path / "run.sh"), 2, "reward_funcs")
 
 
+def test_a_line_alone_with_json_in_it_is_no_mapping(folder: Folder) -> None:
+    """YAML reads `'{"num_cycles": 2}'` at its end as a key and a value."""
+    line = "trl sft --model_name_or_path a/b --dataset_name c/d --lr_scheduler_kwargs '{\"num_cycles\": 2}'"
+    made = folder.read(run_sh=f"{line}\n")
+    assert taken(made)["trainer.lr_scheduler_kwargs"] == {"num_cycles": 2}
+
+
 def test_a_launch_line_and_the_configs_beside_it(folder: Folder) -> None:
     (folder.path / "ds.json").write_text(json.dumps(BOTH))
     made = folder.read(run_sh=f"{LINE} --deepspeed ds.json --bf16 --learning_rate 1e-4")
