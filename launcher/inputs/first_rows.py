@@ -165,7 +165,8 @@ def _look_at(source: DataSource, place: str, recipe: Recipe, hooked: bool, looke
             looked.unread.append(f"columns that are not read: {listed(names)} ({place})")
         section = _own_section(recipe)
         if problem := task_named(task).misfit(detected.format, section):
-            looked.wrong.append(problem)
+            if problem not in looked.wrong:  # of another source
+                looked.wrong.append(problem)
             return
         for rows in by_file:
             _check_rows(rows, detected, task, section)

@@ -102,16 +102,16 @@ class RankBatches:
                 raise RecipeError(Problem("no-negatives", message, path=path, hint=hint))
             step += islice(cycle(first), self.ranks - len(step))
             size = min(map(len, step))
-            alone += size == 1
+            alone += size == 1 < self.batch_size
             for row in (row for batch in step for row in batch[:size]):
                 read[row] = 1
             yield step[self.rank][:size]
         left = min(rows, len(self) * self.ranks * self.batch_size) - sum(read)
-        if left > 0 and self.rank == 0:
+        if self.rank == 0 and (left > 0 or alone):
             print(
-                f"WARNING: {left} of {rows} rows are in no step of epoch {self.epoch + 1}: they have texts "
-                f"of other rows, and no micro-batch of {self.batch_size} has a text twice; {alone} of its "
-                f"{len(self)} steps have micro-batches of one row",
+                f"WARNING: epoch {self.epoch + 1}: {max(left, 0)} of {rows} rows are in no micro-batch, "
+                f"as none of {self.batch_size} rows has a text twice; {alone} of {len(self)} micro-batches of "
+                "a rank have one row",
                 flush=True,
             )
 

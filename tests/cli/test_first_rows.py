@@ -113,6 +113,12 @@ def test_rows_that_the_own_section_of_a_task_does_not_take(asked, tmp_path, task
         assert (status, codes(said)) == (2, [(code, path)])
 
 
+def test_a_loss_that_no_source_fits_is_one_problem(asked, tmp_path):
+    sources = [{"path": write(tmp_path / name, [PAIR]).name} for name in ("a.jsonl", "b.jsonl")]
+    status, said = asked(sources, task="embedding", embedding={"loss": "CoSENTLoss"})
+    assert (status, codes(said)) == (2, [("format-loss", "embedding.loss")])
+
+
 def test_rows_of_such_a_task_that_are_left_out_or_fit(asked, tmp_path):
     listed = {"query": "a", "documents": ["b", "c"], "labels": [1, 0]}
     rows = [listed, {"query": "a", "documents": [], "labels": []}, {**listed, "documents": ["", "c"]}]

@@ -471,10 +471,10 @@ def test_two_ranks_take_the_same_steps_where_texts_are_repeated(ground, tmp_path
     ended = forks.run(out, 2, env)
     assert ended.codes == (0, 0), ended.said
     assert result(out)["steps"] == 2 * 3
-    counts = r"(\d+) of 24 rows are in no step of epoch (\d).* (\d) of its 3 steps"
+    counts = r"epoch (\d): (\d+) of 24 rows are in no micro-batch.* (\d) of 3 micro-batches"
     counted = re.findall(counts, (out / "logs" / "rank-0.log").read_text())
-    assert [epoch for _, epoch, _ in counted] == ["1", "2"]
-    left = sum(int(rows) for rows, _, _ in counted)
+    assert [epoch for epoch, _, _ in counted] == ["1", "2"]
+    left = sum(int(rows) for _, rows, _ in counted)
     assert left >= 2 * (12 - 3 * 2)
     assert result(out)["tokens"] == 4 * (2 * 24 - left), "four tokens of each row that was read"
     assert column(out, "loss").count(0.0) == sum(int(steps) for _, _, steps in counted)
