@@ -110,8 +110,8 @@ class RankBatches:
         if self.rank == 0 and (left > 0 or alone):
             print(
                 f"WARNING: epoch {self.epoch + 1}: {max(left, 0)} of {rows} rows are in no micro-batch, "
-                f"as none of {self.batch_size} rows has a text twice; {alone} of {len(self)} micro-batches of "
-                "a rank have one row",
+                f"as none of {self.batch_size} rows has a text twice; {alone} of {len(self)} micro-batches "
+                "of a rank have one row",
                 flush=True,
             )
 
