@@ -127,6 +127,14 @@ def _generation(draft: Draft, recipe: Recipe) -> dict[str, tuple[object, str]]:
     return found
 
 
+_KEEPS = "glibc keeps what a step frees for the next one, which otherwise pays a page fault for each 4 KiB"
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": (str(32 << 20), _KEEPS),
+    "MALLOC_TRIM_THRESHOLD_": (str(2**31 - 1), _KEEPS),
+}
+"""Both: one alone keeps the other from growing. 32 MiB is the most that glibc takes (mallopt(3))."""
+
+
 def decide_runtime(draft: Draft, cpu_cores: int, hardware: Hardware, env: Mapping[str, str]) -> None:
     """Environment variables of the workers, each with its reason."""
     values = {
@@ -142,7 +150,7 @@ def decide_runtime(draft: Draft, cpu_cores: int, hardware: Hardware, env: Mappin
         threads = max(1, cpu_cores // hardware.devices_per_node)
         values["OMP_NUM_THREADS"] = (str(threads), "launchers default to 1, which starves CPU work")
     if hardware.is_cpu:
-        values |= engine_of(draft).cpu_env
+        values |= engine_of(draft).cpu_env | MALLOC
     # torch reads the older name only where the newer one is not set.
     if not hardware.is_cpu and "PYTORCH_CUDA_ALLOC_CONF" not in env:
         values["PYTORCH_ALLOC_CONF"] = ("expandable_segments:True", "less fragmentation")
