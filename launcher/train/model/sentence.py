@@ -127,7 +127,7 @@ def modules_of(job: Job) -> Modules:
     if not pooling:
         pooling = {"pooling_mode": asked.pooling or _usual(job), "include_prompt": True}
     saved = _published(job, "config_sentence_transformers.json") or {}
-    prompts = saved.get("prompts") or {}
+    prompts = saved.get("prompts") if isinstance(saved.get("prompts"), dict) else {}
     if asked.prompts:
         prompts = {name: text for name, text in asked.prompts.items() if text}
         if prompts and not pooling["include_prompt"]:

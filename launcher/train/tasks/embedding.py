@@ -136,11 +136,12 @@ class TrainEmbedding(TrainTask):
         return pieces, len(sample["input_ids"]), len(sample["input_ids"])
 
     def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
+        from launcher.train.job import rank
         from launcher.train.model.sentence import modules_of
 
         # Refuses modules of the checkpoint that are not trained, before it is loaded.
         prompts = {name: text for name, text in modules_of(job).prompts.items() if text}
-        if prompts and not job.embedding.prompts:
+        if prompts and not job.embedding.prompts and rank() == 0:
             print(f"WARNING: {prompts_unused(prompts)}")
 
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
