@@ -150,7 +150,7 @@ def decide_runtime(draft: Draft, cpu_cores: int, hardware: Hardware, env: Mappin
         threads = max(1, cpu_cores // hardware.devices_per_node)
         values["OMP_NUM_THREADS"] = (str(threads), "launchers default to 1, which starves CPU work")
     if hardware.is_cpu:
-        values |= engine_of(draft).cpu_env | MALLOC
+        values |= {**engine_of(draft).cpu_env, **MALLOC}
     # torch reads the older name only where the newer one is not set.
     if not hardware.is_cpu and "PYTORCH_CUDA_ALLOC_CONF" not in env:
         values["PYTORCH_ALLOC_CONF"] = ("expandable_segments:True", "less fragmentation")

@@ -127,7 +127,8 @@ def modules_of(job: Job) -> Modules:
     if not pooling:
         pooling = {"pooling_mode": asked.pooling or _usual(job), "include_prompt": True}
     saved = _published(job, "config_sentence_transformers.json") or {}
-    prompts = saved.get("prompts") if isinstance(saved.get("prompts"), dict) else {}
+    given = saved.get("prompts")
+    prompts: dict[str, str] = given if isinstance(given, dict) else {}
     if asked.prompts:
         prompts = {name: text for name, text in asked.prompts.items() if text}
         if prompts and not pooling["include_prompt"]:
