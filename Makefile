@@ -29,10 +29,10 @@ CORES := $(shell nproc 2>/dev/null || echo 2)
 PYTEST := $(BIN)/pytest --dist loadfile
 
 # One process more than cores: some always wait for a process that they started.
-test: $(STAMP) ## the tests (9 minutes on 2 cores)
+test: $(STAMP) ## the tests (17 minutes on 2 cores)
 	TEST_SECONDS=build/test-seconds $(PYTEST) -n $$(($(CORES) + 1)) -m "not slow and not gpu and not cluster and not browser"
 
-test-full: $(STAMP) ## the tests that `test` leaves out (23 minutes on 2 cores)
+test-full: $(STAMP) ## the tests that `test` leaves out (35 minutes on 2 cores)
 	$(PYTEST) -n $(CORES) -m "(slow or gpu) and not cluster and not browser" -rs
 
 test-versions: $(STAMP) ## contract tests at both ends of pyproject's ranges, planning under other Pythons
@@ -47,7 +47,7 @@ test-browser: $(STAMP) ## the reports in a headless Chromium
 	$(BIN)/pytest -m browser -rs tests/browser
 
 # One process: the tests share one Slurm, whose nodes have the two cores. As root its packages are installed.
-test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (12 minutes on 2 cores)
+test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (17 minutes on 2 cores)
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  PATH="$$PATH:/usr/sbin:/sbin"; for program in slurmctld slurmd munged sshd pdsh ip shellcheck; do \
 	    command -v $$program >/dev/null || missing=1; done; \
