@@ -318,8 +318,9 @@ def test_trainable_weights_over_a_quantised_model_keep_their_type(tmp_path):
 def test_without_trl_the_error_says_what_to_install(tmp_path):
     (tmp_path / "trl.py").write_text("raise ImportError('No module named trl')\n")
     program = "import launcher.train.tasks.dpo"
+    # With an option it is no fork of a process that may have the module already.
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        [sys.executable, "-u", "-c", program], capture_output=True, text=True, check=False,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
     )  # fmt: skip
     assert "MachineError" in done.stderr
