@@ -558,6 +558,7 @@ def _bert(s: Sizes) -> Layout:
         embed_paths=tuple(f"bert.embeddings.{x}_embeddings" for x in ("word", "position", "token_type")),
         float_softmax=False,
         post_norm=True,
+        embedding_norm=True,
     )
 
 

@@ -14,8 +14,6 @@ from launcher.memory.operations import Block, Dtypes
 
 EMBEDDING_DROPOUT = ("bert", "gpt2", "gpt_bigcode", "gpt_neox", "mt5", "t5", "vit")
 """Families that drop out a part of what the first layer reads."""
-EMBEDDING_NORM = ("bert",)
-"""Families whose embeddings have a norm, which keeps its input."""
 
 LIGER_FAMILIES = (
     "gemma", "gemma2", "gemma3_text", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe",
@@ -175,8 +173,6 @@ def _shared(stack: Stack) -> int:
         shared += block.tokens * block.hidden * d.residual
     if layout.dropout and stack.first.grad and block.model_type in EMBEDDING_DROPOUT:
         shared += block.tokens * block.hidden * (d.residual if d.on_cpu else 1)
-    if block.model_type in EMBEDDING_NORM and stack.first.grad:
-        shared += block.tokens * block.hidden * d.residual
     return shared
 
 

@@ -90,41 +90,35 @@ def _generating(
     if held:
         return parts
     d = engine.dtypes(job, on_cpu=hardware.is_cpu)
-    return max(_read(parts, spec, job, d), _written(parts, spec, job, d), key=lambda found: found.total)
+    parts = replace(parts, temporary=_copied_weights(spec, job, d))
+    whole = replace(job, micro_batch=rollout.rows(job), checkpointing=False)
+    prompts = replace(whole, sequence_length=job.sequence_length - rollout.completion_length)
+    moments = _read(parts, spec, prompts, d), _written(parts, spec, whole, d)
+    return max(moments, key=lambda found: found.total)
 
 
 def _read(parts: Components, spec: ModelSpec, job: MemoryJob, d: Dtypes) -> Components:
-    """The prompts are read, and the last layer computes: their keys and values are there."""
-    assert job.rollout is not None, "only such jobs generate"
-    rows, prompt = job.rollout.rows(job), job.sequence_length - job.rollout.completion_length
-    asked = replace(
-        job, micro_batch=rows, sequence_length=prompt, sequences_per_sample=1, passes=1, checkpointing=False
-    )
-    stacks = make_stacks(spec, asked, d)
+    """The prompts are read, and the last layer computes: their keys and values are there. job: of prompts."""
+    tokens, stacks = job.micro_batch * job.sequence_length, make_stacks(spec, job, d)
     layer = max(record(one.block, counted=True, learns=False)[0].first_pass().total for one in stacks)
     # The model's function holds the embeddings, and the positions of each row in two tables.
-    held = rows * prompt * d.residual * (spec.hidden_size + 2 * spec.head_dim)
+    held = tokens * d.residual * (spec.hidden_size + 2 * spec.head_dim)
     return replace(
-        parts,
-        activations=cache_bytes(spec, rows * prompt, d.residual),
-        temporary=layer + held + _copied_weights(spec, job, d),
+        parts, activations=cache_bytes(spec, tokens, d.residual), temporary=parts.temporary + layer + held
     )
 
 
 def _written(parts: Components, spec: ModelSpec, job: MemoryJob, d: Dtypes) -> Components:
     """The last token is written: all keys and values are there, those of one layer twice."""
-    assert job.rollout is not None, "only such jobs generate"
-    rows, tokens = job.rollout.rows(job), job.sequence_length
-    cache = cache_bytes(spec, rows * tokens, d.residual)
+    cache = cache_bytes(spec, job.micro_batch * job.sequence_length, d.residual)
     keys = cache // (2 * spec.num_layers)
-    block = make_stacks(spec, replace(job, micro_batch=rows, passes=1), d)[-1].block
     groups = spec.num_heads // spec.num_kv_heads
-    repeated = 0 if groups == 1 or takes_grouped(block) else 2 * groups * keys
+    grouped = groups == 1 or takes_grouped(make_stacks(spec, job, d)[-1].block)
     return replace(
         parts,
         activations=cache,
-        logits=rows * spec.head.out_features * 4 * SAMPLING_COPIES,
-        temporary=max(keys, repeated) + _copied_weights(spec, job, d),
+        logits=job.micro_batch * spec.head.out_features * 4 * SAMPLING_COPIES,
+        temporary=parts.temporary + (keys if grouped else 2 * groups * keys),
     )
 
 

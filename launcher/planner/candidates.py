@@ -190,12 +190,8 @@ class Bench:
             return found
         whole = tuple(stage for stage in found if stage < 2)
         if not whole:
-            message = (
-                "a cached loss runs several backward passes for a micro-batch, and gradients that ZeRO-2 "
-            )
-            message += (
-                "or 3 shards are reduced once (DeepSpeed 0.19: Gradient computed twice for this partition)"
-            )
+            message = "a cached loss runs several backward passes for a micro-batch, but ZeRO-2 and 3 reduce "
+            message += "a gradient once (DeepSpeed 0.19: Gradient computed twice for this partition)"
             hint = "use zero_stage 1, sharding.engine ddp or fsdp, or a loss that is not cached"
             raise self.draft.refuse("cached-loss-sharded", "sharding.zero_stage", message, hint)
         return whole

@@ -109,9 +109,9 @@ class RankBatches:
         left = min(rows, len(self) * self.ranks * self.batch_size) - sum(read)
         if self.rank == 0 and (left > 0 or alone):
             print(
-                f"WARNING: epoch {self.epoch + 1}: {max(left, 0)} of {rows} rows are in no micro-batch, "
-                f"as none of {self.batch_size} rows has a text twice; {alone} of {len(self)} micro-batches "
-                "of a rank have one row",
+                f"WARNING: epoch {self.epoch + 1}: {max(left, 0)} of {rows} rows are not trained, because no "
+                f"micro-batch may have the same text twice; {alone} of {len(self)} micro-batches of each "
+                "rank have only one row",
                 flush=True,
             )
 

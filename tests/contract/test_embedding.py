@@ -471,7 +471,7 @@ def test_two_ranks_take_the_same_steps_where_texts_are_repeated(ground, tmp_path
     ended = forks.run(out, 2, env)
     assert ended.codes == (0, 0), ended.said
     assert result(out)["steps"] == 2 * 3
-    counts = r"epoch (\d): (\d+) of 24 rows are in no micro-batch.* (\d) of 3 micro-batches"
+    counts = r"epoch (\d): (\d+) of 24 rows are not trained.* (\d) of 3 micro-batches"
     counted = re.findall(counts, (out / "logs" / "rank-0.log").read_text())
     assert [epoch for epoch, _, _ in counted] == ["1", "2"]
     left = sum(int(rows) for _, rows, _ in counted)

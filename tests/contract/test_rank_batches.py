@@ -57,14 +57,14 @@ def test_rows_without_repeated_texts_are_all_read_once_and_anew_in_each_epoch(ca
 def test_rows_that_no_step_has_are_counted(capsys):
     ((*batches,),) = shares([(100 + number, 0) for number in range(16)], 1)
     assert [len(batch) for batch in batches] == [1, 1]
-    assert "epoch 1: 14 of 16 rows are in no micro-batch" in capsys.readouterr().out
+    assert "epoch 1: 14 of 16 rows are not trained" in capsys.readouterr().out
 
 
 def test_a_last_batch_of_one_row_is_counted_too(capsys):
     ((*batches,),) = shares([(number, 100 + number) for number in range(17)], 1)
     assert [len(batch) for batch in batches] == [8, 8, 1]
     said = capsys.readouterr().out
-    assert "0 of 17 rows are in no micro-batch" in said
+    assert "0 of 17 rows are not trained" in said
     assert "1 of 3 micro-batches" in said
     shares([(number, 100 + number) for number in range(4)], 1, size=1)
     assert "WARNING" not in capsys.readouterr().out
