@@ -382,7 +382,7 @@ def test_tables_say_what_the_vocabulary_says():
         assert load_recipe(recipe).recipe.task == task
     metrics = {task: set(ticked(row[1])) for row in table_rows(TASKS, "Metrics") for task in ticked(row[0])}
     assert {task: metrics[task] for task in METRICS} == {task: set(names) for task, names in METRICS.items()}
-    learnt = [row for row in table_rows(DATA, "What is learnt") if row[0].startswith("`")]
+    learnt = [row for row in table_rows(DATA, "Target tokens") if row[0].startswith("`")]
     loss = {fmt: tuple(ticked(row[1] + row[2])) for row in learnt for fmt in ticked(row[0])}
     assert loss == {**CausalLM.learns, **ImageTextToText.learns}
 
