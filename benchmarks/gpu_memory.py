@@ -2,32 +2,38 @@
 
     python benchmarks/gpu_memory.py                 the sweep, written to records/gpu_<device>.json
     python benchmarks/gpu_memory.py --only NAME …   these rows
+    python benchmarks/gpu_memory.py --jobs 4        several at a time, where their memory suffices; no seconds
     python benchmarks/gpu_memory.py --rehearse      the same code on a CPU, with narrow models; no record
 
 Models have their published sizes and random weights: nothing is downloaded. Needs torch and transformers;
 rows that need another package are marked skipped when it is absent. The sweep ends after --budget seconds:
 rows that do not get their turn are marked skipped, too. Each row is a process of its own.
 
-`allocated` and `reserved` are the allocator's peaks of the steps; `context` is what the driver says is used
-beside the reserved bytes, which counts other processes of the device. The prediction is the closed form (T0).
+`allocated` and `reserved` are the allocator's peaks of the steps; `context` is what the driver counts for the
+process beside the reserved bytes. The prediction is the closed form (T0).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib.util
 import json
+import math
 import multiprocessing
 import os
 import re
 import socket
 import statistics
+import subprocess
 import sys
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, dataclass, fields
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -89,12 +95,17 @@ def _describe_gpu() -> dict[str, Any]:
     }
 
 
+_FORKS = threading.Lock()
+"""filelock, which the hub's client imports, lets no two threads fork at once."""
+
+
 def in_process(work: Any, timeout_s: float, *arguments: Any) -> dict[str, Any]:
     """What `work` returns in a forked process; {"error": …} when it fails or takes too long."""
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
     process = fork.Process(target=_answer, args=(there, work, arguments))
-    process.start()
+    with _FORKS:
+        process.start()
     there.close()
     try:
         if here.poll(timeout_s):
@@ -214,13 +225,25 @@ def measure(row: GpuRow, device: Device) -> dict[str, Any]:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         seconds.extend(timed_steps(step, where))
-        free, total = torch.cuda.mem_get_info()
         found = {
             "allocated": torch.cuda.max_memory_allocated(),
             "reserved": torch.cuda.max_memory_reserved(),
-            "context": total - free - torch.cuda.memory_reserved(),
+            "context": context_bytes(),
         }
     return {**found, "step_s": round(statistics.median(seconds[1:]), 4), "build_s": round(built, 2)}
+
+
+def context_bytes() -> int | None:
+    """What the driver counts for this process beside what torch reserved; None where it does not say."""
+    import torch
+
+    answer = subprocess.run(
+        ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    used = dict(line.split(", ") for line in answer.stdout.splitlines() if line.count(", ") == 1)
+    mine = used.get(str(os.getpid()), "")
+    return int(mine) * 2**20 - torch.cuda.memory_reserved() if mine.isdigit() else None
 
 
 def obstacle(row: GpuRow, device: Device, predicted: MemoryEstimate, left_s: float) -> str | None:
@@ -238,25 +261,60 @@ def obstacle(row: GpuRow, device: Device, predicted: MemoryEstimate, left_s: flo
     return None
 
 
-def sweep(rows: Sequence[GpuRow], device: Device, budget_s: float) -> list[dict[str, Any]]:
+class Room:
+    """The device's memory, shared among jobs at the same time."""
+
+    def __init__(self, size: float) -> None:
+        self.size = self.left = size
+        self.changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def of(self, wanted: float) -> Iterator[None]:
+        """Wait for `wanted` bytes, at most all of them, and hold them."""
+        wanted = min(wanted, self.size)
+        with self.changed:
+            self.changed.wait_for(lambda: wanted <= self.left)
+            self.left -= wanted
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.left += wanted
+                self.changed.notify_all()
+
+
+RESERVED = 1.2
+"""What is kept free for a job that runs beside others, of its prediction."""
+
+
+def sweep(
+    rows: Sequence[GpuRow], device: Device, budget_s: float, jobs: int = 1, room: Room | None = None
+) -> list[dict[str, Any]]:
     """An entry for every row: measured, skipped or failed."""
     ends = time.monotonic() + budget_s
-    entries = []
-    for row in rows:
-        predicted = predict(row, device)
-        left = ends - time.monotonic()
-        reason = obstacle(row, device, predicted, left)
+    space = room or Room(math.inf)
+
+    def one(row: GpuRow, predicted: MemoryEstimate) -> dict[str, Any]:
         entry: dict[str, Any] = {"name": row.name, "settings": settings_of(row)}
-        if reason is not None:
-            entry["skipped"] = reason
-        else:
-            entry |= in_process(measure, left, row, device)
-            entry["t0"] = predicted.total
-            entry["t0_without_context"] = predicted.total - predicted.components.context
-            entry["t0_low"], entry["t0_high"] = predicted.low, predicted.high
-        entries.append(entry)
+        with space.of(RESERVED * predicted.total):
+            reason = obstacle(row, device, predicted, ends - time.monotonic())
+            if reason is not None:
+                entry["skipped"] = reason
+            else:
+                entry |= in_process(measure, ends - time.monotonic(), row, device)
+                entry["t0"] = predicted.total
+                entry["t0_without_context"] = predicted.total - predicted.components.context
+                entry["t0_low"], entry["t0_high"] = predicted.low, predicted.high
+        if jobs > 1:
+            entry.pop("step_s", None)
         print(line_of(entry), flush=True)
-    return entries
+        return entry
+
+    estimates = [
+        predict(row, device) for row in rows
+    ]  # reads files under locks, beside which no fork is safe
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(one, rows, estimates))
 
 
 def settings_of(row: GpuRow) -> dict[str, Any]:
@@ -271,9 +329,10 @@ def line_of(entry: dict[str, Any]) -> str:
         return f"{entry['name']:<32} {entry.get('skipped') or entry.get('error')}"
     measured = entry.get("reserved") or entry["allocated"]
     predicted = entry["t0_without_context"]
+    seconds = f"{entry['step_s']:>9.3f} s" if "step_s" in entry else ""
     return (
         f"{entry['name']:<32}{entry['allocated'] / 1e9:>9.3f}{measured / 1e9:>9.3f}{predicted / 1e9:>9.3f}"
-        f"{predicted / measured - 1:>+8.1%}{entry['step_s']:>9.3f} s"
+        f"{predicted / measured - 1:>+8.1%}{seconds}"
     )
 
 
@@ -296,6 +355,7 @@ def write_record(path: Path, device: Device, entries: Sequence[Mapping[str, Any]
         "about": about,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": device.name,
+        "hardware": device.hardware.device,
         "device_bytes": device.hardware.device_bytes,
         "versions": versions(PACKAGES),
         "rows": list(entries),
@@ -316,6 +376,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[row.name for row in ROWS])
     parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="S", help="seconds in all")
+    parser.add_argument("--jobs", type=int, default=1, help="rows at the same time (1)")
+    parser.add_argument("--room", type=float, metavar="GB", help="of the device, for several jobs (all)")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with narrow models")
     parser.add_argument("--out", type=Path, help="the record's file")
     options = parser.parse_args()
@@ -331,7 +393,8 @@ def main() -> int:
     if device.rehearsal:
         rows = [rehearsed(row) for row in rows]
     print(f"{device.name}: GB allocated, reserved, predicted; error; seconds per step")
-    entries = sweep(rows, device, options.budget - (time.monotonic() - started))
+    room = Room(options.room * 1e9 if options.room else device.hardware.device_bytes or math.inf)
+    entries = sweep(rows, device, options.budget - (time.monotonic() - started), options.jobs, room)
     print(summary_of(entries))
     out = options.out
     if out is None and not device.rehearsal:

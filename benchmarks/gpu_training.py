@@ -36,6 +36,9 @@ def build_model(row: GpuRow, config: Mapping[str, Any], task: str, device: torch
     """The model with random weights on the device, in training mode, with its adapter."""
     import transformers
 
+    from launcher.train.upstream.model_seams import repeat_keys_for_fused_attention
+
+    repeat_keys_for_fused_attention()  # as runs do
     auto = getattr(transformers, AUTO[task])
     labels = {"num_labels": LABELS} if "classification" in task else {}
     built = transformers.AutoConfig.for_model(**{**config, **labels})
@@ -102,7 +105,7 @@ def make_batch(row: GpuRow, config: Any, task: str, device: torch.device) -> dic
     return {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
 
 
-def make_optimizer(row: GpuRow, trained: list[torch.Tensor]) -> torch.optim.Optimizer:
+def make_optimizer(row: GpuRow, model: Any, trained: list[torch.Tensor]) -> torch.optim.Optimizer:
     """As TrainingArguments.optim names them."""
     if row.optim == "sgd":
         return torch.optim.SGD(trained, lr=1e-4)
@@ -111,8 +114,12 @@ def make_optimizer(row: GpuRow, trained: list[torch.Tensor]) -> torch.optim.Opti
 
         return Adafactor(trained, lr=1e-4, scale_parameter=False, relative_step=False)
     if row.optim == "adamw_bnb_8bit":
-        from bitsandbytes.optim import AdamW8bit
+        from bitsandbytes.optim import AdamW8bit, GlobalOptimManager
 
+        manager = GlobalOptimManager.get_instance()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding):  # as the Trainer does
+                manager.register_module_override(module, "weight", {"optim_bits": 32})
         eight: torch.optim.Optimizer = AdamW8bit(trained, lr=1e-4)
         return eight
     return torch.optim.AdamW(trained, lr=1e-4, fused=True if row.optim == "adamw_torch_fused" else None)
@@ -124,7 +131,7 @@ def make_step(row: GpuRow, model: Any, batch: dict[str, torch.Tensor]) -> Callab
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if row.engine == "deepspeed":
         return _deepspeed_step(row, model, trained, batch)
-    optimizer = make_optimizer(row, trained)
+    optimizer = make_optimizer(row, model, trained)
     scaler = torch.amp.GradScaler(device.type, enabled=row.precision == "fp16")
 
     def autocast() -> AbstractContextManager[Any]:
@@ -166,7 +173,7 @@ def _deepspeed_step(
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
         optimizer = DeepSpeedCPUAdam(trained, lr=1e-4)
     else:
-        optimizer = make_optimizer(row, trained)
+        optimizer = make_optimizer(row, model, trained)
     config = {
         "train_micro_batch_size_per_gpu": row.micro_batch,
         "gradient_accumulation_steps": row.accumulation,

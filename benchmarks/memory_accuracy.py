@@ -6,7 +6,8 @@
     python benchmarks/memory_accuracy.py --check          exit 1 when a target is missed
     python benchmarks/memory_accuracy.py --html FILE      the tables and plots as one page
 
-Measured figures come from records/memory_cpu.json and memory_published.py, predictions are computed here.
+Measured figures come from records/memory_cpu.json, records/gpu_*.json and memory_published.py; predictions
+are computed here.
 Errors are predicted / measured - 1; summaries are of their sizes.
 """
 
@@ -21,6 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import gpu_grid
+from gpu_memory import Device, predict
 from memory_grid import HALVES, row
 from memory_images import sees_images, with_pixels
 from memory_measure import RECORD, read_record
@@ -29,8 +32,9 @@ from memory_published import published_rows
 from memory_rows import host_share, job_of, plan_of
 from memory_traces import trace_of
 
+from launcher.facts.hardware import parse_hardware
 from launcher.facts.memory_trace import Trace
-from launcher.memory.estimate import estimate_memory
+from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.plan.plan import Plan
 
 
@@ -40,7 +44,7 @@ class Compared:
 
     name: str
     half: str
-    """tuning | held-out | images | images-unread | published"""
+    """tuning | held-out | images | images-unread | gpu | published"""
     measured: int
     t0: int
     low: int
@@ -107,16 +111,40 @@ def compare_published(trace: bool) -> Iterator[Compared]:
         plan = one.plan()
         context = estimate_memory(plan.spec, plan.job, plan.hardware).components.context
         found = trace_of(one.name, plan) if trace else None
-        unseen = 0 if one.with_context else -context
-        yield _compared(one.name, "published", one.measured_bytes, plan, unseen, found)
+        yield _compared(one.name, "published", one.measured_bytes, plan, one.context - context, found)
+
+
+def compare_gpu() -> Iterator[Compared]:
+    """The rows of each committed sweep on a GPU: what torch allocated, predicted now (T0)."""
+    rows = {one.name: one for one in gpu_grid.ROWS}
+    for path in sorted(RECORD.parent.glob("gpu_*.json")):
+        record = read_record(path)
+        if "device_bytes" not in record or path.name.startswith(
+            ("gpu_runs", "gpu_throughput", "gpu_rollouts")
+        ):
+            continue
+        hardware = replace(parse_hardware(f"1x{record['hardware']}"), device_bytes=record["device_bytes"])
+        device = Device(record["device"], hardware, rehearsal=False)
+        for entry in record["rows"]:
+            if "allocated" in entry:
+                found = predict(rows[entry["name"]], device)
+                yield _of_tensors(entry["name"], entry["allocated"], found)
+
+
+def _of_tensors(name: str, measured: int, estimate: MemoryEstimate) -> Compared:
+    """Without the context, which the allocator does not know."""
+    context = estimate.components.context
+    ends = estimate.total - context, estimate.low - context, estimate.high - context
+    return Compared(name, "gpu", measured, *ends, asdict(replace(estimate.components, context=0)))
 
 
 def _compared(name: str, half: str, measured: int, plan: Plan, extra: int, trace: Trace | None) -> Compared:
-    """`extra`: bytes that the measurement sees beside the device's, or does not see of them (negative)."""
+    """`extra`: bytes that the measurement sees beside the device's, or does not see of them (negative): of a
+    CPU the host's, of a GPU its context."""
     estimate = estimate_memory(plan.spec, plan.job, plan.hardware)
     traced = estimate_memory(plan.spec, plan.job, plan.hardware, trace=trace)
     parts = asdict(estimate.components)
-    if extra < 0:
+    if estimate.components.context:
         parts["context"] += extra
     elif extra:
         parts["host"] = extra
@@ -173,7 +201,7 @@ def groups(rows: Sequence[Compared]) -> dict[str, list[Compared]]:
     """Rows by half, in the order of HALVES and then published."""
     return {
         half: found
-        for half in (*HALVES, IMAGES, UNREAD, "published")
+        for half in (*HALVES, IMAGES, UNREAD, "gpu", "published")
         if (found := [r for r in rows if r.half == half])
     }
 
@@ -228,7 +256,7 @@ def main() -> int:
     rows = []
     print(line_of(HEAD))
     measured = compare_measured(options.half, options.trace, options.record)
-    for one in itertools.chain(measured, compare_published(options.trace)):
+    for one in itertools.chain(measured, compare_gpu(), compare_published(options.trace)):
         rows.append(one)
         print(line_of(cells_of(one)), flush=True)
     sentences = summaries(rows)

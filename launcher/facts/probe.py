@@ -258,6 +258,21 @@ def _ask_smi(*arguments: str) -> tuple[str, str]:
     return ("failed" if failed else "ok"), done.stdout + (done.stderr if failed else "")
 
 
+def memory_of_process(pid: int) -> dict[str, int]:
+    """Bytes that the driver counts for a process on each GPU, by its UUID; empty where it does not list it.
+
+    A container's process numbers may be others than the driver's.
+    """
+    columns = "--query-compute-apps=pid,gpu_uuid,used_memory"
+    status, text = _ask_smi(columns, "--format=csv,noheader,nounits")
+    rows = (
+        [[field.strip() for field in row] for row in csv.reader(text.splitlines())] if status == "ok" else []
+    )
+    return {
+        row[1]: int(row[2]) * MIB for row in rows if len(row) == 3 and row[0] == str(pid) and row[2].isdigit()
+    }
+
+
 def visible_gpus() -> list[Gpu]:
     """The GPUs that this process may use.
 

@@ -19,6 +19,8 @@ LIGER_FAMILIES = (
     "gemma", "gemma2", "gemma3_text", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe",
 )  # fmt: skip
 """Families whose norms, positions, gates and loss liger-kernel 0.8 replaces; others run as they are."""
+LIGER_EXPERTS = ("mixtral", "qwen3_moe")
+"""Those of them whose experts it replaces, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
             liger=job.liger and spec.model_type in LIGER_FAMILIES,
             chunked=job.chunked,
             one_by_one=job.one_by_one,
+            flash=job.flash,
             cast_inputs=job.cast_inputs,
             inputs_width=width,
             inputs_grad=inputs_grad,

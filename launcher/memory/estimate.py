@@ -24,7 +24,7 @@ from launcher.memory.host import HostMemory, host_memory
 from launcher.memory.images import image_note, with_images
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.loss import evaluation_bytes
-from launcher.memory.phases import CUDA_CONTEXT, training_phases
+from launcher.memory.phases import CUDA_CONTEXT, buffers, training_phases
 from launcher.memory.rollouts import rollout_notes, with_rollouts
 from launcher.memory.states import optimizer_of
 from launcher.memory.tensor_parallel import on_rank
@@ -166,14 +166,14 @@ def _other_peaks(
     `length`: tokens of a sample. Ranks that share its tokens in training evaluate complete samples.
     """
     engine = job.engine
-    states, buffers = engine.states(spec, job), engine.buffers(spec, job)
+    states = engine.states(spec, job)
     states = replace(
         states,
         weights=-(-states.weights // job.spread),
         gradients=-(-states.gradients // job.spread),
         optimizer=-(-states.optimizer // job.spread),
     )
-    resident = states.total + buffers + context
+    resident = states.total + buffers(spec, job, hardware) + context
     dtypes = engine.dtypes(job, on_cpu=hardware.is_cpu)
     rows = job.eval_batch * job.sequences_per_sample // job.passes
     block = make_block(spec, dtypes, spec.layout.stacks[-1], rows, length, job.attention)

@@ -17,9 +17,11 @@ from launcher.memory.operations import Block, Dtypes
 from launcher.memory.tape import Peak
 from launcher.tasks import task_named
 
-CUDA_CONTEXT = 1343 * MIB
-"""Context of a V100 by NVML before any tensor, from Hugging Face's perf_train_gpu_one page. Newer
-devices were not measured here; the figure serves them as an upper value."""
+CUDA_CONTEXT = 758 * MIB
+"""What the driver counts for a process besides torch's reserved bytes: 742 or 758 MiB in each of 31
+processes on an H100 (driver 580, torch 2.11, CUDA 13.0; benchmarks/records/gpu_nvidia_h100_80gb_hbm3.json).
+Other devices were not measured. Before CUDA 11.7 all kernels were loaded early: 1,343 MiB on a V100."""
+HOPPER = (9, 0)
 BATCH_BYTES = 24
 """Of one token: its id, its mask and its label, 8 bytes each as collators make them."""
 
@@ -196,6 +198,17 @@ def _batch_bytes(block: Block) -> int:
     return BATCH_BYTES * block.tokens
 
 
+def buffers(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> int:
+    """Bytes that are held from the first step to the last: the engine's, and the workspaces that torch gives
+    to cuBLAS and cuBLASLt, as large each (aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
+    """
+    if hardware.is_cpu:
+        return job.engine.buffers(spec, job)
+    is_hopper = hardware.compute_capability is not None and hardware.compute_capability >= HOPPER
+    workspace = 32 * MIB if is_hopper else 65 * MIB // 8
+    return job.engine.buffers(spec, job) + 2 * workspace
+
+
 def training_phases(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> dict[str, Components]:
     """Components at each moment of a step that may be its peak."""
     engine = job.engine
@@ -203,7 +216,7 @@ def training_phases(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> dict
     resident = Components(
         weights=states.weights,
         optimizer=states.optimizer,
-        buffers=engine.buffers(spec, job),
+        buffers=buffers(spec, job, hardware),
         context=0 if hardware.is_cpu else CUDA_CONTEXT,
     )
     gradient_width = states.gradients / max(job.trainable_params, 1)

@@ -14,7 +14,7 @@ from launcher.facts.memory_trace import Trace, TracedStep
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import Held
 from launcher.memory.job import Components, MemoryJob
-from launcher.memory.phases import CUDA_CONTEXT
+from launcher.memory.phases import CUDA_CONTEXT, buffers
 from launcher.tasks import task_named
 
 # What of a job changes its activations, besides the micro-batch.
@@ -69,7 +69,7 @@ def traced_phases(
         weights=states.weights,
         optimizer=states.optimizer,
         # The mask over documents is an activation of the trace.
-        buffers=engine.buffers(spec, replace(job, document_mask=False)),
+        buffers=buffers(spec, replace(job, document_mask=False), hardware),
         context=0 if hardware.is_cpu else CUDA_CONTEXT,
     )
     gradients = states.gradients

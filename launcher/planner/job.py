@@ -60,6 +60,7 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         eval_batch=1,
         attention=draft.model.attn_implementation,
         one_by_one=_one_by_one(draft, spec, hardware),
+        flash=_is_ampere(hardware),
         liger=bool(draft.trainer.use_liger_kernel),
         chunked=draft.model.loss == "chunked",
         cast_inputs=draft.adapter.cast_input_dtype_enabled is not False,
@@ -135,8 +136,11 @@ def _one_by_one(draft: Draft, spec: ModelSpec, hardware: Hardware) -> bool:
         return False
     in_16_bits = draft.precision != "fp32" or draft.model.dtype in ("float16", "bfloat16")
     fits = spec.head_dim % 8 == 0 and spec.head_dim <= KERNEL_WIDTHS
-    ampere = hardware.compute_capability is not None and hardware.compute_capability >= AMPERE
-    return not (in_16_bits and fits and ampere)
+    return not (in_16_bits and fits and _is_ampere(hardware))
+
+
+def _is_ampere(hardware: Hardware) -> bool:
+    return hardware.compute_capability is not None and hardware.compute_capability >= AMPERE
 
 
 def _padded(draft: Draft, spec: ModelSpec) -> bool:

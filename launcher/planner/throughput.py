@@ -16,7 +16,7 @@ from launcher.facts.capabilities import chunk_rows, is_varlen
 from launcher.facts.lora import adapted_by
 from launcher.facts.model import ModelSpec
 from launcher.facts.model_types import why_not_apart, why_not_chunked, why_not_compiled
-from launcher.memory.activations import LIGER_FAMILIES
+from launcher.memory.activations import LIGER_EXPERTS, LIGER_FAMILIES
 from launcher.memory.states import MIXED
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
@@ -214,6 +214,9 @@ def _decide_liger(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     """Set where it is on, or where a GPU could have it; upstream's default is off."""
     key, hardware, spec = "trainer.use_liger_kernel", facts.hardware, facts.model
     capability = hardware.compute_capability
+    experts = _float32_before_experts(draft, spec)
+    if key in draft.names and draft.trainer.use_liger_kernel and experts:
+        raise draft.refuse("liger-conflict", key, f"true is impossible here: {experts}", "drop it")
     if key in draft.names or hardware.is_cpu or not draft.task.causal_loss:
         return
     changed = _changed_head(draft, recipe, spec)
@@ -225,6 +228,8 @@ def _decide_liger(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         off = "Triton, which compiles its kernels, needs compute capability 7.0"
     elif shares(recipe):
         off = "was not tried with ranks that share a copy"
+    elif experts:
+        off = experts
     elif changed:
         off = f"its loss reads the head's own matrix alone: {changed}"
     elif draft.trainer.label_smoothing_factor:
@@ -234,6 +239,23 @@ def _decide_liger(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         draft.put(key, True, reason, source="hardware", by=hardware.device)
         return
     draft.put(key, False, off)
+
+
+def _float32_before_experts(draft: Draft, spec: ModelSpec) -> str:
+    """Why Liger's kernels for experts, which know no autocast, get other dtypes than the weights have.
+
+    Seen on an H100 with liger-kernel 0.8.5 for a 4-bit base, whose norms are float32: the kernel does not
+    compile ("Both operands must be same dtype").
+    """
+    if spec.model_type not in LIGER_EXPERTS:
+        return ""
+    if draft.model.quantization != "none":
+        return (
+            "norms of a quantised base give float32, and Liger's kernels for experts take the weights' dtype"
+        )
+    if draft.precision in ("bf16", "fp16") and draft.model.dtype == "float32":
+        return "Liger's kernels for experts know no autocast: they would multiply in float32"
+    return ""
 
 
 def _decide_loss(draft: Draft, recipe: Recipe, facts: Facts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import TrainerCallback
 
+from launcher.facts.probe import memory_of_process
 from launcher.train.job import Job
 from launcher.train.trace.tape import StorageWatch
 from launcher.train.upstream.deepspeed_seams import call_before_step
@@ -115,7 +117,7 @@ class Meter:
         return max(peaks, key=lambda device: peaks[device].reserved)
 
     def context(self, device: int) -> int:
-        """Used bytes of the device outside the allocator: context, kernels, NCCL, other processes."""
+        """Bytes of the device that this process has outside the allocator: context, kernels, NCCL."""
         return self._gauge.context(device)
 
     def device_bytes(self, device: int) -> int | None:
@@ -161,8 +163,11 @@ class _CudaGauge:
         }
 
     def context(self, device: int) -> int:
+        """By nvidia-smi where it lists this process; else all that is used, which counts other processes."""
         free, total = torch.cuda.mem_get_info(device)
-        return int(total - free - torch.cuda.memory_reserved(device))
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        own = memory_of_process(os.getpid()).get(uuid, total - free)
+        return max(0, int(min(own, total - free) - torch.cuda.memory_reserved(device)))
 
     def device_bytes(self, device: int) -> int:
         return int(torch.cuda.mem_get_info(device)[1])

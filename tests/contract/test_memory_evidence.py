@@ -201,6 +201,17 @@ def test_losses_over_texts_are_predicted(tmp_path: Path, task: str, half: str) -
     assert summary.maximum <= 0.05, summary.worst
 
 
+def test_the_sweep_on_a_gpu_is_predicted() -> None:
+    """Bytes that torch allocated on an H100, with the workspaces of cuBLAS: these rows chose no formula but
+    those of the workspaces and of grouped keys in 32 bits."""
+    rows = list(memory_accuracy.compare_gpu())
+    assert len(rows) >= 31
+    summary = memory_accuracy.summarise(rows, "t0")
+    assert summary is not None
+    assert summary.median <= 0.003
+    assert summary.maximum <= 0.025, summary.worst
+
+
 def test_a_half_keeps_to_its_own_rows() -> None:
     for half in memory_grid.HALVES:
         rows = list(memory_accuracy.compare_measured(half, trace=False, record=memory_measure.RECORD))

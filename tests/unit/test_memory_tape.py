@@ -216,6 +216,16 @@ def test_a_padded_batch_repeats_grouped_keys_and_makes_a_mask_in_each_layer() ->
     assert kept[1] - kept[0] == 4 * tokens * (2 * (heads - 32) + length)
 
 
+def test_kernels_before_ampere_and_of_32_bits_read_repeated_keys() -> None:
+    half, tokens, more = Dtypes(2, 2, False), 32, 64 - 32
+    kept = [record(block(half, flash=flash), counted=True)[0].saved()[0] for flash in (True, False)]
+    assert kept[1] - kept[0] == 2 * 2 * tokens * more
+    wide = [
+        record(block(Dtypes(4, 4, False), flash=flash), counted=True)[0].saved()[0] for flash in (True, False)
+    ]
+    assert wide[0] == wide[1]
+
+
 @pytest.mark.parametrize(
     ("optim", "copies"),
     [("adamw_torch", 1), ("adagrad", 2), ("sgd", 0), ("adamw_torch_fused", 0)],

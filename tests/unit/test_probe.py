@@ -16,6 +16,7 @@ from launcher.facts.probe import (
     free_port,
     host_memory_bytes,
     is_free,
+    memory_of_process,
     probe_hardware,
     resolve_path,
 )
@@ -46,6 +47,18 @@ def smi(tmp_path: Path, env: pytest.MonkeyPatch) -> Smi:
         env.setenv("PATH", str(tmp_path), prepend=":")
 
     return install
+
+
+def test_what_a_process_holds_on_each_gpu(tmp_path: Path, env: pytest.MonkeyPatch) -> None:
+    rows = "11, GPU-a, 742\n12, GPU-a, 9000\n11, GPU-b, 1024\n11, GPU-c, [N/A]"
+    shim = tmp_path / "nvidia-smi"
+    shim.write_text(f"#!/bin/sh\ncase \"$*\" in *--query-compute-apps=*) echo '{rows}';; *) exit 9;; esac\n")
+    shim.chmod(0o755)
+    env.setenv("PATH", str(tmp_path), prepend=":")
+    assert memory_of_process(11) == {"GPU-a": 742 * MIB, "GPU-b": 1024 * MIB}
+    assert memory_of_process(13) == {}
+    shim.write_text("#!/bin/sh\nexit 9\n")
+    assert memory_of_process(11) == {}
 
 
 def gpu(index: int, name: str, mib: int, capability: str) -> str:

@@ -9,6 +9,7 @@ from factories import facts, plan, recipe
 
 from launcher.errors import RecipeError
 from launcher.facts.capabilities import CHUNK_BYTES, chunk_rows, holds_mask, is_varlen
+from launcher.facts.hardware import parse_hardware
 from launcher.planner.planner import make_plan
 
 A100, V100 = "1xA100-80GB", "1xV100-32GB"
@@ -231,6 +232,34 @@ def test_liger_rules_the_loss_where_it_is_installed(tmp_path):
     assert versioned(tmp_path, A100, installed, model__add_tokens="[<a>]").at(key) is False
     assert versioned(tmp_path, A100, {}).at(key) is False
     assert key not in versioned(tmp_path, "cpu", installed).names
+
+
+@pytest.mark.parametrize(
+    ("given", "uses"),
+    [
+        ({"adapter": "{type: lora}"}, True),
+        ({"adapter": "{type: lora}", "model__quantization": "nf4"}, False),
+        ({"adapter": "null", "sharding__engine": "ddp", "precision": "bf16"}, False),
+        ({"adapter": "null", "sharding__engine": "ddp", "precision": "bf16-true"}, True),
+        ({"adapter": "null", "sharding__zero_stage": 3}, True),
+    ],
+)
+def test_ligers_kernels_for_experts_get_the_dtype_of_the_weights(tmp_path, given, uses):
+    """On an H100 a 4-bit base ended with "Both operands must be same dtype" in its first step."""
+    key, installed, on = "trainer.use_liger_kernel", {"liger-kernel": "0.8.5"}, "1x1000GB"
+    given = {**MIXTRAL, **given}
+
+    def made(**more):
+        loaded = recipe(tmp_path, **given, **more)
+        hopper = replace(parse_hardware(on), compute_capability=(9, 0))
+        told = replace(facts(on, loaded.recipe.model.name_or_path, loaded.recipe.task), hardware=hopper)
+        return make_plan(loaded, replace(told, versions=installed))
+
+    assert made().at(key) is uses
+    if not uses:
+        with pytest.raises(RecipeError) as wrong:
+            made(trainer__use_liger_kernel="true")
+        assert [(one.code, one.path) for one in wrong.value.problems] == [("liger-conflict", key)]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,9 @@ def _weight_options(job: Job, distributed: bool) -> dict[str, Any]:
     """Keyword arguments of from_pretrained that hold for every source of weights."""
     options: dict[str, Any] = {"dtype": job.model.dtype, **class_options(job)}
     attention = job.model.attn_implementation
+    from launcher.train.upstream.model_seams import repeat_keys_for_fused_attention
+
+    repeat_keys_for_fused_attention()
     if attention == "varlen":
         from launcher.train.model.attention import register_varlen
 

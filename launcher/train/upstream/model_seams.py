@@ -101,6 +101,32 @@ def has_sdpa(model: Any) -> bool:
     return bool(model._supports_sdpa)
 
 
+def repeat_keys_for_fused_attention() -> None:
+    """Let sdpa repeat grouped keys and values where CUDA's fused kernels take none.
+
+    Only the flash kernels take them: 16 bits, compute capability 8.0. With `enable_gqa` and anything else,
+    torch computes plain attention, which keeps the weights of all pairs of tokens.
+    """
+    from transformers.integrations import sdpa_attention
+
+    upstream = sdpa_attention.use_gqa_in_sdpa
+    if getattr(upstream, "asks_device", False):
+        return
+
+    def use_gqa_in_sdpa(mask: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor) -> bool:
+        return bool(upstream(mask, key, value)) and _takes_groups(key)
+
+    use_gqa_in_sdpa.asks_device = True  # type: ignore[attr-defined]
+    sdpa_attention.use_gqa_in_sdpa = use_gqa_in_sdpa
+
+
+def _takes_groups(key: torch.Tensor) -> bool:
+    if key.device.type != "cuda" or torch.version.hip is not None:
+        return True
+    capability: tuple[int, int] = torch.cuda.get_device_capability(key.device)
+    return key.dtype != torch.float32 and capability >= (8, 0)
+
+
 def leave_casts_to_autocast(model: Any) -> None:
     """Let autocast, where it is on, cast the inputs of adapters; peft would cast before it, which copies.
 

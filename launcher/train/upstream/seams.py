@@ -153,6 +153,11 @@ SEAMS = (
         ("_weight_conversions", 'weight_conversions = getattr(model, "_weight_conversions", None)'),
     ),
     Seam(
+        "transformers.integrations.sdpa_attention", "use_gqa_in_sdpa", ("5.23.0", 43), _MODELS, "patch",
+        "Leaves grouped keys to torch on every GPU; those without a kernel for them compute plain attention.",
+        ("return attention_mask is None and key.shape[-1] == value.shape[-1] <= 256",),
+    ),
+    Seam(
         "transformers.modeling_utils", "", ("5.23.0", 1125), _MODELS, "call",
         "Whether a model has scaled dot product attention.", ("_supports_sdpa",),
     ),

