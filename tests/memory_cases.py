@@ -7,7 +7,7 @@ from dataclasses import replace
 from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.architectures import Layout
-from launcher.facts.hardware import Hardware, parse_hardware
+from launcher.facts.hardware import MIB, Hardware, parse_hardware
 from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.activations import make_block
@@ -91,6 +91,10 @@ def held_of(model: ModelSpec, job: MemoryJob) -> Held:
 
 def buffers_of(model: ModelSpec, job: MemoryJob) -> int:
     return job.engine.buffers(model, job)
+
+
+WORKSPACES = 2 * 65 * MIB // 8
+"""Of cuBLAS and cuBLASLt on the A100."""
 
 
 def step_of(model: ModelSpec, job: MemoryJob, hardware: Hardware) -> int:

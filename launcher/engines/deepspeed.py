@@ -243,6 +243,15 @@ class DeepSpeed(Engine):
         """Gradients in float32, in addition to the master copy."""
         return 4 * updated if self.master_width(job) else 0
 
+    def updated_at_once(self, spec: ModelSpec, job: MemoryJob, updated: int) -> int:
+        """Stage 3 steps by sub-groups and frees each one's float32 gradients (stage3.py, `step`)."""
+        return self._sub_group(spec, job, updated) if job.zero_stage == 3 else updated
+
+    def joined_gradients(self, job: MemoryJob, updated: int) -> int:
+        """Stage 3 joins a sub-group's gradients before it casts them (`_prepare_fp32_grad_for_sub_group`)."""
+        width = engine_width(job.precision)
+        return width * updated if job.zero_stage == 3 and width < 4 else 0
+
     def _gathered_module(self, spec: ModelSpec, job: MemoryJob) -> int:
         """Bytes of the largest module that ZeRO-3 gathers on its own: all experts of a layer are one."""
         values = max(largest_tensor(spec), *(stack.experts for stack in spec.layout.stacks))

@@ -234,13 +234,24 @@ class EngineMemory:
             return 0
         ranks = job.data_parallel if self.stage(job) else 1
         updated = -(-(job.trainable_params + self.whole_copies(job)) // ranks)
+        updated = self.updated_at_once(spec, job, updated)
         gradients, width = self.step_gradients(job, updated), self.optimizer_width(job)
         if not hardware.is_cpu and job.optim in _FOREACH_COPIES:
-            return gradients + _FOREACH_COPIES[job.optim] * width * updated
-        return gradients + self._looped(spec, job, width) // ranks
+            temporary = _FOREACH_COPIES[job.optim] * width * updated
+        else:
+            temporary = self._looped(spec, job, width) // ranks
+        return gradients + max(temporary, self.joined_gradients(job, updated))
+
+    def updated_at_once(self, spec: ModelSpec, job: MemoryJob, updated: int) -> int:
+        """Of `updated` values of a rank, those that a call of the optimizer updates."""
+        return updated
 
     def step_gradients(self, job: MemoryJob, updated: int) -> int:
         """Bytes of the copies of `updated` gradients that the engine makes for the step."""
+        return 0
+
+    def joined_gradients(self, job: MemoryJob, updated: int) -> int:
+        """Bytes of a copy of `updated` gradients that is gone before the optimizer is called."""
         return 0
 
     def _looped(self, spec: ModelSpec, job: MemoryJob, width: int) -> int:

@@ -12,6 +12,7 @@ from memory_cases import (
     LLAMA_7B,
     LORA_1B,
     NODE,
+    WORKSPACES,
     ZERO,
     held_of,
     layer_bytes,
@@ -45,8 +46,8 @@ def test_buckets_come_with_the_first_gradient(stage: int) -> None:
     assert held.layers == held.bottom == held.embedding == 2 * 2 * BUCKET
     assert held_of(LLAMA_7B, replace(job, overlap_comm=True)).layers == 3 * 2 * BUCKET
     phases = training_phases(LLAMA_7B, replace(job, checkpointing=True), NODE)
-    assert phases["forward"].buffers == phases["step"].buffers == 0
-    assert phases["recompute"].buffers == 2 * 2 * BUCKET
+    assert phases["forward"].buffers == phases["step"].buffers == WORKSPACES
+    assert phases["recompute"].buffers == WORKSPACES + 2 * 2 * BUCKET
 
 
 def test_stage_1_keeps_its_bucket_between_micro_batches() -> None:

@@ -21,6 +21,7 @@ from memory_cases import (
     buffers_of,
     spec,
     states_of,
+    step_of,
 )
 
 from launcher.engines.ddp import DDP
@@ -321,3 +322,14 @@ def test_host_memory_of_adapters_and_of_a_cpu() -> None:
     assert host(replace(job, quantization="nf4"))["loading"] == 0
     cpu = host(replace(FULL, data_parallel=2, devices_per_node=2), on_cpu=True)
     assert (cpu["tensors"], cpu["loading"]) == (2 * 10**9, 0)
+
+
+@pytest.mark.parametrize(("optim", "width"), [("adamw_torch_fused", 2 + 4), ("adamw_torch", 4 + 4)])
+def test_stage_3_steps_by_sub_groups(optim, width):
+    """Float32 gradients of a sub-group, and before it the 16-bit ones joined or after it torch's copies."""
+    job = replace(ZERO, zero_stage=3, data_parallel=2, optim=optim)
+    largest = 32_000 * 4096
+    assert step_of(LLAMA_7B, job, A100) == width * (1_000_000_000 + largest // 2)
+    assert step_of(LLAMA_7B, replace(job, data_parallel=64), A100) == width * -(-P7 // 64)
+    second = step_of(LLAMA_7B, replace(job, zero_stage=2), A100)
+    assert second == (width - 2 if optim == "adamw_torch_fused" else width) * -(-P7 // 2)
