@@ -175,6 +175,16 @@ def recipe_of(run: Run, model: Path, rows: Path, device: Device) -> dict[str, An
     return recipe
 
 
+def portable(recipe: dict[str, Any], run: Run) -> dict[str, Any]:
+    """The recipe without this machine's paths, as memory_accuracy.py plans it again."""
+    sources = [{**source, "path": "random"} for source in recipe["data"]["train"]]
+    return {
+        **recipe,
+        "model": {**recipe["model"], "name_or_path": run.model},
+        "data": {**recipe["data"], "train": sources},
+    }
+
+
 def done(run: Run, model: Path, folder: Path, device: Device, room: Room, seconds: bool) -> dict[str, Any]:
     """The entry of one run, which has ended."""
     own = folder / run.name
@@ -183,7 +193,7 @@ def done(run: Run, model: Path, folder: Path, device: Device, room: Room, second
     recipe = recipe_of(run, model, own / "rows.jsonl", device)
     (own / "recipe.yaml").write_text(json.dumps(recipe, indent=1), encoding="utf-8")  # JSON is YAML, too
     planned = answered(own, "plan")
-    entry: dict[str, Any] = {"name": run.name, "model": run.model, "status": planned["status"]}
+    entry: dict[str, Any] = {"name": run.name, "recipe": portable(recipe, run), "status": planned["status"]}
     if planned["status"]:
         return entry | {"error": planned["said"]}
     with room.of(math.inf if seconds else planned["answer"]["memory"]["needed"]):

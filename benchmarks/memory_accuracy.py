@@ -29,11 +29,13 @@ from memory_images import sees_images, with_pixels
 from memory_measure import RECORD, read_record
 from memory_page import mib, percent, write_page
 from memory_published import published_rows
-from memory_rows import host_share, job_of, plan_of
+from memory_rows import host_share, job_of, make, plan_of
 from memory_traces import trace_of
 
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.memory_trace import Trace
+from launcher.facts.model import read_model_spec
+from launcher.facts.probe import shipped_model_config
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.plan.plan import Plan
 
@@ -44,7 +46,7 @@ class Compared:
 
     name: str
     half: str
-    """tuning | held-out | images | images-unread | gpu | published"""
+    """tuning | held-out | images | images-unread | gpu | gpu-runs | published"""
     measured: int
     t0: int
     low: int
@@ -131,11 +133,33 @@ def compare_gpu() -> Iterator[Compared]:
                 yield _of_tensors(entry["name"], entry["allocated"], found)
 
 
-def _of_tensors(name: str, measured: int, estimate: MemoryEstimate) -> Compared:
+def compare_runs() -> Iterator[Compared]:
+    """Whole runs on a GPU: what torch reserved, planned now (T0)."""
+    for path in sorted(RECORD.parent.glob("gpu_runs_*.json")):
+        record = read_record(path)
+        hardware = parse_hardware(f"1x{record['hardware']}")
+        versions = {name.replace("_", "-"): version for name, version in record["versions"].items()}
+        for entry in record["rows"]:
+            if "measured" in entry:
+                name, task = (
+                    entry["recipe"]["model"]["name_or_path"],
+                    entry["recipe"].get("task", "causal-lm"),
+                )
+                config = shipped_model_config(name)
+                assert config is not None, name
+                spec = read_model_spec(name, config, "shipped facts", task)
+                plan = make(entry["recipe"], spec, hardware, versions)
+                context = entry["measured"]["components"]["context"]["measured"]
+                yield _of_tensors(
+                    entry["name"], entry["measured"]["measured"] - context, plan.memory, "gpu-runs"
+                )
+
+
+def _of_tensors(name: str, measured: int, estimate: MemoryEstimate, half: str = "gpu") -> Compared:
     """Without the context, which the allocator does not know."""
     context = estimate.components.context
     ends = estimate.total - context, estimate.low - context, estimate.high - context
-    return Compared(name, "gpu", measured, *ends, asdict(replace(estimate.components, context=0)))
+    return Compared(name, half, measured, *ends, asdict(replace(estimate.components, context=0)))
 
 
 def _compared(name: str, half: str, measured: int, plan: Plan, extra: int, trace: Trace | None) -> Compared:
@@ -201,7 +225,7 @@ def groups(rows: Sequence[Compared]) -> dict[str, list[Compared]]:
     """Rows by half, in the order of HALVES and then published."""
     return {
         half: found
-        for half in (*HALVES, IMAGES, UNREAD, "gpu", "published")
+        for half in (*HALVES, IMAGES, UNREAD, "gpu", "gpu-runs", "published")
         if (found := [r for r in rows if r.half == half])
     }
 
@@ -256,7 +280,7 @@ def main() -> int:
     rows = []
     print(line_of(HEAD))
     measured = compare_measured(options.half, options.trace, options.record)
-    for one in itertools.chain(measured, compare_gpu(), compare_published(options.trace)):
+    for one in itertools.chain(measured, compare_gpu(), compare_runs(), compare_published(options.trace)):
         rows.append(one)
         print(line_of(cells_of(one)), flush=True)
     sentences = summaries(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,14 +109,16 @@ def plan_of(row: Row, steps: int = STEPS) -> Plan:
     return make(recipe_of(row, steps), spec_of(row), hardware_of(row))
 
 
-def make(recipe: dict[str, Any], spec: ModelSpec, hardware: Hardware) -> Plan:
-    """The plan of a recipe, also where it does not fit."""
+def make(
+    recipe: dict[str, Any], spec: ModelSpec, hardware: Hardware, versions: Mapping[str, str] | None = None
+) -> Plan:
+    """The plan of a recipe, also where it does not fit. versions: of installed distributions."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"  # JSON is YAML
         path.write_text(json.dumps(recipe), encoding="utf-8")
         loaded = load_recipe(path)
     try:
-        return make_plan(loaded, Facts(hardware=hardware, model=spec, versions={}))
+        return make_plan(loaded, Facts(hardware=hardware, model=spec, versions=versions or {}))
     except DoesNotFit as miss:
         plan: Plan = miss.nearest_miss
         return plan

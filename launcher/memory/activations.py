@@ -88,7 +88,7 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
             liger=job.liger and spec.model_type in LIGER_FAMILIES,
             chunked=job.chunked,
             one_by_one=job.one_by_one,
-            flash=job.flash,
+            grouped=job.grouped,
             cast_inputs=job.cast_inputs,
             inputs_width=width,
             inputs_grad=inputs_grad,

@@ -76,8 +76,8 @@ class MemoryJob:
     """The loss takes the logits of some hundred tokens at a time (model.loss)."""
     one_by_one: bool = False
     """Attention varlen calls torch's kernel for each document, where none takes all of them."""
-    flash: bool = True
-    """CUDA's kernels of sdpa are flash kernels, which take grouped keys: compute capability 8.0."""
+    grouped: bool = True
+    """CUDA's 16-bit kernel of this attention takes keys of groups of heads."""
     cast_inputs: bool = True
     """Adapters copy their input into their own dtype (adapter.cast_input_dtype_enabled)."""
     padded: bool = False

@@ -247,13 +247,14 @@ def takes_grouped(block: Block) -> bool:
     """Whether the kernel takes keys and values of groups of heads; others take them repeated.
 
     sdpa does without a mask (integrations/sdpa_attention.py, `use_gqa_in_sdpa`); of CUDA's kernels those in
-    16 bits, from compute capability 8.0 (`repeat_keys_for_fused_attention`).
+    16 bits, from compute capability 8.0 (`repeat_keys_for_fused_attention`). torch's kernel for documents
+    does from torch 2.12 on (torch/nn/attention/varlen.py, `enable_gqa`).
     """
     if is_varlen(block.attention):
-        return block.dtypes.on_cpu or not block.one_by_one
+        return block.dtypes.on_cpu or (block.grouped and not block.one_by_one)
     if block.masked:
         return False
-    fits = block.attention == "sdpa" and block.flash and block.dtypes.compute < 4 and block.head_dim <= 256
+    fits = block.attention == "sdpa" and block.grouped and block.dtypes.compute < 4 and block.head_dim <= 256
     return block.dtypes.on_cpu or fits
 
 

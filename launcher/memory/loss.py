@@ -187,7 +187,11 @@ def _tile(block: Block, head: Head) -> int:
 
 
 def _fused(tape: Tape, x: Value, block: Block, head: Head) -> HeadCost:
-    """Liger's head and loss in one: logits by chunks, gradients made in the forward pass already."""
+    """Liger's head and loss in one: logits by chunks, gradients made in the forward pass already.
+
+    Under autocast each chunk multiplies with a 16-bit copy of a float32 head's transpose, which no cache
+    holds; the copy of a trained head itself, for the gradients, stays in autocast's cache.
+    """
     d, tokens = block.dtypes, block.tokens
     chunks = -(-head.out_features // head.in_features)
     chunk = 1 << (-(-tokens // chunks) - 1).bit_length()
@@ -199,7 +203,8 @@ def _fused(tape: Tape, x: Value, block: Block, head: Head) -> HeadCost:
     logits = min(chunk, tokens) * head.out_features * d.compute
     peak = Peak(saved + logits, saved)
     del loss
-    return HeadCost(logits, logits, saved, weights, trained, peak)
+    copied = d.compute * (entries + trained) if d.weight > d.compute else 0
+    return HeadCost(logits + copied, logits, saved, weights, trained, peak)
 
 
 def _by_chunks(

@@ -69,8 +69,8 @@ class Block:
     """The loss is computed by chunks of tokens."""
     one_by_one: bool = False
     """Attention is computed document by document."""
-    flash: bool = True
-    """CUDA's kernels of sdpa take grouped keys in 16 bits."""
+    grouped: bool = True
+    """CUDA's 16-bit kernel of this attention takes keys of groups of heads."""
     cast_inputs: bool = True
     """An adapter copies its input into its own dtype."""
     grad: bool = True

@@ -171,7 +171,7 @@ class Bench:
         """fixes: those in the draft. RecipeError where the global batch cannot be divided."""
         self.variant, self.draft, self.fixes, self._facts = variant, draft, fixes, facts
         copies = copies_of(recipe, facts.hardware)
-        job = base_job(draft, facts.model, facts.hardware, copies)
+        job = base_job(draft, facts.model, facts.hardware, copies, facts.versions)
         self._job = with_prepared(job, facts.images, draft)
         _check_width(draft, facts.model)
         check_vllm(draft, facts.model, self._job, facts.hardware)

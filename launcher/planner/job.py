@@ -11,6 +11,7 @@ from launcher.facts.hardware import Hardware
 from launcher.facts.lora import Adapted, adapted_by
 from launcher.facts.model import ModelSpec
 from launcher.facts.prepared_images import PreparedImages
+from launcher.facts.requirements import holds
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.plan.draft import Draft
 from launcher.planner.decide import AMPERE
@@ -18,11 +19,15 @@ from launcher.planner.rollouts import rollout_of
 
 KERNEL_WIDTHS = 256
 """The widest head that torch's varlen kernel accepts; widths are multiples of 8."""
+GROUPED = "torch>=2.12"
+"""Versions whose kernel of attention varlen takes grouped keys; before, they are repeated for it."""
 SMALL_DEVICE_BYTES = 25 * 10**9
 """Devices up to this size get smaller buckets to reduce and gather in."""
 
 
-def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> MemoryJob:
+def base_job(
+    draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int, versions: Mapping[str, str]
+) -> MemoryJob:
     """The memory job of this draft at micro-batch 1, stage 0, without checkpointing."""
     quantization = draft.model.quantization
     has_adapter = draft.adapter.type is not None
@@ -60,7 +65,7 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         eval_batch=1,
         attention=draft.model.attn_implementation,
         one_by_one=_one_by_one(draft, spec, hardware),
-        flash=_is_ampere(hardware),
+        grouped=_takes_groups(draft, hardware, versions),
         liger=bool(draft.trainer.use_liger_kernel),
         chunked=draft.model.loss == "chunked",
         cast_inputs=draft.adapter.cast_input_dtype_enabled is not False,
@@ -137,6 +142,10 @@ def _one_by_one(draft: Draft, spec: ModelSpec, hardware: Hardware) -> bool:
     in_16_bits = draft.precision != "fp32" or draft.model.dtype in ("float16", "bfloat16")
     fits = spec.head_dim % 8 == 0 and spec.head_dim <= KERNEL_WIDTHS
     return not (in_16_bits and fits and _is_ampere(hardware))
+
+
+def _takes_groups(draft: Draft, hardware: Hardware, versions: Mapping[str, str]) -> bool:
+    return _is_ampere(hardware) and (draft.model.attn_implementation != "varlen" or holds(GROUPED, versions))
 
 
 def _is_ampere(hardware: Hardware) -> bool:

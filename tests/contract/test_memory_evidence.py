@@ -212,6 +212,15 @@ def test_the_sweep_on_a_gpu_is_predicted() -> None:
     assert summary.maximum <= 0.025, summary.worst
 
 
+def test_whole_runs_on_a_gpu_are_predicted() -> None:
+    """What torch reserved in runs of recipes on an H100, with Liger's kernels and documents in one row."""
+    rows = list(memory_accuracy.compare_runs())
+    assert len(rows) >= 5
+    for one in rows:
+        assert one.low <= one.measured <= one.high
+        assert abs(one.error("t0") or 1.0) <= 0.035, one.name
+
+
 def test_a_half_keeps_to_its_own_rows() -> None:
     for half in memory_grid.HALVES:
         rows = list(memory_accuracy.compare_measured(half, trace=False, record=memory_measure.RECORD))

@@ -151,22 +151,22 @@ def draft_of(**settings: object) -> Draft:
 
 
 def test_base_job_of_preference_pairs() -> None:
-    full = base_job(draft_of(task="dpo"), DPO_1B, A100, 1)
+    full = base_job(draft_of(task="dpo"), DPO_1B, A100, 1, {})
     assert (full.sequences_per_sample, full.reference_model) == (2, True)
     ahead = draft_of(task="dpo", trainer__precompute_ref_log_probs=True)
-    assert base_job(ahead, DPO_1B, A100, 1).reference_model is False
-    assert base_job(draft_of(task="dpo", adapter__type="lora"), DPO_1B, A100, 1).reference_model is False
-    plain = base_job(draft_of(task="causal-lm"), LLAMA_1B, A100, 1)
+    assert base_job(ahead, DPO_1B, A100, 1, {}).reference_model is False
+    assert base_job(draft_of(task="dpo", adapter__type="lora"), DPO_1B, A100, 1, {}).reference_model is False
+    plain = base_job(draft_of(task="causal-lm"), LLAMA_1B, A100, 1, {})
     assert (plain.sequences_per_sample, plain.reference_model, plain.document_mask) == (1, False, False)
 
 
 def test_base_job_of_images_packs_and_an_untied_head() -> None:
-    assert base_job(draft_of(task="image-classification"), VIT, A100, 1).sequence_length == 197
-    packed = base_job(draft_of(task="causal-lm", data__packing=True), LLAMA_1B, A100, 1)
+    assert base_job(draft_of(task="image-classification"), VIT, A100, 1, {}).sequence_length == 197
+    packed = base_job(draft_of(task="causal-lm", data__packing=True), LLAMA_1B, A100, 1, {})
     assert (packed.document_mask, packed.one_row) == (True, False)
-    flat = base_job(draft_of(task="causal-lm", data__padding_free=True), LLAMA_1B, A100, 1)
+    flat = base_job(draft_of(task="causal-lm", data__padding_free=True), LLAMA_1B, A100, 1, {})
     assert (flat.document_mask, flat.one_row) == (True, True)
-    assert base_job(draft_of(task="seq2seq-lm"), MT0, A100, 1).trainable_params == MT0.loaded_params
+    assert base_job(draft_of(task="seq2seq-lm"), MT0, A100, 1, {}).trainable_params == MT0.loaded_params
 
 
 def test_a_classifier_beside_an_adapter_does_not_raise_its_rank() -> None:

@@ -210,6 +210,26 @@ def test_liger_holds_no_logits_of_the_whole_batch() -> None:
     assert lean.saved < layer_cost(wide, 2.0, accumulated=False, checkpointed=False).saved
 
 
+def test_liger_multiplies_with_copies_of_a_float32_head_under_autocast() -> None:
+    """The transpose of each chunk, and of a trained head one that autocast keeps."""
+    model, entries = spec(), 64 * 1000
+    frozen, trained = Dtypes(2, 4, True, 4), Dtypes(2, 4, True)
+    for d, copies in ((Dtypes(2, 2, True, 4), 0), (frozen, 1), (trained, 2)):
+        wide = replace(make_block(model, d, model.layout, 64, 512, "sdpa"), liger=True)
+        assert head_cost(wide, model.head, "causal-lm", 2.0, False).forward == 2 * (
+            2048 * 1000 + copies * entries
+        )
+
+
+def test_keys_are_repeated_for_a_kernel_of_documents_without_groups() -> None:
+    half, tokens, more = Dtypes(2, 2, False), 32, 64 - 32
+    kept = [
+        record(block(half, attention="varlen", grouped=grouped), counted=True)[0].saved()[0]
+        for grouped in (True, False)
+    ]
+    assert kept[1] - kept[0] == 2 * 2 * tokens * more
+
+
 def test_a_padded_batch_repeats_grouped_keys_and_makes_a_mask_in_each_layer() -> None:
     kept = [record(block(FLOAT, masked=masked), counted=True)[0].saved()[0] for masked in (False, True)]
     heads, length, tokens = 64, 16, 32
@@ -218,10 +238,11 @@ def test_a_padded_batch_repeats_grouped_keys_and_makes_a_mask_in_each_layer() ->
 
 def test_kernels_before_ampere_and_of_32_bits_read_repeated_keys() -> None:
     half, tokens, more = Dtypes(2, 2, False), 32, 64 - 32
-    kept = [record(block(half, flash=flash), counted=True)[0].saved()[0] for flash in (True, False)]
+    kept = [record(block(half, grouped=grouped), counted=True)[0].saved()[0] for grouped in (True, False)]
     assert kept[1] - kept[0] == 2 * 2 * tokens * more
     wide = [
-        record(block(Dtypes(4, 4, False), flash=flash), counted=True)[0].saved()[0] for flash in (True, False)
+        record(block(Dtypes(4, 4, False), grouped=grouped), counted=True)[0].saved()[0]
+        for grouped in (True, False)
     ]
     assert wide[0] == wide[1]
 
