@@ -33,7 +33,11 @@ def tuning() -> list[memory_accuracy.Compared]:
 
 @pytest.fixture(scope="module")
 def on_gpus() -> list[memory_accuracy.Compared]:
-    rows = memory_accuracy.compare_gpu(), memory_accuracy.compare_runs(), memory_accuracy.compare_published(False)
+    rows = (
+        memory_accuracy.compare_gpu(),
+        memory_accuracy.compare_runs(),
+        memory_accuracy.compare_published(False),
+    )
     return [one for group in rows for one in group]
 
 
