@@ -152,6 +152,7 @@ CHANGED: dict[str, str] = {
     "early_stopping.patience": "2",
     "early_stopping.threshold": "0.5",
     "python": "hooks.py",
+    "runtime.mirror": "s3://bucket/runs",
     "on_oom": "adapt",
     "seed": "7",
 }

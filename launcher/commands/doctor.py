@@ -156,6 +156,7 @@ def subject_of(plan: Plan | None, recipe: str | None) -> Subject:
         cache_dir=plan.model.cache_dir,
         nvme_path=nvme_path(plan),
         wandb=reports_to(plan, "wandb"),
+        mirror=None if plan.runtime.mirror is None else plan.runtime.mirror.replace("{name}", "doctor"),
     )
 
 

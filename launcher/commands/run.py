@@ -12,10 +12,11 @@ from typing import Any
 from launcher.errors import RecipeError
 from launcher.execute.attempts import Adapted, as_adapted, read_adapted, run_attempts, with_adapted
 from launcher.execute.endings import KnownFailure
+from launcher.execute.mirroring import Mirroring, mirror_url, mirrored, run_mirrored
 from launcher.execute.nodes.group import Group
 from launcher.execute.remember import remember_run
 from launcher.execute.resume import earlier_pace
-from launcher.execute.run_dir import written
+from launcher.execute.run_dir import run_dirs, written
 from launcher.execute.signals import ended_by_signals
 from launcher.execute.start_checks import check_disk_space, check_machine, check_nvme, holding_nvme
 from launcher.execute.start_point import (
@@ -101,23 +102,48 @@ def _run(
     resume: str | None,
     output_dir: str | None,
 ) -> Outcome:
-    say = shown.say
-    planned, facts = gather(loaded, on, tiny=tiny)
     begins = beginning(loaded.path, resume, output_dir)
-    run_dir = begins.run_dir
-    adapted = Adapted()
-    if resume is not None:
-        adapted, facts = read_adapted(run_dir), replace(facts, pace=earlier_pace(run_dir))
-    bundle = with_adapted(render(make_plan(as_adapted(planned, adapted, run_dir), facts)), adapted)
+    url = None if dry_run or tiny else mirror_url(loaded.recipe.runtime.mirror, begins.run_dir)
+    own_dirs = partial(run_dirs, str(loaded.path), Path.cwd())
+    with mirrored(begins, url, own_dirs, shown.say) as (begins, mirroring):
+        return _start_from(
+            begins,
+            mirroring,
+            loaded,
+            group,
+            shown,
+            on=on,
+            dry_run=dry_run,
+            tiny=tiny,
+            resume=resume is not None,
+        )
+
+
+def _start_from(
+    begins: Beginning,
+    mirroring: Mirroring | None,
+    loaded: LoadedRecipe,
+    group: Group | None,
+    shown: Showing,
+    *,
+    on: str | None,
+    dry_run: bool,
+    tiny: bool,
+    resume: bool,
+) -> Outcome:
+    say, run_dir = shown.say, begins.run_dir
+    planned, facts = gather(loaded, on, tiny=tiny)
+    adapted, records = Adapted(), begins.records or run_dir
+    if resume:
+        adapted, facts = read_adapted(records), replace(facts, pace=earlier_pace(records))
+    bundle = with_adapted(render(make_plan(as_adapted(planned, adapted, records), facts)), adapted)
     resumption = check_resumption(begins, bundle, say)
     if dry_run:
-        begins = with_own_folder(begins)
-        run_dir = begins.run_dir
-        with written(bundle, run_dir, resume=resume is not None):
-            keep_beginning(begins, bundle)
-        text = plan_text(bundle) + f"\nwrote {printable(str(run_dir))}, nothing was started\n"
-        return Outcome({**bundle.to_json(), "run_dir": str(run_dir)}, text)
+        return _written_only(begins, bundle, resume=resume)
     if (before := finished_result(begins, bundle, say)) is not None:
+        if mirroring is not None:
+            ended = bundle.plan, before
+            _, before = run_mirrored(mirroring, begins, bundle.plan, lambda: ended)
         return _outcome(loaded, run_dir, before)
     if group is not None:
         await_members(group, say)
@@ -127,12 +153,13 @@ def _run(
     check_data(begins, bundle, say, shown.look)
     begins = with_own_folder(begins)
     run_dir = begins.run_dir
+    looking = shown.looking(run_dir)
     start = partial(
         run_attempts, planned, facts, bundle, run_dir, devices=devices, say=say, group=group,
-        looking=shown.looking(run_dir),
+        looking=looking if mirroring is None else mirroring.looking(looking),
     )  # fmt: skip
     try:
-        finished, result = _hold_and(start, begins, resumption, bundle, adapted, shown)
+        finished, result = _hold_and(start, begins, mirroring, resumption, bundle, adapted, shown)
     except KnownFailure as failure:
         raise with_recipe_lines(failure, loaded.path, run_dir) from failure
     if warning := remember_run(finished, result, facts):
@@ -140,9 +167,20 @@ def _run(
     return _outcome(loaded, run_dir, result)
 
 
+def _written_only(begins: Beginning, bundle: Bundle, *, resume: bool) -> Outcome:
+    """The run directory of a dry run."""
+    begins = with_own_folder(begins)
+    run_dir = begins.run_dir
+    with written(bundle, run_dir, resume=resume):
+        keep_beginning(begins, bundle)
+    text = plan_text(bundle) + f"\nwrote {printable(str(run_dir))}, nothing was started\n"
+    return Outcome({**bundle.to_json(), "run_dir": str(run_dir)}, text)
+
+
 def _hold_and(
     start: Callable[..., tuple[Plan, dict[str, Any]]],
     begins: Beginning,
+    mirroring: Mirroring | None,
     resumption: Resumption,
     bundle: Bundle,
     adapted: Adapted,
@@ -153,6 +191,8 @@ def _hold_and(
 
     say = shown.say
     with written(bundle, begins.run_dir, resume=begins.chosen is not None):
+        if mirroring is not None:
+            begins = mirroring.fetch(begins)
         keep_beginning(begins, bundle)
         say(plan_text(bundle, shown.page))
         say(f"run directory {printable(str(begins.run_dir))}\n")
@@ -165,7 +205,9 @@ def _hold_and(
         ):
             set_newer_aside(begins, say)
             with reported(begins.run_dir, say):
-                return start(resume=checkpoint)
+                if mirroring is None:
+                    return start(resume=checkpoint)
+                return run_mirrored(mirroring, begins, bundle.plan, partial(start, resume=checkpoint))
 
 
 def _outcome(loaded: LoadedRecipe, run_dir: Path, result: dict[str, Any]) -> Outcome:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import Problem, RecipeError
+from launcher.execute.mirror_upload import read_progress
 from launcher.execute.run_dir import ENDED, MARKER, RESTARTS, STOPPED, is_held, read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.rank_status import LEFT_EARLY, is_alive, read_statuses
@@ -56,6 +57,8 @@ class RunRecord:
     """Of rank 0."""
     checkpoints: Sequence[str] = ()
     """Names of the complete ones, the newest last."""
+    mirror: Mapping[str, Any] = field(default_factory=dict)
+    """mirror.json: what is in the run's object store."""
     diagnosis: Mapping[str, Any] = field(default_factory=dict)
     """Result of `diagnose` for a failed run; added by the caller."""
     problems: Sequence[str] = ()
@@ -87,6 +90,7 @@ def read_run(run_dir: Path) -> RunRecord:
         step=max((status.step for status in statuses.values()), default=0),
         phase="" if first is None else first.phase,
         checkpoints=[found[step].name for step in sorted(found)],
+        mirror=read_progress(run_dir),
         problems=[item for item in problems if isinstance(item, str)] if isinstance(problems, list) else [],
     )
 

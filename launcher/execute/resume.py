@@ -45,12 +45,16 @@ class Chosen:
     """Bytes compared with the hashes of the manifest."""
     skipped: Mapping[Path, str] = field(default_factory=dict)
     """Newer folders that cannot be used -> what is wrong with each."""
+    stored: str = ""
+    """Where it is in the run's object store, if it is not on this disk yet."""
 
     def lines(self) -> list[str]:
         """Lines for the user."""
         skipped = [f"{folder.name} is skipped: {wrong}" for folder, wrong in self.skipped.items()]
         if self.checkpoint is None:
             return [*skipped, "no checkpoint to resume from: the run starts from the beginning"]
+        if self.stored:
+            return [*skipped, f"resumes from {self.stored} (step {self.step}), which is not on this disk"]
         size = f"{self.verified_bytes / 2**20:,.1f} MiB" if self.verified_bytes else "nothing"
         return [*skipped, f"resumes from {self.checkpoint} (step {self.step}; {size} verified by hash)"]
 

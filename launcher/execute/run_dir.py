@@ -102,14 +102,19 @@ def free_name(path: Path) -> Path:
     return next(one for one in _numbered(path) if not one.exists())
 
 
+def run_dirs(recipe_file: str, root: Path) -> list[Path]:
+    """The run directories of this recipe that have a default name, the newest last; without rehearsals."""
+    folder = root / "runs" / Path(recipe_file).stem
+    runs = (path for path in folder.glob("*") if not path.name.startswith(PREFIX))
+    return sorted(path for path in runs if (path / "plan.json").is_file())
+
+
 def newest_run_dir(recipe_file: str, root: Path) -> Path | None:
     """The newest run directory of this recipe in which a run was started, else the newest; None without any.
 
     Without rehearsals; a dry run must not hide the run to resume.
     """
-    folder = root / "runs" / Path(recipe_file).stem
-    runs = (path for path in folder.glob("*") if not path.name.startswith(PREFIX))
-    found = sorted(path for path in runs if (path / "plan.json").is_file())
+    found = run_dirs(recipe_file, root)
     started = [path for path in found if any((path / "logs").glob("*"))]
     return max(started or found, default=None)
 

@@ -59,6 +59,12 @@ class Beginning:
     """The checkpoint; None without --resume."""
     is_proposed: bool = False
     """Whether the run directory has a default name and does not exist yet."""
+    takes_newest: bool = False
+    """Whether it is `--resume auto`."""
+    proposed: Path | None = None
+    """Without --output-dir: what a new run directory would be called."""
+    records: Path | None = None
+    """Where the run's records are, if not in its directory: a run from an object store, on another disk."""
 
     @property
     def checkpoint(self) -> Path | None:
@@ -93,11 +99,8 @@ def beginning(recipe: Path, resume: str | None, output_dir: str | None) -> Begin
         return Beginning(folder.absolute(), is_proposed=not output_dir)
     if resume == "auto":
         found = Path(output_dir) if output_dir else newest_run_dir(str(recipe), Path.cwd())
-        folder = (found or proposed).absolute()
-        chosen = choose_checkpoint(folder)
-        if chosen.checkpoint is None and (origin := read_origin(folder)) is not None:
-            chosen = replace(verify_origin(folder, origin), skipped=chosen.skipped)
-        return Beginning(folder, chosen, is_proposed=found is None)
+        begins = started_in((found or proposed).absolute())
+        return replace(begins, is_proposed=found is None, proposed=None if output_dir else proposed)
     chosen = verify_checkpoint(Path(resume))
     assert chosen.checkpoint is not None, "verify_checkpoint raises where there is none"
     own = chosen.checkpoint.parent.parent
@@ -109,6 +112,14 @@ def beginning(recipe: Path, resume: str | None, output_dir: str | None) -> Begin
     if folder != own and (folder / PLAN).is_file():
         _refuse_another_run(folder, chosen.checkpoint)
     return Beginning(folder, chosen)
+
+
+def started_in(folder: Path) -> Beginning:
+    """The newest complete checkpoint of a run directory, else that with which its run began, else step 0."""
+    chosen = choose_checkpoint(folder)
+    if chosen.checkpoint is None and (origin := read_origin(folder)) is not None:
+        chosen = replace(verify_origin(folder, origin), skipped=chosen.skipped)
+    return Beginning(folder, chosen, takes_newest=True)
 
 
 def with_own_folder(begins: Beginning) -> Beginning:

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -79,9 +79,16 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a checkpoint; None where it is missing or invalid."""
     try:
-        found = parse_json((folder / MANIFEST).read_text("utf-8"))
-        return _manifest(found)
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return parse_manifest((folder / MANIFEST).read_bytes())
+    except OSError:
+        return None
+
+
+def parse_manifest(text: bytes) -> Manifest | None:
+    """The manifest that a file holds; None where it is invalid."""
+    try:
+        return _manifest(parse_json(text))
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
 
 
@@ -257,6 +264,21 @@ def incomplete_checkpoints(folder: Path) -> dict[Path, str]:
     cut_off = f"it is still in {SAVING}: the save was interrupted"
     unfinished = {path: cut_off for _, path in sorted(_numbered(folder / SAVING))}
     return {path: text for path, text in {**found, **unfinished}.items() if text is not None}
+
+
+def surplus(steps: Sequence[int], now: int, limit: int | None, best: int | None) -> list[int]:
+    """Which checkpoints to remove when the one of step `now` is saved, the first to remove first. Pure.
+
+    `limit` are kept, and always that of `now` and the best one. Those after `now` go first: the run went back
+    to an earlier one, and trains these steps again.
+    """
+    if not limit or limit < 0:
+        return []
+    present = set(steps)
+    kept = {now, best} & present
+    order = sorted((n for n in present if n > now), reverse=True) + sorted(n for n in present if n <= now)
+    too_many = len(present) - max(limit, len(kept))
+    return [step for step in order if step not in kept][: max(0, too_many)]
 
 
 def same_samples(folder: Path, other: Path) -> bool:

@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from launcher.facts.hub_client import HUB_SECONDS, ask_config, hub_endpoint, hub_home, hub_token, is_offline
+from launcher.facts.object_store import obstacle
 from launcher.facts.probe import GpuFacts, host_memory_bytes, is_free, own_cores, read_gpus
 from launcher.facts.redaction import is_secret_name
 from launcher.facts.safe_files import is_file, parse_json
@@ -57,6 +58,8 @@ class Subject:
     nvme_path: str | None = None
     wandb: bool = False
     """Whether the run reports to wandb."""
+    mirror: str | None = None
+    """runtime.mirror"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class Machine:
     nvme: Folder | None = None
     wandb_obstacle: str | None = None
     """Why wandb's server would refuse a run; None where it would not, or was not asked."""
+    mirror_obstacle: str | None = None
+    """Why the mirror cannot be written; None where it can, or there is none."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -82,6 +87,7 @@ class Machine:
 def gather_machine(subject: Subject) -> Machine:
     """Gather the facts; takes as long as importing the training stack."""
     environ = {**os.environ, **subject.env}
+    wrong = obstacle(subject.mirror) if subject.mirror else None
     network = read_network(environ)
     disk = read_disk(subject.run_dir, subject.cache_dir, environ)
     model = None
@@ -100,6 +106,7 @@ def gather_machine(subject: Subject) -> Machine:
         hub_model=model,
         nvme=read_folder(Path(subject.nvme_path)) if subject.nvme_path else None,
         wandb_obstacle=wandb_obstacle(environ) if subject.wandb else None,
+        mirror_obstacle=None if wrong is None else wrong.reason,
     )
 
 

@@ -26,14 +26,17 @@ OF_NO_EXTRA = {
     "comet_ml": "pip install comet-ml",
     "clearml": "pip install clearml",
     "swanlab": "pip install swanlab",
+    "adlfs": "pip install adlfs",
+    "aiohttp": "pip install aiohttp",
 }
 """Packages in no extra -> how to install them."""
 EXTRAS = {
+    "s3fs": "s3", "gcsfs": "gcs",
     "liger_kernel": "liger", "tensorboard": "trackers", "trackio": "trackers",
     **{package: task.extra for task in TASKS for package in task.packages if task.extra},
 }  # fmt: skip
 """Module -> extra that installs it; default: `train`."""
-_BESIDE_TRAIN = ("liger", "trackers")
+_BESIDE_TRAIN = ("liger", "trackers", "s3", "gcs")
 """Extras that do not imply a missing `train`."""
 
 

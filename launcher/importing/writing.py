@@ -14,7 +14,8 @@ from launcher.tasks.grpo import KEY
 
 ORDER = (
     "task", "model", "adapter", "data", KEY, "generation", "precision", "sharding",
-    "global_batch_size", "trainer", "early_stopping", "python", "hardware", "launch", "on_oom", "seed",
+    "global_batch_size", "trainer", "early_stopping", "python", "hardware", "launch", "runtime",
+    "on_oom", "seed",
 )  # fmt: skip
 _INNER = {
     "model": ("name_or_path", "config", "revision", "tokenizer", "quantization", "dtype"),

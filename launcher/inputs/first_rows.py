@@ -21,7 +21,7 @@ from launcher.facts import probe
 from launcher.facts.hardware import device_facts
 from launcher.facts.time_limit import TooSlow, time_limit
 from launcher.planner.planner import missing_data
-from launcher.recipe.data_paths import is_glob, is_loaded_hub_id
+from launcher.recipe.data_paths import is_glob, is_loaded_hub_id, is_url
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.reward_columns import unread
 from launcher.recipe.schema import DataSource, Recipe
@@ -81,7 +81,7 @@ def look_at_data(loaded: LoadedRecipe, hooks: Sequence[str]) -> Looked:
     try:
         with time_limit(_SECONDS):
             for place, source in sources.items():
-                if exists[source.path] and not is_loaded_hub_id(source.path):
+                if exists[source.path] and not (is_loaded_hub_id(source.path) or is_url(source.path)):
                     _look_at(source, place, loaded.recipe, "format_row" in hooks, looked)
     except TooSlow:
         pass
@@ -126,8 +126,8 @@ def _is_for_here(recipe: Recipe, on: str | None) -> bool:
 
 
 def _exists(path: str) -> bool:
-    """Whether a data path exists; hub ids are not looked up."""
-    if is_loaded_hub_id(path):
+    """Whether a data path exists; hub ids and URLs are not looked up."""
+    if is_loaded_hub_id(path) or is_url(path):
         return True
     try:
         if is_glob(path) and not Path(path).exists():

@@ -23,6 +23,7 @@ from launcher.inputs.first_rows import hook_names, judged_data
 from launcher.inputs.model_spec import can_trace, config_with_sizes, find_spec
 from launcher.plan.inputs import Facts
 from launcher.planner.record import frozen_parts
+from launcher.recipe.data_paths import is_url
 from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
@@ -216,6 +217,8 @@ def find_images(recipe: Recipe) -> PreparedImages | None:
                 for name in prepared_images.DECIDE}  # fmt: skip
     settings |= {"task": recipe.task, "python.file": recipe.python}
     sources = settings["data.train"] = [source.model_dump() for source in data.train]
+    if any(is_url(source.path) for source in data.train):  # no plan reads them
+        return None
     from launcher.train.data.sources import source_files  # rarely needed
 
     try:

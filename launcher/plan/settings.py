@@ -357,6 +357,8 @@ class RuntimeSettings(Section):
     autocast: str | None
     training_arguments_first: bool
     stop_seconds: int | None = None
+    mirror: str | None = None
+    """URL of the object store that gets the checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -33,6 +33,8 @@ def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[st
     draft.put_recipe("launch.max_restarts", recipe.launch.max_restarts, "a run that fails stays ended")
     reason = "a step that takes 20 times the median, and minutes, comes to no end"
     draft.put_recipe("launch.hang_factor", recipe.launch.hang_factor, reason)
+    if recipe.runtime.mirror is not None:
+        draft.put_recipe("runtime.mirror", recipe.runtime.mirror, "checkpoints stay on this disk")
     if recipe.launch.hostfile is not None:
         draft.put_recipe("launch.hostfile", recipe.launch.hostfile, "one machine")
     for name in MODEL_LEAVES:

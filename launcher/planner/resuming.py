@@ -107,7 +107,7 @@ RULES: tuple[Rule, ...] = (
     # what runs it
     Rule(("on_oom", "launch.*", "fixes.*"), "free", "who starts the run, not what it learns"),
     Rule(
-        ("runtime.stop_seconds", "runtime.training_arguments_first", "model.device_map",
+        ("runtime.stop_seconds", "runtime.mirror", "runtime.training_arguments_first", "model.device_map",
          "model.enable_input_require_grads", "trainer.bf16", "trainer.fp16", "trainer.seed",
          "trainer.dataloader_*", "trainer.ddp_*", "trainer.use_cache", "trainer.remove_unused_columns",
          "trainer.activation_checkpointing*", "trainer.gradient_checkpointing*", "deepspeed.*_bucket_size",

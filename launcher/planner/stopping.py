@@ -21,6 +21,8 @@ KILL_S = 30
 WRITE_BYTES = 200e6
 """Assumption: bytes of a checkpoint a second, hashed and on the disk. A plain network disk takes so much, a
 local one more: who waits too long for a stop loses nothing, who waits too little all of it."""
+UPLOAD_BYTES = 100e6
+"""Assumption: bytes of a checkpoint a second that are copied to an object store and read back."""
 SETTLE_S = 2.0
 """Assumption: what a save takes besides its bytes: ranks wait for each other, and each file for the disk."""
 _WAIT_NAME = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -65,6 +67,9 @@ def stop_seconds(draft: Draft, chosen: Candidate, facts: Facts) -> tuple[int, st
     said = f"a checkpoint of {size / 1e9:.1f} GB at an assumed {WRITE_BYTES / 1e6:.0f} MB/s"
     if facts.pace.save is not None and facts.pace.save > save:
         save, said = facts.pace.save, f"a save of {facts.pace.save:.3g} s, which this run has seen"
+    if draft.runtime.mirror is not None:
+        save += size / UPLOAD_BYTES + SETTLE_S
+        said += f", copied to {draft.runtime.mirror} at an assumed {UPLOAD_BYTES / 1e6:.0f} MB/s"
     predicted = None if chosen.time.seconds is None else chosen.time.seconds[1]
     seen = facts.pace.step
     if predicted is None and seen is None:

@@ -12,7 +12,7 @@ from launcher.facts.hardware import Hardware
 from launcher.planner.decide import SIZES, shares
 from launcher.planner.narrow import LAYERS, narrow_config
 from launcher.recipe.loading import LoadedRecipe, Origin
-from launcher.recipe.schema import AdapterSection, GenerationSection, Recipe
+from launcher.recipe.schema import AdapterSection, GenerationSection, Recipe, RuntimeSection
 from launcher.tasks import task_named
 
 STEPS = 4
@@ -70,6 +70,7 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRec
         "trainer": trainer | changed,
         "global_batch_size": None,
         "hardware": None,
+        "runtime": RuntimeSection(),  # the mirror is the real run's
         **_rolled(recipe),
         **_in_width(recipe, narrow_config(config)),
     }

@@ -30,7 +30,7 @@ def is_glob(text: str) -> bool:
 
 def is_loaded_hub_id(text: str) -> bool:
     """`is_hub_id` for a path of a loaded recipe or a plan, where every local path is absolute."""
-    return not (is_package(text) or Path(text).is_absolute())
+    return not (is_package(text) or is_url(text) or Path(text).is_absolute())
 
 
 def is_hub_id(text: str, folder: Path) -> bool:

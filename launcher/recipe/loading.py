@@ -76,6 +76,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence
         raise RecipeError(merged.problems or [Problem("wrong-type", "the recipe is empty", str(file), 1)])
     main = str(file)
     recipe, problems = _check(merged, os.environ)
+    problems += _shared_mirror(recipe, swept)
     # A value that the reader refused is null from there on, which is no second problem.
     unread = {_place(problem) for problem in merged.problems}
     placed = [_with_position(problem, merged, main) for problem in problems]
@@ -85,6 +86,16 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence
         raise RecipeError(sorted(unique, key=lambda p: (p.file != main, p.file or "", p.line or 0)))
     origins = {p: Origin(position.source, position.by) for p, position in merged.positions.items()}
     return LoadedRecipe(recipe, merged.text, file, origins)
+
+
+def _shared_mirror(recipe: Recipe | None, swept: Sequence[str]) -> list[Problem]:
+    """The problem of a sweep whose runs would all have one place in the object store."""
+    url = None if recipe is None else recipe.runtime.mirror
+    if url is None or not swept or "{name}" in url or any(text.startswith("runtime") for text in swept):
+        return []
+    message = "is the place of one run, and a sweep has several"
+    hint = f"write {url.rstrip('/')}/{{name}}: the name of each run directory"
+    return [Problem("wrong-value", message, path="runtime.mirror", hint=hint)]
 
 
 def _is_there(path: Path) -> bool:
@@ -184,7 +195,7 @@ def _drop_nulls(data: dict[str, Any], task: str) -> None:
         for name in [name for name, value in values.items() if value is None]:
             if "none" not in fields.get(name, {}).get("types", ["none"]):
                 del values[name]
-    for section in ("trainer", "launch", "sharding", "fixes"):
+    for section in ("trainer", "launch", "sharding", "fixes", "runtime"):
         if section in data and data[section] is None:
             del data[section]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem
+from launcher.facts.object_store import UNFIT, protocol_of
 from launcher.facts.redaction import is_written_secret, looks_secret, names_secret
 from launcher.recipe.data_paths import is_hub_id, is_url
 from launcher.recipe.env import reference_names, split_references
@@ -372,6 +373,33 @@ def _check_hub(given: _Given) -> Problems:
         yield _conflict("trainer.push_to_hub", message, "set `hub_model_id: you/name`")
 
 
+def _check_mirror(given: _Given) -> Problems:
+    """The URL of the mirror, as far as it can be judged without a network."""
+    url, path = _section(given.data, "runtime").get("mirror"), "runtime.mirror"
+    if not isinstance(url, str):
+        return
+    if looks_secret(url):
+        yield _secret_url(path)
+    elif protocol_of(url) is None or "::" in url:
+        message = f"is {describe(url)}, expected the URL of a folder in an object store"
+        yield Problem(
+            "wrong-value", message, path=path, hint="e.g. s3://bucket/runs/tune or file:///mnt/runs"
+        )
+    elif protocol_of(url) in UNFIT:
+        message = f"is {describe(url)}: checkpoints cannot be kept there"
+        yield Problem("unsupported", message, path=path, hint="name a folder of s3://, gs:// or file://")
+    elif url.count("{") != url.count("{name}") or url.count("}") != url.count("{name}"):
+        message = "has braces, expected only {name}, the name of the run directory"
+        yield Problem("wrong-value", message, path=path, hint="remove them")
+
+
+def _secret_url(path: str) -> Problem:
+    """The problem of a URL with a password, which may come from a variable."""
+    message = "holds a password or a token, which would be written into the run directory"
+    hint = "remove it from the URL; set the store's own variables, such as AWS_SECRET_ACCESS_KEY"
+    return Problem(SECRET_CODE, message, path=path, hint=hint)
+
+
 def _check_optimizer(given: _Given) -> Problems:
     """What transformers would refuse only after loading the model."""
     optim, path = given.trainer.get("optim"), "trainer.optim"
@@ -389,16 +417,29 @@ def _check_paths(given: _Given, folder: Callable[[str], Path]) -> Problems:
         path, where = source.get("path"), f"{place}.path"
         if not isinstance(path, str):
             continue
-        if is_url(path):
-            hint = _hub_hint(path) or "use a file, a folder, a glob, package:NAME/inner/path or a hub id"
-            yield Problem("unsupported", "URLs are not supported", path=where, hint=hint)
-        elif not path:
+        if is_url(path) and (problem := _unread_url(path, where)):
+            yield problem
+            continue
+        if not path:
             yield Problem("wrong-value", "is empty", path=where, hint="name a file")
         elif not is_hub_id(path, folder(where)):
             message = f"is only for a hub dataset, but `path` is {describe(path)}"
             for key in _HUB_ONLY:
                 if source.get(key) is not None:
                     yield _conflict(f"{place}.{key}", message, "remove it, or set `path: organisation/name`")
+
+
+def _unread_url(url: str, where: str) -> Problem | None:
+    """The problem of a URL that is no file or folder which fsspec reads."""
+    if looks_secret(url):
+        return _secret_url(where)
+    if (hint := _hub_hint(url)) or protocol_of(url) in (None, "hf"):
+        hint = (
+            hint
+            or "use a file, a folder, a glob, s3://bucket/rows.jsonl, package:NAME/inner/path or a hub id"
+        )
+        return Problem("unsupported", "URLs of this kind are not supported", path=where, hint=hint)
+    return None
 
 
 def _hub_hint(url: str) -> str | None:
@@ -412,7 +453,7 @@ def _hub_hint(url: str) -> str | None:
 
 _RULES = (
     _check_owned, _check_exclusive, _check_model, _check_adapter, _check_evaluation, _check_early_stopping,
-    _check_hub, _check_optimizer, _check_best_metric,
+    _check_hub, _check_mirror, _check_optimizer, _check_best_metric,
 )  # fmt: skip
 
 

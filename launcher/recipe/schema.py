@@ -428,6 +428,15 @@ class LaunchSection(Section):
     """Slurm options of `effilaunch submit`."""
 
 
+class RuntimeSection(Section):
+    """What a run does besides training."""
+
+    mirror: str | None = None
+    """URL of an object store, such as `s3://bucket/runs/tune`, `gs://…` or another one that fsspec writes:
+    complete checkpoints and the result are copied there in the background, and `--resume auto` continues from
+    there on an empty disk. A URL is the place of one run; `{name}` in it is the name of the run directory."""
+
+
 class FixesSection(Section):
     """Known fixes."""
 
@@ -478,6 +487,8 @@ class Recipe(Section):
     """The hardware to plan for; absent: the hardware of this machine; `--on` overrides it."""
     launch: LaunchSection = LaunchSection()
     """How the processes are started."""
+    runtime: RuntimeSection = RuntimeSection()
+    """What a run does besides training."""
     on_oom: Literal["fail", "adapt"] = "fail"
     """What a run does when memory runs out; `adapt`: it continues with less: a smaller micro-batch with more
     accumulation, then activation checkpointing, then ZeRO and offload."""

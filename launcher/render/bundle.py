@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.engines import engine_of
-from launcher.facts.hardware import Hardware
 from launcher.plan.plan import Plan
 from launcher.recipe.env import split_references
 from launcher.render.command import (
@@ -78,7 +77,7 @@ def render(plan: Plan, worker: str = WORKER) -> Bundle:
     files = {
         "recipe.yaml": plan.recipe_text,
         "plan.json": dump_json(plan_json(plan, ds_config, command, env)),
-        "command.sh": _script(prepare, command, env, plan.hardware),
+        "command.sh": _script(prepare, command, env, plan),
         "environment.json": dump_json(dict(plan.versions)),
     }
     if ds_config is not None:
@@ -162,18 +161,19 @@ def _scalar(value: object) -> str:
     return json.dumps(value)
 
 
-def _script(prepare: list[str], command: list[str], env: Mapping[str, str], hardware: Hardware) -> str:
+def _script(prepare: list[str], command: list[str], env: Mapping[str, str], plan: Plan) -> str:
     """`command.sh`: the same start, for a shell. Late values become shell variables with defaults."""
-    several = hardware.num_nodes > 1
+    several = plan.hardware.num_nodes > 1
     lines = [
         "#!/usr/bin/env bash",
         "# The command that effilaunch starts for this run; it runs by hand, too.",
         *(_SEVERAL if several else []),
+        *(_MIRRORED if plan.runtime.mirror else []),
         "set -euo pipefail",
         'run_dir="$(CDPATH=\'\' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
     ]
     words = [*env.values(), *command]
-    count = 0 if hardware.is_cpu else hardware.devices_per_node
+    count = 0 if plan.hardware.is_cpu else plan.hardware.devices_per_node
     for late, line in _FROM_THE_SHELL.items():
         if any(late in word for word in words):
             lines.append(line % ",".join(map(str, range(count))) if late == "{devices}" else line)
@@ -191,6 +191,9 @@ def _script(prepare: list[str], command: list[str], env: Mapping[str, str], hard
     return "\n".join(lines) + "\n"
 
 
+_MIRRORED = [
+    "# Started manually it copies no checkpoint to the store of runtime.mirror: `effilaunch run` does.",
+]
 _SEVERAL = (
     "# On several machines: start it on each, with NODE_RANK=0, 1, … and MASTER_ADDR, the address of the",
     "# machine with NODE_RANK=0, in the environment. This folder and the data cache must be seen by all. Set",

@@ -99,6 +99,7 @@ def _job(plan: Plan) -> list[str]:
         *([f"  layout    {plan.hardware.num_devices} devices: {copies}"] if shared else []),
         f"  length    {length}",
         f"  on oom    {'fail' if plan.on_oom == 'fail' else on_oom}",
+        *([f"  mirror    {printable(plan.runtime.mirror)}"] if plan.runtime.mirror else []),
     ]
 
 

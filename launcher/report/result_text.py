@@ -67,6 +67,8 @@ def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[s
         f"  samples   {rows['train']:,} to train on, {rows['eval']:,} held out",
         f"  {result['output']:9s} {printable(run_dir)}/{result['output']}",
     ]
+    if mirror := result.get("mirror"):
+        lines.append(f"  mirror    {printable(mirror_line(mirror))}")
     if result.get("idle_adapters"):  # older versions do not write it
         lines.append(f"  adapters  {printable(describe_idle_adapters(result['idle_adapters']))}")
     if result.get("eval"):
@@ -76,6 +78,13 @@ def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[s
     if try_command:
         lines.append(f"  try it    {' '.join(map(shell_word, try_command))}")
     return "\n".join(lines) + "\n"
+
+
+def mirror_line(mirror: Mapping[str, Any]) -> str:
+    """What of a run is in its object store; `mirror` of result.json, or mirror.json."""
+    held = [f"checkpoint-{row['step']}" for row in mirror["checkpoints"]]
+    held += ["the result"] if mirror["result"] else []
+    return f"{', '.join(held) or 'nothing yet'} in {mirror['url']}"
 
 
 def adapted_lines(adaptations: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -74,8 +74,12 @@ RECIPES: list[dict[str, str]] = [
      "trainer": "{load_best_model_at_end: false, eval_strategy: no, save_strategy: no}"},
     {"trainer": "{push_to_hub: true}"},
     {"trainer": "{optim: adamw_torch_xla}"}, {"trainer": "{optim: galore_adamw}"},
-    {"data": data("path: 's3://a/b'")}, {"data": data("path: 'hf://a/b'")}, {"data": data("path: ''")},
+    {"data": data("path: 's3:a/b'")}, {"data": data("path: 'hf://a/b'")}, {"data": data("path: ''")},
+    {"data": data("path: '${ENV:NOT_SET_:s3://key:swordfish@a/b.jsonl}'")},
     {"data": data("path: a.jsonl, split: test")},
+    {"runtime": "{mirror: /mnt/runs}"}, {"runtime": "{mirror: 'https://a/b'}"},
+    {"runtime": "{mirror: 's3://a/{run}'}"},
+    {"runtime": "{mirror: '${ENV:NOT_SET_:s3://key:swordfish@a/b}'}"},
     {"data": data("path: a.jsonl, format: image")},
     {"data": "{train: [{path: a.jsonl}], eval: [{path: b.jsonl, weight: 2}]}"},
     {"data": data("path: a.jsonl, columns: {texts: b, zzz: c}")},
@@ -210,6 +214,8 @@ def cases(folder: Path) -> dict[str, list[Problem]]:
     found |= {f"text: {name}": load(text) for name, text in TEXTS.items()}
     good = "".join(f"{key}: {value}\n" for key, value in BASE.items())
     found |= {f"--set {override}": load(good, override) for override in OVERRIDES}
+    file.write_text(good + "runtime: {mirror: 's3://a/b'}\n")
+    found["sweep of one mirror"] = attempt(load_recipe, file, [], ["seed=1"])
     file.write_bytes(b"\xff\xfe")
     found["not UTF-8"] = attempt(load_recipe, file)
     found["folder"] = attempt(load_recipe, folder)

@@ -192,7 +192,18 @@ def test_other_names_of_a_task(tmp_path, task, meant):
         ({"source": "path: a.jsonl, weight: .inf"}, "wrong-type", "data.train[0].weight"),
         ({"source": "path: a.jsonl, split: test"}, "conflict", "data.train[0].split"),
         ({"source": "path: 'https://huggingface.co/datasets/a/b'"}, "unsupported", "data.train[0].path"),
-        ({"source": "path: 's3://a/b.jsonl'"}, "unsupported", "data.train[0].path"),
+        ({"source": "path: 's3:a/b.jsonl'"}, "unsupported", "data.train[0].path"),
+        ({"source": "path: 's3://a/b.jsonl', split: test"}, "conflict", "data.train[0].split"),
+        ({"more": "runtime: {mirror: runs}"}, "wrong-value", "runtime.mirror"),
+        ({"more": "runtime: {mirror: 'http://a/b'}"}, "unsupported", "runtime.mirror"),
+        ({"more": "runtime: {mirror: 'memory://a'}"}, "unsupported", "runtime.mirror"),
+        ({"more": "runtime: {mirror: 's3://a/{step}'}"}, "wrong-value", "runtime.mirror"),
+        ({"more": "runtime: {mirror: 's3://id:swordfish@a/b'}"}, "secret-in-recipe", "runtime.mirror"),
+        (
+            {"more": "runtime: {mirror: '${ENV:NOT_SET_:s3://id:swordfish@a/b}'}"},
+            "secret-in-recipe",
+            "runtime.mirror",
+        ),
         ({"source": "path: ''"}, "wrong-value", "data.train[0].path"),
         ({"source": "path: a, columns: {texts: b}"}, "unknown-key", "data.train[0].columns.texts"),
         (
@@ -615,3 +626,24 @@ def test_other_variables_are_accepted(tmp_path):
     )  # fmt: skip
     env = dict.fromkeys(names, "1")
     assert load(tmp_path, more=f"launch: {{env: {env}}}").recipe.launch.env == env
+
+
+@pytest.mark.parametrize(
+    ("url", "swept", "codes"),
+    [
+        ("s3://a/b", "seed=1", ["wrong-value"]),
+        ("s3://a/{name}", "seed=1", []),
+        ("s3://a/b", "runtime.mirror=s3://a/c", []),
+    ],
+)
+def test_the_runs_of_a_sweep_have_a_mirror_each(tmp_path, url, swept, codes):
+    file = tmp_path / "r.yaml"
+    file.write_text(
+        f"model: {{name_or_path: m}}\ndata: {{train: [{{path: a.jsonl}}]}}\nruntime: {{mirror: '{url}'}}\n"
+    )
+    try:
+        load_recipe(file, (), (swept,))
+        found = []
+    except RecipeError as error:
+        found = [problem.code for problem in error.problems]
+    assert found == codes

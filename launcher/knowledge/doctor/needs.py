@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.engines import engine_of
+from launcher.facts.object_store import package_of
 from launcher.knowledge.doctor.check import size
 from launcher.memory.states import base_weight_bytes
 from launcher.plan.plan import Plan
@@ -41,6 +42,8 @@ def needed_modules(plan: Plan) -> list[str]:
         needed.append("flash_attn")
     if plan.trainer.use_liger_kernel:  # else the Trainer stops after loading the weights
         needed.append("liger_kernel")
+    if plan.runtime.mirror and (package := package_of(plan.runtime.mirror)):
+        needed.append(package)
     return needed + _tracker_modules(plan)
 
 

@@ -71,6 +71,17 @@ def nvme_folder(folder: Folder, plan: Plan, swapped: int = 0) -> Verdict:
     return ok(found, f"the run needs {size(wanted)} there")
 
 
+def mirror(machine: Machine, plan: Plan | None) -> Verdict:
+    """The object store of the checkpoints."""
+    url = None if plan is None else plan.runtime.mirror
+    if url is None:
+        return skip("no mirror")
+    if machine.mirror_obstacle is not None:
+        hint = "check runtime.mirror, the network and the credentials (for S3: AWS_ACCESS_KEY_ID, …)"
+        return fail(url, f"it cannot be written: {machine.mirror_obstacle}", hint)
+    return ok(url, "an object was written, read and removed")
+
+
 def caches(machine: Machine, plan: Plan | None) -> Verdict:
     """Where models, data and built operators are kept."""
     folders = machine.disk.folders
@@ -113,6 +124,7 @@ def host_memory(machine: Machine, plan: Plan | None) -> Verdict:
 STORAGE_CHECKS = (
     Check("disk", "disk of the run", disk),
     Check("nvme", "NVMe folder", nvme),
+    Check("mirror", "object store", mirror),
     Check("caches", "caches", caches),
     Check("host-memory", "host memory", host_memory),
 )

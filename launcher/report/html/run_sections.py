@@ -136,6 +136,12 @@ def _run_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     if record.state != "finished" and record.checkpoints:
         newest = record.checkpoints[-1].removeprefix("checkpoint-")
         yield "Newest checkpoint", newest, f"{len(record.checkpoints)} complete"
+    if record.mirror:
+        held = [row.get("step") for row in objects(record.mirror.get("checkpoints"))]
+        more = " and the result" if record.mirror.get("result") is True else ""
+        where = str(record.mirror.get("url", NONE))
+        newest = str(held[-1]) if held else NONE
+        yield "In the object store", newest, f"{count(len(held))} complete{more} in {where}"
 
 
 def losses(record: RunRecord) -> tuple[Any, Any]:

@@ -27,6 +27,7 @@ from launcher.facts.checkpoint import (
     complete_checkpoints,
     defect,
     read_manifest,
+    surplus,
 )
 from launcher.facts.safe_files import parse_json, write_json
 from launcher.facts.software import installed_versions
@@ -259,21 +260,6 @@ class Saver:
             except OSError as error:  # it stays; the new one is complete
                 print(f"{folder} cannot be removed: {error}")
         clean(self.folder)
-
-
-def surplus(steps: Sequence[int], now: int, limit: int | None, best: int | None) -> list[int]:
-    """Which checkpoints to remove when the one of step `now` is saved, the first to remove first. Pure.
-
-    `limit` are kept, and always that of `now` and the best one. Those after `now` go first: the run went back
-    to an earlier one, and trains these steps again.
-    """
-    if not limit or limit < 0:
-        return []
-    present = set(steps)
-    kept = {now, best} & present
-    order = sorted((n for n in present if n > now), reverse=True) + sorted(n for n in present if n <= now)
-    too_many = len(present) - max(limit, len(kept))
-    return [step for step in order if step not in kept][: max(0, too_many)]
 
 
 def _make_result_folder(aside: Path, needed: int) -> bool:

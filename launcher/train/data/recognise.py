@@ -25,6 +25,7 @@ from launcher.train.data.class_names import declared, of_labels, with_names
 from launcher.train.data.encoded import Counts
 from launcher.train.data.formats import Detected, canonical, is_number
 from launcher.train.data.messages import is_conversation
+from launcher.train.data.remote import name_of
 from launcher.train.data.sources import Row, bad_row, iter_rows, source_files
 from launcher.train.data.store import content_key, file_digest
 from launcher.train.data.unread import class_labels, refuse_lost, task_kind, unread_columns, where_to
@@ -368,7 +369,7 @@ def _digested(job: Job, source: Source, files: list[Path]) -> Source:
         digests.append(f"{file.absolute() if images else ''}:{content}")
         lines += count
     plain = all(file.suffix in _LINES for file in files)
-    names = tuple(str(file) for file in files)
+    names = tuple(map(name_of, files))
     return replace(source, digest=";".join(digests), files=names, lines=lines if plain else None)
 
 

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from typing import Any
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import resolve_path
 from launcher.facts.safe_files import exists, expanded, is_dir, parse_json
-from launcher.recipe.data_paths import is_loaded_hub_id
+from launcher.recipe.data_paths import is_loaded_hub_id, is_url
 from launcher.train.data.files import data_suffix, is_data_file, known_suffixes, read_file, without_none
+from launcher.train.data.remote import name_of, remote_files
 
 _IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _HELD_BY_SAVE_TO_DISK = {"dataset_info.json", "state.json"}
@@ -108,7 +109,7 @@ def iter_rows(source: Mapping[str, Any], cache_dir: Path | str | None = None) ->
             rows = map(image_row, files)
         else:
             scratch = None if cache_dir is None else Path(cache_dir)
-            rows = (Row(values, str(f), number) for f in files for number, values in read_file(f, scratch))
+            rows = (row for file in files for row in _rows_of(file, scratch))
     row = None
     for row in rows:
         yield row
@@ -118,12 +119,26 @@ def iter_rows(source: Mapping[str, Any], cache_dir: Path | str | None = None) ->
         raise RecipeError(Problem("no-rows", message, file=source["path"], hint="give a file with rows"))
 
 
+def _rows_of(file: Path, scratch: Path | None) -> Iterator[Row]:
+    """Rows of one file; a copy of a URL is called by its URL."""
+    name = name_of(file)
+    try:
+        for number, values in read_file(file, scratch):
+            yield Row(values, name, number)
+    except RecipeError as error:
+        if name == str(file):
+            raise
+        raise RecipeError([replace(p, file=name) for p in error.problems]) from error
+
+
 def source_files(source: Mapping[str, Any]) -> list[Path]:
     """The files that a source names, sorted: data files, or images alone. Empty for a hub id.
 
-    RecipeError when there are none.
+    Those of a URL are copied into the cache. RecipeError when there are none.
     """
     reference = source["path"]
+    if is_url(reference):
+        return list(remote_files(reference))
     if is_loaded_hub_id(reference):
         return []
     path, pattern = _split_glob(reference)
@@ -299,7 +314,7 @@ def _hub_rows(source: Mapping[str, Any], cache_dir: Path | str | None) -> Iterat
 
 def _own_keys(value: Any) -> Any:
     if isinstance(value, dict) and value.get("bytes", b"") is None and "://" in str(value.get("path")):
-        import fsspec  # type: ignore[import-untyped]
+        import fsspec
 
         with fsspec.open(value["path"], "rb") as stream:  # an image of which only the address came
             return {"bytes": stream.read(), "path": value["path"]}
