@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -49,7 +50,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S, LAST_PAUSE_S = 5.0, 300.0, 5.0
 """After a failed upload; the last one is the longest while the run waits."""
 _STATUS_S = 0.5
 _NICE = 10
-_RECORDS = ("recipe.yaml", "plan.json", "plan-*.json", "metrics*.jsonl", "restarts.jsonl")
+ERRORS = "mirror.err"
+"""In logs/: the traceback of the process, if it ended with one."""
+PATTERNS = ("recipe.yaml", "plan.json", "plan-*.json", "metrics*.jsonl", "restarts.jsonl")
 """Files of the run directory that a run on an empty disk needs, or continues."""
 _MARKER = "COMPLETED"
 
@@ -352,7 +355,7 @@ def _linked(folder: Path, stored: Stored, target: Path) -> Path:
 def _copied(run_dir: Path, target: Path) -> dict[str, FileFacts]:
     """Copies of the run's records as they are now, with their hashes."""
     target.mkdir(parents=True, exist_ok=True)
-    for pattern in _RECORDS:
+    for pattern in PATTERNS:
         for path in run_dir.glob(pattern):
             with contextlib.suppress(OSError):
                 shutil.copyfile(path, target / path.name)
@@ -396,10 +399,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # the run decides
     os.nice(_NICE)
-    order = Order.of_line(sys.stdin.readline())
-    uploader = Uploader(Path(run_dir), Mirror(Store(order.url)), order)
-    threading.Thread(target=_listen, args=(uploader,), daemon=True).start()
-    uploader.work()
+    try:
+        order = Order.of_line(sys.stdin.readline())
+        uploader = Uploader(Path(run_dir), Mirror(Store(order.url)), order)
+        threading.Thread(target=_listen, args=(uploader,), daemon=True).start()
+        uploader.work()
+    except Exception:  # a bug, or a store that cannot even be opened any more
+        text = hider(secret_values(os.environ))(traceback.format_exc())
+        with contextlib.suppress(OSError):
+            (Path(run_dir) / "logs" / ERRORS).write_text(text, encoding="utf-8")
+        return 1
     return 0
 
 

@@ -31,7 +31,7 @@ from launcher.execute.mirror import (
     new_claim,
     step_of,
 )
-from launcher.execute.mirror_upload import LINES, Ending, Order, Progress, read_progress
+from launcher.execute.mirror_upload import ERRORS, LINES, PATTERNS, Ending, Order, Progress, read_progress
 from launcher.execute.resume import Chosen
 from launcher.execute.run_dir import STOPPED, free_name, scratch_run_dir, unwritable
 from launcher.execute.signals import Stops
@@ -57,8 +57,6 @@ _PATIENCE_S = 1.0
 """An upload that ends sooner is not announced."""
 _RESTARTS = 3
 """Of the uploading process, if somebody kills it."""
-ERRORS = "mirror.err"
-"""In logs/: what the uploading process wrote to its standard error."""
 _MODULE = "launcher.execute.mirror_upload"
 _SAID_S = 30.0
 """Between two lines about a download."""
@@ -148,7 +146,8 @@ class Mirroring:
         folder = staged / CHECKPOINTS / f"checkpoint-{found.step}"
         folder.mkdir(parents=True)
         (folder / MANIFEST).write_bytes(found.text)
-        self._get(f"{found.folder}/{FILES}", {"plan.json": found.manifest.files["plan.json"]}, folder)
+        plan = {name: facts for name, facts in found.manifest.files.items() if name == "plan.json"}
+        self._get(f"{found.folder}/{FILES}", plan, folder)
         known = _tried(lambda: self.mirror.records(found), self.url, "reading the store")
         self._get(f"{found.folder}/{RECORDS}", known, staged)
         stored = f"{self.url}/{found.folder}"
@@ -224,8 +223,8 @@ class Mirroring:
     def _restore_records(self) -> None:
         """The records of the run as they were when the checkpoint was uploaded; this start's plan stays."""
         assert self.records is not None, "set with the checkpoint"
-        for path in self.records.iterdir():
-            if path.is_file() and path.name != "plan.json":
+        for path in (path for pattern in PATTERNS for path in self.records.glob(pattern)):
+            if path.name != "plan.json":
                 shutil.copyfile(path, self.run_dir / path.name)
 
     # --- meanwhile
@@ -250,11 +249,11 @@ class Mirroring:
     def _start(self) -> None:
         assert self._order is not None, "the claim is written"
         self._starts += 1
-        with (self.run_dir / "logs" / ERRORS).open("ab") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(self.run_dir)],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
-            )  # fmt: skip
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(self.run_dir)],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
         self._send(self._order.to_line())
         if self._ending:
             self._send(f"{self._ending}\n".encode())
@@ -275,9 +274,9 @@ class Mirroring:
             self._read = len(text)
         process = self._process
         if process is not None and process.poll() not in (None, 0) and self._starts <= _RESTARTS:
-            self.say(
-                f"the process that copies checkpoints ended with {process.returncode}: starting it again"
-            )
+            why = f"ended with {process.returncode} (see logs/{ERRORS})"
+            self.say(f"the process that copies checkpoints {why}: starting it again")
+            self._let_go(process)
             self._start()
 
     def looking(self, looking: Callable[[Plan], Look]) -> Callable[[Plan], Look]:
@@ -329,11 +328,14 @@ class Mirroring:
             return
         process.kill()
         process.wait()
+        self._let_go(process)
+        shutil.rmtree(self.run_dir / LINKED, ignore_errors=True)
+        self.poll()
+
+    def _let_go(self, process: subprocess.Popen[bytes]) -> None:
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-        shutil.rmtree(self.run_dir / LINKED, ignore_errors=True)
-        self.poll()
 
     def release(self) -> None:
         """Give the URL back if this start made it its own and nothing is there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -452,3 +454,62 @@ def test_errors_of_a_store_hold_no_secret(server, monkeypatch):
         Store(URL).write("x", b"")
     assert "another-secret-value" not in str(error.value) + error.value.reason
     assert os.environ["AWS_SECRET_ACCESS_KEY"]
+
+
+def test_a_killed_process_is_started_again_and_the_end_waits_for_it(server, run_dir):
+    plan = SimpleNamespace(recipe_file="tune.yaml", trainer=SimpleNamespace(save_total_limit=None))
+    said: list[str] = []
+    start = Beginning(run_dir)
+    with mirrored(start, URL, list, said.append) as (chosen, found):
+        assert found is not None
+        found.begin(chosen, plan)  # type: ignore[arg-type]  # what it reads of a plan
+        process = found._process
+        assert process is not None
+        process.kill()
+        process.wait()
+        found.poll()
+        saved(run_dir, 2)
+        found.end("newest")
+    assert steps(server) == [2]
+    assert missing(run_dir, read_progress(run_dir), with_result=False) == ""
+    assert "the result is not in" in missing(run_dir, read_progress(run_dir), with_result=True)
+    assert any("starting it again" in line for line in said)
+
+
+def test_a_wait_without_progress_ends_and_says_how_far_it_came(server, run_dir, monkeypatch):
+    monkeypatch.setattr(mirroring, "STALL_S", 1.0)
+    plan = SimpleNamespace(recipe_file="tune.yaml", trainer=SimpleNamespace(save_total_limit=None))
+    server.fault = lambda method, path: 3600.0 if method == "PUT" and "/files/model" in path else None
+    saved(run_dir, 2)
+    with mirrored(Beginning(run_dir), URL, list, print) as (chosen, found):
+        assert found is not None
+        found.begin(chosen, plan)  # type: ignore[arg-type]
+        until(lambda: read_progress(run_dir)["uploading"], 60)
+        began = time.monotonic()
+        found.end("all")
+    assert time.monotonic() - began < 30
+    assert " of " in missing(run_dir, read_progress(run_dir), with_result=False)
+    assert steps(server) == []
+
+
+def test_a_url_without_a_checkpoint_is_given_back(server, run_dir, tmp_path):
+    plan = SimpleNamespace(recipe_file="tune.yaml", trainer=SimpleNamespace(save_total_limit=None))
+    with mirrored(Beginning(run_dir), URL, list, print) as (chosen, found):
+        assert found is not None
+        found.begin(chosen, plan)  # type: ignore[arg-type]
+        found.close()
+        found.release()
+    assert server.keys() == {}
+
+
+def test_records_that_are_none_of_a_run_are_not_restored(server, run_dir, tmp_path):
+    saved(run_dir, 2)
+    uploaded(run_dir)
+    (name,) = {name.removeprefix(PREFIX).split("/")[0] for name in server.keys(PREFIX)}
+    script = b"rm -rf /\n"
+    listed = {"command.sh": {"bytes": len(script), "sha256": hashlib.sha256(script).hexdigest()}}
+    server.put(f"{PREFIX}{name}/records/command.sh", script)
+    server.put(f"{PREFIX}{name}/records.json", json.dumps(listed).encode())
+    empty = new_run_dir(tmp_path / "empty")
+    fetched(empty)
+    assert not (empty / "command.sh").exists()
