@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import gpu_grid
 from gpu_memory import Device, predict
@@ -133,26 +134,29 @@ def compare_gpu() -> Iterator[Compared]:
                 yield _of_tensors(entry["name"], entry["allocated"], found)
 
 
-def compare_runs() -> Iterator[Compared]:
-    """Whole runs on a GPU: what torch reserved, planned now (T0)."""
+def planned_runs() -> Iterator[tuple[dict[str, Any], Plan]]:
+    """The measured entries of each committed record of whole runs on a GPU, planned now."""
     for path in sorted(RECORD.parent.glob("gpu_runs_*.json")):
         record = read_record(path)
         hardware = parse_hardware(f"1x{record['hardware']}")
         versions = {name.replace("_", "-"): version for name, version in record["versions"].items()}
         for entry in record["rows"]:
             if "measured" in entry:
-                name, task = (
-                    entry["recipe"]["model"]["name_or_path"],
-                    entry["recipe"].get("task", "causal-lm"),
-                )
+                recipe = entry["recipe"]
+                name, task = recipe["model"]["name_or_path"], recipe.get("task", "causal-lm")
                 config = shipped_model_config(name)
                 assert config is not None, name
                 spec = read_model_spec(name, config, "shipped facts", task)
-                plan = make(entry["recipe"], spec, hardware, versions)
-                context = entry["measured"]["components"]["context"]["measured"]
-                yield _of_tensors(
-                    entry["name"], entry["measured"]["measured"] - context, plan.memory, "gpu-runs"
-                )
+                yield entry, make(recipe, spec, hardware, versions)
+
+
+def compare_runs(*, reserved: bool = True) -> Iterator[Compared]:
+    """Whole runs on a GPU: what torch reserved, or what it allocated of that (T0)."""
+    for entry, plan in planned_runs():
+        measured = entry["measured"]
+        context = measured["components"]["context"]["measured"]
+        found = measured["measured"] - context if reserved else measured["allocated"]
+        yield _of_tensors(entry["name"], found, plan.memory, "gpu-runs")
 
 
 def _of_tensors(name: str, measured: int, estimate: MemoryEstimate, half: str = "gpu") -> Compared:

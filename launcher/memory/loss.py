@@ -57,7 +57,7 @@ def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumu
     if of.tiled_logits:
         return _tiled(tape, x, block, head)
     if block.liger and head.per_token and of.causal_loss:
-        return _fused(tape, x, block, head)
+        return _fused(tape, x, block, head, gradient_width, accumulated)
     if not head.per_token:
         # The first token alone is read; its gradient is written into zeros.
         x = tape.step([x], x.elements, x.width) if head.mean else x
@@ -186,25 +186,32 @@ def _tile(block: Block, head: Head) -> int:
     return min(block.tokens, TILE_TOKENS) * (d.compute * TILE_WORDS + copies)
 
 
-def _fused(tape: Tape, x: Value, block: Block, head: Head) -> HeadCost:
-    """Liger's head and loss in one: logits by chunks, gradients made in the forward pass already.
+def _fused(
+    tape: Tape, x: Value, block: Block, head: Head, gradient_width: float, accumulated: bool
+) -> HeadCost:
+    """Liger's head and loss in one: logits by chunks of tokens, in place of which come their gradients.
 
-    Under autocast each chunk multiplies with a 16-bit copy of a float32 head's transpose, which no cache
-    holds; the copy of a trained head itself, for the gradients, stays in autocast's cache.
+    Gradients of hidden states and head are made in the forward pass, and handed on by the backward pass.
     """
-    d, tokens = block.dtypes, block.tokens
-    chunks = -(-head.out_features // head.in_features)
-    chunk = 1 << (-(-tokens // chunks) - 1).bit_length()
-    entries = head.in_features * head.out_features
-    trained = entries if block.full else 0
+    d, tokens, words = block.dtypes, block.tokens, head.out_features
+    chunks = -(-words // head.in_features)
+    rows = min(tokens, 1 << (-(-tokens // chunks) - 1).bit_length())
+    entries = head.in_features * words
+    trained = entries if block.full or head.saved else 0
     made = Storage(x.size + d.weight * trained)
-    loss = tape.step([x], 1, 4, saves=[made], params=trained)
-    saved, weights = tape.saved()
-    logits = min(chunk, tokens) * head.out_features * d.compute
-    peak = Peak(saved + logits, saved)
-    del loss
-    copied = d.compute * (entries + trained) if d.weight > d.compute else 0
-    return HeadCost(logits + copied, logits, saved, weights, trained, peak)
+    loss = tape.step(
+        [x], 1, x.width, saves=[made], temporary=-made.size, params=trained, fresh=d.weight * trained
+    )
+    saved, _ = tape.saved()
+    logits, copies = rows * words * d.compute, 0
+    if d.autocast and d.weight != d.compute:
+        # Logits and the gradient of the states have a product each, whose operands autocast copies. It keeps
+        # the second one's copy of a trained matrix; the first one reads a view, which it copies every time.
+        copies = d.compute * entries * (2 if trained and rows < tokens else 1)
+        logits += rows * head.in_features * d.compute
+    peak = tape.backward(loss, gradient_width, accumulated=accumulated)
+    # The states are a variable of the model's function.
+    return HeadCost(x.size + logits, 0, saved, copies, trained, peak)
 
 
 def _by_chunks(

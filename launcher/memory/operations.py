@@ -143,7 +143,7 @@ def matrices(tape: Tape, block: Block, x: Value, elements: int, weights: int, *,
             saves.append(Storage(d.compute * weights, weight=True))
     if params or d.frozen_inputs:
         saves.append(x.storage)
-    return tape.step([x], elements, width, saves=saves, params=params, fresh=width * params)
+    return tape.step([x], elements, width, saves=saves, params=params, fresh=width * params, makes_views=True)
 
 
 def _inputs(weights: int, out: int) -> int:
@@ -184,7 +184,9 @@ def _small(tape: Tape, block: Block, x: Value, inputs: int, out: int, stored: in
     saves = [x.storage]
     if width != stored and x.node is not None:
         saves.append(Storage(width * params, weight=True))
-    return tape.step([x], rows * out, width, saves=saves, params=params, fresh=width * params)
+    return tape.step(
+        [x], rows * out, width, saves=saves, params=params, fresh=width * params, makes_views=True
+    )
 
 
 def frozen(tape: Tape, block: Block, x: Value, out: int, weights: int) -> Value:

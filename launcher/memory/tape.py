@@ -4,7 +4,8 @@ A `Tape` records the operations of one block as torch's autograd does: each `Nod
 its derivative reads. `backward` runs them in reverse and follows every gradient from where it is allocated
 to where it is freed, by the rules of torch 2.13's engine: a node's saved tensors are freed when it has
 run, gradients of one value are added in place where nobody else holds the first, and views pass on the
-gradient that they got.
+gradient that they got. A view holds what it is a view of: where it is the first, the sum gets a place of its
+own (csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`).
 """
 
 from __future__ import annotations
@@ -25,22 +26,24 @@ class Storage:
 class Node:
     """One step of the backward pass."""
 
-    __slots__ = ("fresh", "joined", "params", "pending", "routes", "saved", "temporary")
+    __slots__ = ("fresh", "joined", "makes_views", "params", "pending", "routes", "saved", "temporary")
 
     def __init__(self) -> None:
         self.routes: list[tuple[Node, int]] = []
         """Where gradients go, with their bytes; 0 hands the incoming gradient on."""
         self.saved: list[Storage] = []
         self.temporary = 0
-        """Bytes that the derivative allocates and frees."""
+        """Bytes that the derivative allocates and frees; negative: gradients written over what is saved."""
         self.params = 0
         """Parameters whose gradients come to be here."""
         self.fresh = 0
         """Bytes of these gradients in the dtype that the product gave."""
         self.joined = False
         """Gradients of the parts are kept until all are there."""
+        self.makes_views = False
+        """The gradients that it makes are views of something else."""
         self.pending: list[list[int]] = []
-        """Gradients that arrived: bytes, and how many still read them."""
+        """Gradients that arrived: bytes, how many still read them, and 1 for a view."""
 
 
 @dataclass(slots=True)
@@ -104,10 +107,12 @@ class Tape:
         temporary: int = 0,
         params: int = 0,
         fresh: int = 0,
+        makes_views: bool = False,
     ) -> Value:
         """One operation; `passes`: its inputs get the gradient of its output itself.
 
         `params`: trainable parameters that it reads, whose gradients come as `fresh` bytes each.
+        `makes_views`: its inputs get views of what its derivative makes.
         """
         storage = view if view is not None else Storage(elements * width)
         asking = [(value, value.node) for value in inputs if value.node is not None]
@@ -123,7 +128,7 @@ class Tape:
                 # Computed in the wider dtype, then cast to that of the input.
                 temporary += value.elements * width
         node.saved = [*saves, storage] if save_out else list(saves)
-        node.temporary, node.params, node.fresh = temporary, params, fresh
+        node.temporary, node.params, node.fresh, node.makes_views = temporary, params, fresh, makes_views
         for kept in node.saved:
             kept.holders += 1
         self.nodes.append(node)
@@ -211,7 +216,7 @@ class _Replay:
         self.peak = Peak()
 
     def run(self, output: Node, size: int, again: Peak | None) -> Peak:
-        output.pending.append([size, 1])
+        output.pending.append([size, 1, 0])
         self.flow = size
         self._note(0)
         for node in reversed(self.tape.nodes):
@@ -220,10 +225,11 @@ class _Replay:
                 if total > self.peak.total:
                     self.peak = Peak(total, again.saved, again.weights, self.gradients)
                 again = None
-            if node.pending:
-                self._step(node)
+            made = self._step(node) if node.pending else []
             for kept in node.saved:
                 self._release(kept)
+            for target, gradient in made:
+                self._arrive(target, gradient)
         return self.peak
 
     def _note(self, more: int) -> None:
@@ -231,11 +237,12 @@ class _Replay:
         if total > self.peak.total:
             self.peak = Peak(total, self.saved, self.weights, self.gradients)
 
-    def _step(self, node: Node) -> None:
+    def _step(self, node: Node) -> list[tuple[Node, list[int]]]:
+        """Runs a node: the gradients that it made, and where they go. Those that it read are freed then."""
         incoming = node.pending
         made: list[tuple[Node, list[int]]] = []
         for target, size in node.routes:
-            gradient = [size, 0] if size else incoming[0]
+            gradient = [size, 0, int(node.makes_views)] if size else incoming[0]
             if size:
                 self.flow += size
             made.append((target, gradient))
@@ -244,29 +251,31 @@ class _Replay:
             kept = int(node.params * self.gradient_width)
             if not self.accumulated:
                 if kept and kept != node.fresh:  # cast or copied
-                    self._note(node.fresh + kept)
+                    self._note(min(node.temporary, 0) + node.fresh + kept)
                 self.gradients += kept
-        for target, gradient in made:
-            self._arrive(target, gradient)
+        for _, gradient in made:
+            gradient[1] += 1
         for gradient in incoming:
-            gradient[1] -= 1
-            if gradient[1] == 0:
-                self.flow -= gradient[0]
+            self._drop(gradient)
         node.pending = []
+        return made
 
     def _arrive(self, target: Node, gradient: list[int]) -> None:
-        gradient[1] += 1
         if target.joined or not target.pending:
             target.pending.append(gradient)
             return
         first = target.pending[0]
-        if first[1] > 1:
-            # Somebody else reads the first gradient, so the sum gets a place of its own.
-            total = [max(first[0], gradient[0]), 1]
+        if first[1] > 1 or first[2]:
+            # Somebody else holds the first gradient, so the sum gets a place of its own.
+            total = [max(first[0], gradient[0]), 1, 0]
             self.flow += total[0]
             self._note(0)
             target.pending[0] = total
-            first[1] -= 1
+            self._drop(first)
+        self._drop(gradient)
+
+    def _drop(self, gradient: list[int]) -> None:
+        """One reader less."""
         gradient[1] -= 1
         if gradient[1] == 0:
             self.flow -= gradient[0]

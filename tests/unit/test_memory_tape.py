@@ -54,6 +54,17 @@ def test_a_product_keeps_its_input_and_makes_two_gradients() -> None:
     assert (peak.total, peak.saved, peak.gradients) == (400 + 200 + 400 + 80, 400, 0)
 
 
+@pytest.mark.parametrize(("views", "peak"), [(False, 10 + 2 * 100), (True, 3 * 100)])
+def test_gradients_that_are_views_are_added_apart(views: bool, peak: int) -> None:
+    """Two products of one value: the second gradient beside the first and the one it is made of, then both
+    beside their sum, if the first is a view of something."""
+    tape = Tape()
+    x = tape.source(100, 1)
+    parts = [tape.step([x], 10, 1, makes_views=views) for _ in range(2)]
+    total = tape.step(parts, 10, 1, passes=True)
+    assert tape.backward(total, 0.0, accumulated=False).total == peak
+
+
 def recomputed_tape() -> tuple[Tape, object]:
     """400 bytes in; 80 that are kept; two wide ones that are not; a sum that no derivative reads."""
     tape = Tape()
@@ -204,21 +215,44 @@ def test_liger_holds_no_logits_of_the_whole_batch() -> None:
     plain = head_cost(wide, model.head, "causal-lm", 2.0, False)
     liger = head_cost(replace(wide, liger=True), model.head, "causal-lm", 2.0, False)
     # 32768 tokens in chunks of 2048: a sixteenth of the vocabulary's width fits the hidden width.
-    assert liger.forward == 2048 * 1000 * 2
+    assert liger.forward == 2048 * 1000 * 2 + 64 * 512 * 64 * 2
     assert plain.forward == 64 * 512 * 1000 * (2 + 4 + 4)
     lean = layer_cost(replace(wide, liger=True), 2.0, accumulated=False, checkpointed=False)
     assert lean.saved < layer_cost(wide, 2.0, accumulated=False, checkpointed=False).saved
 
 
-def test_liger_multiplies_with_copies_of_a_float32_head_under_autocast() -> None:
-    """The transpose of each chunk, and of a trained head one that autocast keeps."""
-    model, entries = spec(), 64 * 1000
-    frozen, trained = Dtypes(2, 4, True, 4), Dtypes(2, 4, True)
-    for d, copies in ((Dtypes(2, 2, True, 4), 0), (frozen, 1), (trained, 2)):
-        wide = replace(make_block(model, d, model.layout, 64, 512, "sdpa"), liger=True)
-        assert head_cost(wide, model.head, "causal-lm", 2.0, False).forward == 2 * (
-            2048 * 1000 + copies * entries
-        )
+@pytest.mark.parametrize(
+    ("d", "rows", "copies"),
+    [
+        (Dtypes(2, 2, True, 4), 64, 0),
+        (Dtypes(2, 4, True, 4), 64, 1),  # the product of each chunk copies a frozen head
+        (Dtypes(2, 4, True), 64, 2),  # autocast keeps the copy of a trained one, not that of its transpose
+        (Dtypes(2, 4, True), 1, 1),  # of one chunk the first copy is gone before the second is made
+        (Dtypes(4, 4, False), 64, 0),
+    ],
+)  # fmt: skip
+def test_what_liger_holds_while_it_computes_the_loss(d: Dtypes, rows: int, copies: int) -> None:
+    """Hidden states, logits of a chunk, and under autocast copies of what the two are made of."""
+    model, length = spec(), 512 if rows == 64 else 1
+    wide = replace(make_block(model, d, model.layout, rows, length, "sdpa"), liger=True)
+    cost = head_cost(wide, model.head, "causal-lm", float(d.weight), False)
+    chunk = 2048 if rows == 64 else 1
+    copied_states = chunk * 64 * 2 if copies else 0
+    assert cost.forward == rows * length * 64 * d.residual + chunk * 1000 * d.compute + copied_states
+    assert cost.weights == copies * 2 * 64 * 1000
+
+
+def test_liger_hands_on_the_gradients_of_its_forward_pass() -> None:
+    """Nothing is made when the loss runs backwards, unless the head's gradient is kept in another dtype."""
+    model, d = spec(), Dtypes(2, 2, False)
+    wide = replace(make_block(model, d, model.layout, 64, 512, "sdpa"), liger=True)
+    states, entries = 64 * 512 * 64 * 2, 64 * 1000
+    cost = head_cost(wide, model.head, "causal-lm", 2.0, False)
+    # Of the norm: its input and a float32 for each row. It writes its gradient over the one that it got.
+    assert cost.saved == 2 * states + 4 * 64 * 512 + 2 * entries
+    assert (cost.params, cost.peak.total) == (entries, cost.saved + 2)
+    copied = head_cost(wide, model.head, "causal-lm", 4.0, False)
+    assert copied.peak.total == cost.saved + 2 + 4 * entries
 
 
 def test_keys_are_repeated_for_a_kernel_of_documents_without_groups() -> None:
