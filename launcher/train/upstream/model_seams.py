@@ -110,13 +110,13 @@ def repeat_keys_for_fused_attention() -> None:
     from transformers.integrations import sdpa_attention
 
     upstream = sdpa_attention.use_gqa_in_sdpa
-    if getattr(upstream, "asks_device", False):
+    if hasattr(upstream, "upstream"):
         return
 
     def use_gqa_in_sdpa(mask: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor) -> bool:
         return bool(upstream(mask, key, value)) and _takes_groups(key)
 
-    use_gqa_in_sdpa.asks_device = True  # type: ignore[attr-defined]
+    use_gqa_in_sdpa.upstream = upstream  # type: ignore[attr-defined]
     sdpa_attention.use_gqa_in_sdpa = use_gqa_in_sdpa
 
 
