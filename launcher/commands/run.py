@@ -13,7 +13,7 @@ from launcher.errors import RecipeError
 from launcher.execute.attempts import Adapted, as_adapted, read_adapted, run_attempts, with_adapted
 from launcher.execute.endings import KnownFailure
 from launcher.execute.mirroring import Mirroring, mirror_url, mirrored, run_mirrored
-from launcher.execute.nodes.group import Group
+from launcher.execute.nodes import Nodes
 from launcher.execute.remember import remember_run
 from launcher.execute.resume import earlier_pace
 from launcher.execute.run_dir import run_dirs, written
@@ -30,6 +30,7 @@ from launcher.execute.start_point import (
     set_newer_aside,
     with_own_folder,
 )
+from launcher.execute.taking_part import take_part
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.knowledge.diagnose.patch import edits
@@ -46,11 +47,10 @@ from launcher.report.result_text import adapted_lines, result_text
 from launcher.report.run_display import Showing, showing
 from launcher.schedulers.rendezvous import (
     Request,
-    await_members,
     digest_of_request,
     find_gathering,
-    gathered,
-    take_part,
+    leading,
+    shared_run_dir,
 )
 from launcher.tasks import task_named
 
@@ -80,29 +80,34 @@ def run_command(
     request = Request(loaded, hardware, note, node_rank, master_addr, command_line, alone)
     gathering = find_gathering(request)
     asked = digest_of_request(loaded, overrides, on=on, resume=resume)
+    begins = beginning(loaded.path, resume, output_dir)
+    if gathering is not None:
+        folder = shared_run_dir(begins.run_dir, begins.is_proposed, gathering.place)
+        begins = replace(begins, run_dir=folder, is_proposed=False)
     with showing(as_json=as_json) as shown:
         if gathering is not None and not gathering.place.is_head:
-            return Outcome(take_part(gathering.place, asked, shown.say), "the run has finished")
-        with gathered(gathering, asked, shown.say) as group:
+            take_part(gathering.place, begins.run_dir, asked, hardware().devices_per_node, shown.say)
+            node = {"member": gathering.place.member, "node_rank": gathering.place.node_rank}
+            return Outcome(node, "the run has finished")
+        with leading(gathering, begins.run_dir, asked, shown.say) as nodes:
             if not (dry_run or tiny) and (absent := data_problems(loaded)):
                 raise RecipeError(absent)
             return _run(
-                loaded, group, shown, on=on, dry_run=dry_run, tiny=tiny, resume=resume, output_dir=output_dir
+                loaded, begins, nodes, shown, on=on, dry_run=dry_run, tiny=tiny, resume=resume is not None
             )
 
 
 def _run(
     loaded: LoadedRecipe,
-    group: Group | None,
+    begins: Beginning,
+    nodes: Nodes | None,
     shown: Showing,
     *,
     on: str | None,
     dry_run: bool,
     tiny: bool,
-    resume: str | None,
-    output_dir: str | None,
+    resume: bool,
 ) -> Outcome:
-    begins = beginning(loaded.path, resume, output_dir)
     url = None if dry_run or tiny else mirror_url(loaded.recipe.runtime.mirror, begins.run_dir)
     own_dirs = partial(run_dirs, str(loaded.path), Path.cwd())
     with mirrored(begins, url, own_dirs, shown.say) as (begins, mirroring):
@@ -110,12 +115,12 @@ def _run(
             begins,
             mirroring,
             loaded,
-            group,
+            nodes,
             shown,
             on=on,
             dry_run=dry_run,
             tiny=tiny,
-            resume=resume is not None,
+            resume=resume,
         )
 
 
@@ -123,7 +128,7 @@ def _start_from(
     begins: Beginning,
     mirroring: Mirroring | None,
     loaded: LoadedRecipe,
-    group: Group | None,
+    nodes: Nodes | None,
     shown: Showing,
     *,
     on: str | None,
@@ -145,9 +150,7 @@ def _start_from(
             ended = bundle.plan, before
             _, before = run_mirrored(mirroring, begins, bundle.plan, lambda: ended)
         return _outcome(loaded, run_dir, before)
-    if group is not None:
-        await_members(group, say)
-    devices = check_machine(bundle.plan) if group is None else check_machine(bundle.plan, group)
+    devices = check_machine(bundle.plan, nodes)
     check_disk_space(bundle.plan, run_dir, begins.step)
     check_nvme(bundle.plan)
     check_data(begins, bundle, say, shown.look)
@@ -155,7 +158,7 @@ def _start_from(
     run_dir = begins.run_dir
     looking = shown.looking(run_dir)
     start = partial(
-        run_attempts, planned, facts, bundle, run_dir, devices=devices, say=say, group=group,
+        run_attempts, planned, facts, bundle, run_dir, devices=devices, say=say, nodes=nodes,
         looking=looking if mirroring is None else mirroring.looking(looking),
     )  # fmt: skip
     try:

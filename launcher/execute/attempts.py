@@ -19,7 +19,7 @@ from launcher.engines import engine_of
 from launcher.errors import Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST, KnownFailure
 from launcher.execute.following import Look, blind
-from launcher.execute.nodes.group import Group
+from launcher.execute.nodes import Nodes
 from launcher.execute.resume import choose_checkpoint
 from launcher.execute.run_dir import (
     DISK_FULL,
@@ -131,12 +131,12 @@ def run_attempts(
     say: Callable[[str], None],
     limits: Limits | None = None,
     first_pause_s: float = FIRST_PAUSE_S,
-    group: Group | None = None,
+    nodes: Nodes | None = None,
     looking: Callable[[Plan], Look] = lambda plan: blind,
 ) -> tuple[Plan, dict[str, Any]]:
     """Execute a written run directory and return the plan that finished and its result.json.
 
-    loaded, facts: the input of the first plan, before any adaptation. limits, first_pause_s: timeouts. group:
+    loaded, facts: the input of the first plan, before any adaptation. limits, first_pause_s: timeouts. nodes:
     the other nodes, which take part in every attempt. looking: called as an attempt starts, returns what
     shows its progress. Raises the errors of `execute`; RunFailed lists the attempts; RecipeError if another
     run uses the directory.
@@ -145,15 +145,15 @@ def run_attempts(
     with locked(run_dir) as lock:
         begun = Begun(run_dir, resume)
         restarts = Restarts(begun, int(bundle.plan.launch.max_restarts), say, first_pause_s)
-        if group is not None:
-            restarts.check = group.raise_if_over
+        if nodes is not None:
+            restarts.check = nodes.raise_if_over
         while True:
             with _naming_the_failure_before(failed):
                 try:
                     result = execute(
                         bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=resume,
                         echo=say, look=looking(bundle.plan), prepare=prepare, limits=limits, lock=lock,
-                        group=group,
+                        nodes=nodes,
                     )  # fmt: skip
                 except RunFailed as failure:
                     failed.append(failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.execute.supervise import Limits
-from launcher.facts.interfaces import interface_of, own_address_towards
+from launcher.facts.interfaces import INTERFACES
 from launcher.facts.job_member import JobMember
+from launcher.facts.node_facts import JOB
+from launcher.facts.rank_status import PREPARES
 from launcher.facts.wandb_server import wandb_obstacle
 from launcher.knowledge.doctor.needs import trackers
 from launcher.plan.settings import Strings
@@ -20,8 +23,6 @@ from launcher.recipe.env import resolve_env
 
 RESUME = "EFFILAUNCH_RESUME"
 """Environment variable: the checkpoint that the workers resume from."""
-INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
-"""Variable -> how it takes a name. NCCL takes one without `=` for the beginning of a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,8 @@ class Order:
 
     run_dir: str
     command: tuple[str, ...]
-    worker: tuple[str, ...]
     env: Mapping[str, str]
-    """With unresolved `${ENV:…}`: each node resolves it, so no secret is sent."""
-    master_addr: str
-    """Address of node rank 0, as this node reaches it."""
+    """With unresolved `${ENV:…}`: each node resolves it, so no secret is written."""
     master_port: int
     num_devices: int
     devices_per_node: int
@@ -43,6 +41,8 @@ class Order:
     stop_s: float
     save_s: float
     resume: str | None
+    prepares: bool = False
+    """Whether rank 0 prepares the data while the others wait."""
     nvme: str | None = None
     """Folder on each node's own disk that an offload writes to."""
     limits: Limits = field(default_factory=Limits)
@@ -53,8 +53,7 @@ class Order:
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Order:
         limits = Limits(**values["limits"])
-        lists = {name: tuple(values[name]) for name in ("command", "worker")}
-        return Order(**{**values, **lists, "limits": limits})
+        return Order(**{**values, "command": tuple(values["command"]), "limits": limits})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,6 @@ class Bound:
     argv: list[str]
     env: dict[str, str]
     """The complete environment."""
-    interface: str
-    """Network interface between the nodes; empty if the user chose it."""
     notes: list[str]
     """Changes of the environment, for the user."""
 
@@ -85,48 +82,29 @@ def complete_environment(env: Mapping[str, str], report_to: Strings) -> tuple[di
     return {**full, **added}, notes
 
 
-def bind_order(order: Order, place: JobMember, devices: Sequence[str]) -> Bound:
+def bind_order(order: Order, place: JobMember, devices: Sequence[str], asked: str = "") -> Bound:
     """What this node starts for an order. devices: ids of the GPUs that it may use, none on a CPU.
 
-    OSError if there is no route to the address of node rank 0.
+    asked: the digest that all nodes must share.
     """
-    used = devices[: order.devices_per_node]
+    used = devices if place.is_one_rank else devices[: order.devices_per_node]
     values = {
         "run_dir": order.run_dir, "devices": ",".join(used), "master_port": str(order.master_port),
-        "master_addr": order.master_addr, "node_rank": str(place.node_rank),
+        "master_addr": place.head, "node_rank": str(place.node_rank),
     }  # fmt: skip
     env = dict(zip(order.env, with_late_values(tuple(order.env.values()), values), strict=True))
-    if place.is_one_rank:
-        env |= _of_one_rank(order, place, devices)
+    if place.is_one_rank and order.on_gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    if place.members > 1:
+        env[JOB] = json.dumps({"place": asdict(place), "asked": asked, "limit_s": order.limits.come})
     full, notes = complete_environment(env, order.report_to)
-    interface = ""
-    missing = [name for name in INTERFACES if not full.get(name)] if place.members > 1 else []
-    if missing:
-        interface = interface_of(own_address_towards(order.master_addr)) or ""
-        full |= {name: INTERFACES[name].format(interface) for name in missing if interface}
-    elif place.members == 1 and order.num_devices > 1:  # all ranks are on this machine
+    if place.members == 1 and order.num_devices > 1:  # all ranks are on this machine
         full |= {name: INTERFACES[name].format("lo") for name in INTERFACES if not full.get(name)}
     full.pop(RESUME, None)  # of the user's shell
     if order.resume is not None:
         full[RESUME] = order.resume
-    return Bound(
-        with_late_values(order.worker if place.is_one_rank else order.command, values), full, interface, notes
-    )
-
-
-def _of_one_rank(order: Order, place: JobMember, devices: Sequence[str]) -> dict[str, str]:
-    """The variables that a launcher would set for its one worker."""
-    env = {
-        "RANK": str(place.ranks(order.devices_per_node)[0]), "WORLD_SIZE": str(order.num_devices),
-        "LOCAL_RANK": str(place.local_task), "LOCAL_WORLD_SIZE": str(place.tasks_per_node),
-        "MASTER_ADDR": order.master_addr, "MASTER_PORT": str(order.master_port),
-        "LOCAL_SIZE": str(place.tasks_per_node),  # DeepSpeed's name of LOCAL_WORLD_SIZE
-    }  # fmt: skip
-    if order.on_gpus:
-        # If each task has a GPU of its own, the others are hidden: it is number 0.
-        own = len(devices) == 1
-        env |= {"CUDA_VISIBLE_DEVICES": ",".join(devices), **({"LOCAL_RANK": "0"} if own else {})}
-    return env
+    full[PREPARES] = "1" if order.prepares else ""
+    return Bound(with_late_values(order.command, values), full, notes)
 
 
 _TRUE = {"1", "true", "yes", "on"}

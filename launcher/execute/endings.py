@@ -322,8 +322,6 @@ def _exit_code(run_dir: Path, ended: Ended, watch: Watch) -> int | None:
     for code, pid in _OF_A_PID.findall(output):
         if int(pid) in pids:
             return int(code)
-    if own := [ended.rank_codes[rank] for rank in watch.lost if rank in ended.rank_codes]:
-        return own[0]
     # DeepSpeed reports the rank that it saw first; above 0 that may have failed because another was lost.
     codes = map(int, _OF_ANY.findall(output))
     if found := [code for code in codes if code < 0 or len(watch.statuses) == 1]:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from launcher.execute.nodes.peers import Part, Peers, Said
+from launcher.execute.nodes import Part, Peers, Said
 from launcher.execute.output import LogFile, Output, Report, errors_in, unwritable_by
 from launcher.execute.processes import KILL_S, RUN, guarded, kill_all, marks, processes_of, send, tree_of
 from launcher.execute.signals import Stops
 from launcher.execute.supervise import Hang, Stack, Watch, read_stacks
+from launcher.facts.node_facts import HOST_LOST
 from launcher.facts.rank_status import RankStatus, is_alive, read_stage
 from launcher.facts.redaction import line_hider, secret_values
 from launcher.facts.safe_files import is_dir
@@ -59,6 +60,10 @@ class _NoPeers:
 
     def ask_stacks(self) -> None:
         """Nobody is there."""
+
+    def wants_stacks(self) -> bool:
+        """Nobody is there."""
+        return False
 
 
 NO_PEERS: Peers = _NoPeers()
@@ -108,12 +113,17 @@ class Ended:
     """Whether this process asked ranks to stop whose launcher had ended."""
     elsewhere: Mapping[str, Part] = field(default_factory=dict)
     """Hosts of the other nodes -> how their part of the run went."""
-    rank_codes: Mapping[int, int] = field(default_factory=dict)
-    """Exit codes of ranks that no launcher started."""
     stacks: Mapping[int, Stack] = field(default_factory=dict)
     """Where each rank stood when the run hung."""
     reports: Sequence[Report] = ()
-    """Errors of processes that could write no file."""
+    """Errors that processes reported in their output: of the agent of this node, and of those that could
+    write no file."""
+
+    @property
+    def lost_node(self) -> str:
+        """Which node was lost, as the agent of this one noticed; empty where none was."""
+        problems = [problem for report in self.reports for problem in report.problems]
+        return next((problem.message for problem in problems if problem.code == HOST_LOST), "")
 
 
 def follow(start: Start, when_hanging: Callable[[], None] | None = None) -> Ended:
@@ -192,10 +202,11 @@ class _Following:
 
     def until_it_ends(self) -> None:
         """Return when the launcher and all that it started have ended, or had to be killed."""
-        self.ended.watch = self.start.watch
+        self.ended.watch, self.ended.reports = self.start.watch, self.output.reports
         while self.process.poll() is None and not self._over:
             self._turn()
         self._look()
+        self._answer_peers()
         if not self._over:
             self._wait_for_the_rest()
         self._answer_peers()
@@ -208,7 +219,6 @@ class _Following:
         self.output.release(0.0)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.ended.code = self.process.wait(KILL_S)
-        self.ended.reports = self.output.reports
 
     def _turn(self) -> None:
         """Half a second of the loop."""
@@ -302,11 +312,23 @@ class _Following:
             self.start.echo(f"{peers.vanished}: ending the ranks of this node")
             self._stop_workers()
             self._set_limit(VANISHED_S, peers.vanished)
+        if peers.wants_stacks():
+            send(self._living_workers(), signal.SIGUSR2)
+        if (lost := self.ended.lost_node) and not self._over:
+            self.start.echo(f"{lost}: ending the ranks of this node")
+            self._kill(lost)
         if peers.end and not self._over:
             self._look()  # before this node's own ranks are gone too
             self._kill(peers.end)
 
     def _report(self) -> None:
+        """Tell the other nodes. One that has lost another may be alone; the others notice it themselves."""
+        if self.process.poll() is not None:  # what its agent wrote last
+            until = time.monotonic() + _LAST_LINES_S
+            while self.output.copy(0.0) and time.monotonic() < until:
+                pass
+        if self.ended.lost_node:
+            return
         watch = self.start.watch
         lost = () if watch is None else tuple(rank for rank in watch.lost if watch.is_own(rank))
         stop = None if self.ended.stopped_elsewhere else self.ended.stopped_by

@@ -84,7 +84,7 @@ def read_run(run_dir: Path) -> RunRecord:
         result=_read_json(run_dir / "result.json"),
         metrics=rows,
         data=_read_json(run_dir / "data.json"),
-        environment=_read_json(run_dir / "environment.json"),
+        environment=_environment(run_dir),
         restarts=read_jsonl(run_dir / RESTARTS),
         stopped=_read_json(run_dir / STOPPED),
         step=max((status.step for status in statuses.values()), default=0),
@@ -93,6 +93,13 @@ def read_run(run_dir: Path) -> RunRecord:
         mirror=read_progress(run_dir),
         problems=[item for item in problems if isinstance(item, str)] if isinstance(problems, list) else [],
     )
+
+
+def _environment(run_dir: Path) -> dict[str, Any]:
+    """environment.json, with the nodes of the last attempt."""
+    found, nodes = _read_json(run_dir / "environment.json"), _read_json(run_dir / "logs" / "nodes.json")
+    bound = found.get("bound")
+    return {**found, "bound": {**(bound if isinstance(bound, dict) else {}), **nodes}} if nodes else found
 
 
 def total_seconds(result: Mapping[str, Any]) -> float | None:

@@ -34,6 +34,8 @@ ENDED = "ended.json"
 """In logs/: the errors of the command whose run did not finish; removed by the next start."""
 LOCK = ".lock"
 """Locked (flock) while a run uses the directory; contains the pid of the run and its host."""
+NODES = ".nodes"
+"""What the nodes of a run tell each other, see nodes.py; it may be there before the run."""
 SUBMITTED = "submitted.yaml"
 """The recipe of a submitted job, with its parents and overrides, as it was when it was submitted."""
 STOPPED = "stopped.json"
@@ -45,7 +47,7 @@ DISK_FULL, UNWRITABLE = "disk-full", "run-dir-unwritable"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 """Errors of a file system without locks, such as Lustre mounted without `flock`."""
-_OF_A_START = (LOCK, "logs", "checkpoints", "recipe.yaml", ".recipe.yaml.part", ".plan.json.part")
+_OF_A_START = (LOCK, NODES, "logs", "checkpoints", "recipe.yaml", ".recipe.yaml.part", ".plan.json.part")
 """Files of a start that was killed before its plan was written."""
 
 
@@ -146,7 +148,7 @@ def written(bundle: Bundle, run_dir: Path, *, resume: bool) -> Iterator[int]:
 
 def _check_empty(run_dir: Path, resume: bool) -> None:
     begun = (run_dir / "plan.json").is_file()
-    own = _OF_A_START if resume and not begun else (LOCK,)
+    own = _OF_A_START if resume and not begun else (LOCK, NODES)
     occupied = run_dir.exists() and any(path.name not in own for path in run_dir.iterdir())
     if occupied and not (resume and begun):
         message = f"the run directory {run_dir} is not empty"

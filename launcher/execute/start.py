@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import RunFailed
+from launcher.errors import MachineError, RunFailed
 from launcher.execute.binding import Bound, Order, bind_order, complete_environment, with_late_values
 from launcher.execute.endings import (
     LAUNCHER_LOG,
@@ -27,8 +27,7 @@ from launcher.execute.endings import (
 )
 from launcher.execute.following import NO_PEERS, Look, Start, blind, follow
 from launcher.execute.leftovers import remove_shared_buffers, remove_stale_locks
-from launcher.execute.nodes.group import Group
-from launcher.execute.nodes.hello import digest_of, prepared_data
+from launcher.execute.nodes import Nodes, host_lost
 from launcher.execute.processes import WORKERS_LEAVE_S
 from launcher.execute.resume import LATEST
 from launcher.execute.run_dir import ENDED, MARKER, STOPPED, record_bound, unwritable
@@ -44,9 +43,9 @@ from launcher.knowledge.diagnose.run_dir import LOST
 from launcher.plan.plan import Plan
 from launcher.planner.stopping import slow_step_word
 from launcher.render.bundle import Bundle, dump_json
-from launcher.render.command import HOSTFILE, PREPARE, WORKER, render_hostfile
+from launcher.render.command import PREPARE, WORKER, render_agent
 
-ALONE = JobMember("", 0, 1, 1, 0, 1, 0, "", 0)
+ALONE = JobMember("", 0, 1, 1, 0, 1, 0, "127.0.0.1", 0)
 """The place of a run on one node."""
 PREPARE_STOP_S = 10.0
 """The process that prepares data has nothing to save: its cache stays."""
@@ -68,12 +67,12 @@ def prepare_data(
     *,
     samples: int | None = None,
     echo: Callable[[str], None],
-    group: Group | None = None,
+    nodes: Nodes | None = None,
     look: Look = blind,
 ) -> None:
     """Prepare the data of a written run directory, in a process that ends before any rank starts.
 
-    samples: how many of them data.json contains; None: as many as a run keeps. group: the other nodes of the
+    samples: how many of them data.json contains; None: as many as a run keeps. nodes: the other nodes of the
     job, which wait meanwhile. look: receives the progress. Raises as `execute`.
     """
     late = {"run_dir": str(run_dir), "devices": "", "master_port": "0", "master_addr": "", "node_rank": "0"}
@@ -84,12 +83,12 @@ def prepare_data(
     full_env, _ = complete_environment(env, bundle.plan.trainer.report_to)
     start = Start(
         prepare, full_env, log, echo, stop_s=PREPARE_STOP_S, orphaned_s=PREPARE_STOP_S,
-        peers=group or NO_PEERS, stage=PREPARE_STAGE, look=look,
+        peers=nodes or NO_PEERS, stage=PREPARE_STAGE, look=look,
     )  # fmt: skip
     before = read_oom_kills()
     ended = follow(start)
-    if group is not None:
-        group.raise_if_over()
+    if nodes is not None:
+        nodes.raise_if_over()
     if ended.stopped_by is not None:
         again = "run the command again; what was prepared before stays in the cache"
         raise interruption(run_dir, ended, again=again)
@@ -109,58 +108,57 @@ def execute(
     prepare: bool = True,
     limits: Limits | None = None,
     lock: int | None = None,
-    group: Group | None = None,
+    nodes: Nodes | None = None,
     look: Look = blind,
 ) -> dict[str, Any]:
     """Run the bundle in `run_dir` (already written) and return result.json.
 
-    `echo` gets each output line, `look` the ranks' statuses. master_port: another one is used where it is
-    taken by the time that the ranks start. The data is prepared first: by rank 0 on a single node, else in a
-    process of its own; without `prepare` the run directory has its data.json already. lock: descriptor of the
-    run directory's lock, where it is held. group: the other nodes, which start their part of the run.
+    `echo` gets each output line, `look` the ranks' statuses. master_port: for one node; another one is used
+    where it is taken by the time that the ranks start. The data is prepared first, by rank 0 or in a process
+    of its own; without `prepare` the run directory has its data.json already. lock: descriptor of the run
+    directory's lock, where it is held. nodes: the other nodes, which start their part of the run.
     Raises RunFailed (5; KnownFailure for a failure of the registry), RecipeError (2) or MachineError (4) when
     a process found the recipe, its data or the machine at fault or the run directory cannot be written,
     Interrupted (130) after a signal that asks to stop. No process outlives this call, whatever ends it.
     """
-    order = _order(bundle, run_dir, master_port, resume, limits or Limits(), group)
+    place, asked = (ALONE, "") if nodes is None else (nodes.place, nodes.asked)
+    order = _order(bundle, run_dir, place.port or master_port, resume, limits or Limits(), place)
     ids = [device for device in devices.split(",") if device]
-    place = ALONE if group is None else group.place
-    bound = bind_order(order, place, ids)
-    _write_attempt(bundle, run_dir, _recorded(bundle.plan, order, devices, bound, group), resume, group)
+    bound = bind_order(order, place, ids, asked)
+    _write_attempt(bundle, run_dir, _recorded(bundle.plan, order, devices, bound, nodes), resume)
     for note in bound.notes:
         echo(note)
-    in_ranks = prepare and _prepared_in_ranks(bundle, run_dir, echo, group, look)
-    if not probe.is_free(order.master_port):  # preparing may have taken hours
+    in_ranks = prepare and _prepared_in_ranks(bundle, run_dir, echo, nodes, look)
+    if nodes is None and not probe.is_free(order.master_port):  # preparing may have taken hours
         order = replace(order, master_port=probe.free_port())
-        bound = bind_order(order, place, ids)
+        bound = bind_order(order, place, ids, asked)
         _record_port(run_dir, order, bound)
+    order = replace(order, prepares=in_ranks)
+    bound.env[PREPARES] = "1" if in_ranks else ""
     for build_lock in remove_stale_locks(bound.env):
         echo(f"removed {build_lock}: a killed build left it, and every later build would wait for it")
-    bound.env[PREPARES] = "1" if in_ranks else ""
-    watch = _watch(bundle.plan, run_dir, order.limits, group)
+    watch = _watch(bundle.plan, run_dir, order.limits, nodes)
     start = Start(
         bound.argv, bound.env, run_dir / "logs" / LAUNCHER_LOG, echo,
         stop_s=order.stop_s, orphaned_s=WORKERS_LEAVE_S, master_port=order.master_port, lock=lock,
-        watch=watch, judge_step=partial(slow_step_word, bundle.plan), peers=group or NO_PEERS, look=look,
+        watch=watch, judge_step=partial(slow_step_word, bundle.plan), peers=nodes or NO_PEERS, look=look,
     )  # fmt: skip
-    if group is not None:
-        group.look(prepared_data(run_dir))
-        group.begin(order)
-        echo(group.described(bound.interface))
-    return _outcome(run_dir, start, group, order.devices_per_node)
+    if nodes is not None:
+        nodes.begin(order)
+    return _outcome(run_dir, start, nodes)
 
 
 def _prepared_in_ranks(
-    bundle: Bundle, run_dir: Path, echo: Callable[[str], None], group: Group | None, look: Look
+    bundle: Bundle, run_dir: Path, echo: Callable[[str], None], nodes: Nodes | None, look: Look
 ) -> bool:
     """Whether the ranks are to prepare the data; otherwise it is prepared now, in a process of its own.
 
     The preparation of some tasks waits for all ranks, of which one alone would come.
     """
     meets = not bundle.plan.task.prepared_by_ranks
-    if group is None and not meets and PREPARE in bundle.prepare and WORKER in bundle.command:
+    if not meets and PREPARE in bundle.prepare and WORKER in bundle.command:
         return True
-    prepare_data(bundle, run_dir, echo=echo, group=group, look=look)
+    prepare_data(bundle, run_dir, echo=echo, nodes=nodes, look=look)
     with contextlib.suppress(OSError):  # the next attempt prepares it again
         (run_dir / "logs" / PREPARED).touch()
     return False
@@ -171,66 +169,61 @@ def is_prepared(run_dir: Path) -> bool:
     return (run_dir / "logs" / PREPARED).is_file()
 
 
-def _write_attempt(
-    bundle: Bundle, run_dir: Path, bound: Mapping[str, Any], resume: str | None, group: Group | None
-) -> None:
-    """Write the files of this attempt, which all nodes must see."""
+def _write_attempt(bundle: Bundle, run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> None:
+    """Write the files of this attempt."""
     try:
         _begin_attempt(run_dir, bound, resume)
         show_start(bundle, run_dir, resume)
-        if group is not None:
-            # DeepSpeed's hostfile, in which every node finds the ids of its own devices.
-            ids = [int(device) for hello in group.members.hellos() for device in hello.devices]
-            hostfile = render_hostfile(bundle.plan, max(ids, default=0) + 1)
-            if hostfile is not None:
-                write_text(run_dir / HOSTFILE, hostfile)
     except OSError as error:
         raise unwritable(run_dir, error) from error
-    if group is not None:
-        plan, python = run_dir / "plan.json", bundle.plan.interpreter
-        group.look({str(plan): digest_of(plan), **({python: None} if Path(python).is_absolute() else {})})
 
 
 def _order(
-    bundle: Bundle, run_dir: Path, master_port: int, resume: str | None, limits: Limits, group: Group | None
+    bundle: Bundle, run_dir: Path, master_port: int, resume: str | None, limits: Limits, place: JobMember
 ) -> Order:
     """This attempt, as every node starts its part of it."""
     plan, sharding = bundle.plan, bundle.plan.sharding
+    command = bundle.command
+    if (
+        place.is_one_rank and plan.hardware.num_nodes == 1
+    ):  # the plan's launcher would start all ranks of the node
+        command = tuple(render_agent(plan.interpreter, 1, plan.hardware.devices_per_node, command[-2]))
     save_s = _stop_seconds(plan)
     offloads = "nvme" in (sharding.offload_optimizer, sharding.offload_param)
     return Order(
-        str(run_dir), bundle.command, bundle.worker, bundle.env,
-        master_addr="127.0.0.1" if group is None else group.members.address_for(), master_port=master_port,
+        str(run_dir), command, bundle.env, master_port=master_port,
         num_devices=plan.hardware.num_devices, devices_per_node=plan.hardware.devices_per_node,
-        on_gpus=not plan.hardware.is_cpu, report_to=plan.trainer.report_to,
+        on_gpus=not plan.hardware.is_cpu,
+        report_to=plan.trainer.report_to,
         stop_s=max(LEAST_STOP_S, 2 * save_s) + 5.0, save_s=save_s, resume=resume, limits=limits,
         nvme=sharding.nvme_path if offloads else None,
     )  # fmt: skip
 
 
-def _outcome(
-    run_dir: Path, start: Start, group: Group | None = None, devices_per_node: int = 1
-) -> dict[str, Any]:
+def _outcome(run_dir: Path, start: Start, nodes: Nodes | None = None) -> dict[str, Any]:
     """Run the ranks to their end; result.json, or the error of their end."""
     known: list[Finding] = []  # before a hanging run is killed
     before = read_oom_kills()
     remove_shared_buffers(start.master_port)
     try:
         ended = follow(start, lambda: known.extend(find_known(run_dir)))
-        if group is not None:
-            group.await_ended()
-            ended.elsewhere, ended.rank_codes = group.parts(), group.rank_codes(devices_per_node, ended.code)
+        if nodes is not None:
+            nodes.await_ended()
+            ended.elsewhere = nodes.parts()
     finally:
         remove_shared_buffers(start.master_port)
     if (run_dir / MARKER).is_file():
         result: dict[str, Any] = parse_json((run_dir / "result.json").read_text("utf-8"))
         return result
-    failed = failures_while_stopping(run_dir, ended.reports)
-    if group is not None and group.vanished:
-        saved = saved_at(run_dir)
-        if ended.stopped_by is None or not saved:
-            raise RunFailed(group.lost_problem(saved))
-        failed = [group.vanished, *failed]
+    failed = failures_while_stopping(run_dir, () if ended.lost_node else ended.reports)
+    if nodes is not None:
+        if not ended.reports and (problems := nodes.not_started()):
+            raise MachineError(problems)
+        if lost := ended.lost_node or nodes.vanished:
+            saved = saved_at(run_dir)
+            if ended.stopped_by is None or not saved:
+                raise RunFailed(host_lost(lost, saved))
+            failed = [lost, *failed]
     if ended.stopped_by is not None or (not failed and was_stopped(run_dir, ended)):
         raise interruption(run_dir, ended, failed=failed)
     raise supervised_failure(run_dir, ended, before, known)
@@ -240,25 +233,24 @@ def _stop_seconds(plan: Plan) -> float:
     return float(plan.runtime.stop_seconds or 0)
 
 
-def _watch(plan: Plan, run_dir: Path, limits: Limits, group: Group | None) -> Watch:
+def _watch(plan: Plan, run_dir: Path, limits: Limits, nodes: Nodes | None) -> Watch:
     step_s = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
     watch = Watch(run_dir, plan.launch.hang_factor, _stop_seconds(plan), step_s, limits)
-    if group is not None:
-        watch.own, watch.others = frozenset(group.place.ranks(plan.hardware.devices_per_node)), True
+    if nodes is not None:
+        watch.own, watch.others = frozenset(nodes.place.ranks(plan.hardware.devices_per_node)), True
     return watch
 
 
-def _recorded(plan: Plan, order: Order, devices: str, bound: Bound, group: Group | None) -> dict[str, Any]:
-    """The values bound at the start, for environment.json."""
+def _recorded(plan: Plan, order: Order, devices: str, bound: Bound, nodes: Nodes | None) -> dict[str, Any]:
+    """The values bound at the start, for environment.json; logs/nodes.json has the nodes."""
     values: dict[str, Any] = {
         "master_port": str(order.master_port), "run_dir": order.run_dir, "devices": devices,
         "command": bound.argv,
     }  # fmt: skip
-    if group is not None:
+    if nodes is not None:
         if plan.launch.hostfile is not None:
             values["hostfile"] = plan.launch.hostfile
-        values |= {"master_addr": order.master_addr, "node_rank": "0", "interface": bound.interface,
-                   "nodes": group.recorded()}  # fmt: skip
+        values |= {"master_addr": nodes.place.head, "node_rank": "0"}
     return values
 
 

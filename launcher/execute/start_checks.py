@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.errors import MachineError, Problem
 from launcher.execute.leftovers import LOCK, reserved_folder, swap_files
-from launcher.execute.nodes.group import Group
+from launcher.execute.nodes import Nodes
 from launcher.facts import probe
 from launcher.facts.checkpoint import SAVING, complete_checkpoints, read_manifest
 from launcher.facts.machine_facts import BuildFacts, Stack, ask_stack, read_build
@@ -31,12 +31,12 @@ from launcher.knowledge.doctor.storage_checks import nvme_folder
 from launcher.plan.plan import Plan
 
 
-def check_machine(plan: Plan, group: Group | None = None) -> str:
+def check_machine(plan: Plan, nodes: Nodes | None = None) -> str:
     """The ids of the devices to use. Raises MachineError if this node cannot run the plan."""
     require_modules(needed_modules(plan))
     hardware = plan.hardware
-    if hardware.num_nodes != (1 if group is None else group.place.num_nodes):
-        here = "this is one" if group is None else f"{group.place.num_nodes} take part"
+    if hardware.num_nodes != (1 if nodes is None else nodes.place.num_nodes):
+        here = "this is one" if nodes is None else f"{nodes.place.num_nodes} take part"
         raise MachineError(
             Problem(
                 "several-machines",
@@ -46,13 +46,11 @@ def check_machine(plan: Plan, group: Group | None = None) -> str:
                 "hardware, --dry-run only writes the run directory",
             )
         )
-    if group is not None:
-        group.members.check(hardware)
     if hardware.is_cpu:
         return ""
     visible = [gpu.index for gpu in probe.visible_gpus()]
-    # The check of a group has counted the devices; with one task per device, a task may see only its own.
-    if group is None and len(visible) < hardware.devices_per_node:
+    # The agents count the devices of several nodes; with one task per device, a task may see only its own.
+    if nodes is None and len(visible) < hardware.devices_per_node:
         raise MachineError(
             Problem(
                 "device-missing",

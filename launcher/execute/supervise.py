@@ -53,6 +53,8 @@ class Limits:
     """After a rank was lost: time for its launcher to end the others, then they are killed."""
     all_gone: float = 40.0
     """After a rank was lost: then everything is killed, a launcher that did not end included."""
+    come: float = 10 * MINUTE
+    """Nodes have so long to come: somebody may start them manually, one after the other."""
     leave: float = 5.0
     """After the launcher has ended: what it started may finish an upload."""
 

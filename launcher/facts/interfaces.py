@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
+"""Variable -> how it takes the name of an interface. NCCL takes one without `=` for a prefix."""
+
 _SIOCGIFCONF = 0x8912
 """linux/sockios.h: all IPv4 addresses of this machine, each with the label of its interface."""
 _ENTRY = 40

@@ -1,11 +1,8 @@
-"""A process of effilaunch among those that run one job on several nodes."""
+"""The place of a process of effilaunch in a job on several nodes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-PORTS = 16
-"""Number of ports from `JobMember.port` on that are tried for the control channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +23,11 @@ class JobMember:
     head: str
     """Host name or address of member 0."""
     port: int
-    """First candidate for the control port of member 0; the next 15 are tried, too."""
+    """Port of the rendezvous, at which member 0 listens."""
+    name: str = ""
+    """Of the job, for its run directory; empty where two jobs may have the same."""
+    hosts: tuple[str, ...] = ()
+    """Names of all members, where the scheduler or the hostfile gives them."""
 
     @property
     def is_head(self) -> bool:
@@ -34,7 +35,7 @@ class JobMember:
 
     @property
     def is_one_rank(self) -> bool:
-        """Whether this member starts one worker itself, without a launcher."""
+        """Whether this member starts one worker."""
         return self.tasks_per_node > 1
 
     def ranks(self, devices_per_node: int) -> range:

@@ -115,6 +115,13 @@ def decide_launcher(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
             message = f"python starts one process, the hardware asks for {processes}"
             hint = "use launcher auto, or hardware with one device"
             raise draft.refuse("launcher-conflict", "launch.launcher", message, hint)
+        if launcher == DEEPSPEED.launcher and hardware.num_nodes > 1:
+            message = f"the {launcher} launcher starts one node, the hardware has {hardware.num_nodes}"
+            hint = (
+                "use launcher auto: torchrun starts several nodes, with the same DeepSpeed engine in the "
+                "ranks; DeepSpeed's own launcher notices no lost node"
+            )
+            raise draft.refuse("launcher-conflict", "launch.launcher", message, hint)
         if launcher == DEEPSPEED.launcher != engine.launcher:
             message = (
                 f"the {launcher} launcher with engine {engine.name} starts ranks without rendezvous checks"
@@ -123,6 +130,8 @@ def decide_launcher(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
             raise draft.refuse("launcher-conflict", "launch.launcher", message, hint)
     elif processes == 1:
         draft.put("launch.launcher", "python", "one process needs no launcher")
+    elif hardware.num_nodes > 1:
+        draft.put("launch.launcher", "accelerate", f"torchrun's rendezvous over {hardware.num_nodes} nodes")
     else:
         draft.put("launch.launcher", engine.launcher, f"engine {engine.name} over {processes} processes")
 

@@ -408,8 +408,9 @@ class LaunchSection(Section):
 
     launcher: Literal["auto", "deepspeed", "accelerate", "python"] = "auto"
     """What starts the processes; `auto`: `python` for one process; else `deepspeed` for engine deepspeed,
-    `accelerate` for fsdp and ddp, and where a shutdown may take longer than 30 s, after which the deepspeed
-    launcher kills the processes."""
+    `accelerate` for fsdp and ddp, over several nodes, and where a shutdown may take longer than 30 s, after
+    which the deepspeed launcher kills the processes. Over several nodes torchrun, which accelerate uses as
+    well, is started itself."""
     env: dict[str, str] = {}
     """Environment variables of the workers; secrets only as `${ENV:NAME}`. Refused are those that the run
     sets: ranks, `MASTER_*`, `CUDA_VISIBLE_DEVICES` (set it in the shell), `ACCELERATE_USE_*` and similar,

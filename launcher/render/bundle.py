@@ -14,14 +14,11 @@ from launcher.engines import engine_of
 from launcher.plan.plan import Plan
 from launcher.recipe.env import split_references
 from launcher.render.command import (
-    HOSTFILE,
     WORKER,
     render_accelerate_config,
     render_command,
     render_env,
-    render_hostfile,
     render_prepare,
-    render_worker,
 )
 
 PLAN_KEYS_LATE = ("{master_port}", "{run_dir}", "{devices}", "{master_addr}", "{node_rank}")
@@ -55,8 +52,6 @@ class Bundle:
     """Prepares the data, before any process group exists."""
     command: tuple[str, ...]
     """Starts the ranks of a node."""
-    worker: tuple[str, ...]
-    """Starts one rank, where each is started by a member of its own."""
     env: Mapping[str, str]
     files: Mapping[str, str]
     """File name -> text, relative to the run directory."""
@@ -85,11 +80,7 @@ def render(plan: Plan, worker: str = WORKER) -> Bundle:
     accelerate = render_accelerate_config(plan)
     if accelerate is not None:
         files["accelerate.yaml"] = "".join(f"{k}: {_scalar(v)}\n" for k, v in accelerate.items())
-    hostfile = render_hostfile(plan)
-    if hostfile is not None:
-        files[HOSTFILE] = hostfile
-    one = tuple(render_worker(plan, worker))
-    return Bundle(plan, ds_config, tuple(prepare), tuple(command), one, env, files)
+    return Bundle(plan, ds_config, tuple(prepare), tuple(command), env, files)
 
 
 def dump_json(value: Any) -> str:
@@ -195,10 +186,9 @@ _MIRRORED = [
     "# Started manually it copies no checkpoint to the store of runtime.mirror: `effilaunch run` does.",
 ]
 _SEVERAL = (
-    "# On several machines: start it on each, with NODE_RANK=0, 1, … and MASTER_ADDR, the address of the",
-    "# machine with NODE_RANK=0, in the environment. This folder and the data cache must be seen by all. Set",
-    "# GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME where a machine's name leads to 127.0.0.1. The first",
-    "# machine prepares the data: start the others when it has (data.json is there).",
+    "# On several nodes: start it on each, with NODE_RANK=0, 1, … and MASTER_ADDR, the address of the node",
+    "# with NODE_RANK=0, in the environment. All nodes must see this folder and the data cache. The first",
+    "# node prepares the data: start the others within 10 minutes after that (data.json is there).",
 )
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.job_member import PORTS, JobMember
+from launcher.facts.job_member import JobMember
 from launcher.schedulers.hostfile import is_host
 from launcher.schedulers.rendezvous import Gathering, Request
 from launcher.schedulers.scheduler import Scheduler
 
 DEFAULT_PORT = 29400
-"""The control port of node rank 0, where --master-addr names none."""
-_LAST_PORT = 65536 - PORTS
-"""The ports after the named one are tried, too."""
+"""torchrun's own: the port of node rank 0, where --master-addr names none."""
+_LAST_PORT = 65535
 _ADDRESS = re.compile(r"(?:\[([^]]+)\]|([^:]+))(?::([0-9]{1,5}))?")
 
 

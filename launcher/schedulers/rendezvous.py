@@ -1,4 +1,4 @@
-"""How the nodes of a run find each other, and stay together while a command lasts."""
+"""Which nodes a command runs on, and how they stay together while it lasts."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from launcher.errors import EffilaunchError, Interrupted, Problem
-from launcher.execute.nodes.group import Group
-from launcher.execute.nodes.member import COME_S, serve
+from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
+from launcher.execute.nodes import Nodes
 from launcher.facts.hardware import Hardware
 from launcher.facts.job_member import JobMember
 from launcher.recipe.loading import LoadedRecipe
 from launcher.schedulers import SCHEDULERS, scheduler_named
 
-LINGER_S = 60.0
-"""Seconds the coordinator keeps accepting late nodes when the run ends before all have come."""
 Say = Callable[[str], None]
 
 
@@ -51,77 +49,74 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """The place of this process in a job on several nodes, which start by themselves."""
+    """The place of this process in a job on several nodes, each of which is started with the same command."""
 
     place: JobMember
 
     @contextlib.contextmanager
-    def head(self, asked: str, say: Say) -> Iterator[Group]:
-        """The group of node rank 0; nodes may still be missing."""
-        group = Group(self.place, asked)
-        group.linger_s, group.say = LINGER_S, say
-        if group.members.port != self.place.port:
-            say(f"port {self.place.port} is taken: listening on {group.members.port}")
-        with leaving_together(group):
-            yield group
+    def others(self, run_dir: Path, say: Say) -> Iterator[Callable[[], Sequence[Problem]]]:
+        """On node rank 0, while its command lasts: start the other nodes, if nobody else does.
+
+        Returns a function for the problems of those that could not be started or ended at once.
+        """
+        yield lambda: ()
 
 
 def find_gathering(request: Request) -> Gathering | None:
     """How the nodes of this run meet; None for a run on one node. RecipeError (2)."""
     chosen = next(one for one in map(scheduler_named, SCHEDULERS) if one.starts(request))
-    return chosen.gathering(request)
+    found = chosen.gathering(request)
+    return None if found is None or found.place.members == 1 else found
 
 
 def digest_of_request(loaded: LoadedRecipe, overrides: Sequence[str], **asked: object) -> str:
     """A digest of what must be the same on all nodes: the recipe's text and keys, and the options.
 
-    overrides: `--set`. Not --output-dir, which only node rank 0 needs.
+    overrides: `--set`.
     """
     given = {"text": loaded.text, "keys": sorted(loaded.origins), "set": list(overrides), **asked}
     text = json.dumps(given, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def take_part(place: JobMember, asked: str, say: Say) -> dict[str, int]:
-    """Run a node other than rank 0 until the job ends; its place. Raises what node rank 0 raises."""
-    serve(place, asked, say, waits=say)
-    return {"member": place.member, "node_rank": place.node_rank}
+def shared_run_dir(proposed: Path, is_proposed: bool, place: JobMember) -> Path:
+    """The run directory, which all nodes must name alike: a default name is that of the job.
+
+    RecipeError (2) where the job has no name of its own.
+    """
+    if not is_proposed:
+        return proposed
+    if not place.name:
+        message = "--output-dir is missing: the nodes meet in the run directory, on a disk that all share"
+        hint = "add the same --output-dir on every node"
+        raise RecipeError(Problem("usage", message, hint=hint))
+    return proposed.with_name(place.name)
 
 
 @contextlib.contextmanager
-def gathered(gathering: Gathering | None, asked: str, say: Say) -> Iterator[Group | None]:
-    """The group of node rank 0; None for a run on one node. All nodes leave at its end.
+def leading(gathering: Gathering | None, run_dir: Path, asked: str, say: Say) -> Iterator[Nodes | None]:
+    """The other nodes, for node rank 0; None for a run on one node.
 
-    Nodes that the scheduler starts have come when this is entered, or are named in a MachineError (4);
-    `await_members` waits for the others.
+    All leave at the end of this, with the same exit status. MachineError (4) for nodes that could not be
+    started.
     """
-    if gathering is None or gathering.place.members == 1:
+    if gathering is None:
         yield None
         return
-    with gathering.head(asked, say) as group:
-        yield group
-
-
-@contextlib.contextmanager
-def leaving_together(group: Group) -> Iterator[None]:
-    """All nodes leave at the end of this, with the same exit status."""
-    try:
-        yield
-    except EffilaunchError as error:
-        group.goodbye(error)
-        raise
-    except KeyboardInterrupt as stop:
-        message = f"{stop or signal.SIGINT.name}: node rank 0 was stopped while no rank was running"
-        group.goodbye(Interrupted(Problem("interrupted", message)))
-        raise
-    except BaseException as error:
-        message = f"a bug in effilaunch on node rank 0: {type(error).__name__}: {error}"
-        group.goodbye(EffilaunchError(Problem("internal-error", message)))
-        raise
-    else:
-        group.goodbye(None)
-
-
-def await_members(group: Group, say: Say, limit_s: float = COME_S) -> None:
-    """Return when all nodes have come. MachineError (4) naming those that have not."""
-    group.await_all(limit_s, say)
+    nodes = Nodes(gathering.place, run_dir, asked)
+    with gathering.others(run_dir, say) as nodes.failed, nodes:
+        try:
+            yield nodes
+        except EffilaunchError as error:
+            nodes.close(error)
+            raise
+        except KeyboardInterrupt as stop:
+            message = f"{stop or signal.SIGINT.name}: node rank 0 was stopped while no rank was running"
+            nodes.close(Interrupted(Problem("interrupted", message)))
+            raise
+        except BaseException as error:
+            message = f"a bug in effilaunch on node rank 0: {type(error).__name__}: {error}"
+            nodes.close(EffilaunchError(Problem("internal-error", message)))
+            raise
+        else:
+            nodes.close(None)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.job_member import PORTS, JobMember
+from launcher.facts.job_member import JobMember
 
 _LAST_STEP = 0xFFFF_FFF0
 """Steps from here on are Slurm's own: batch, extern, interactive, pending."""
@@ -174,11 +174,13 @@ def place_in(allocation: Allocation, address: Callable[[str], str] = str) -> Job
     """The place of this task of a step. address: host name -> address by which other nodes reach it."""
     step = allocation.step or 0
     count = allocation.tasks_per_node[0]
-    port = _FIRST_PORT + (int(allocation.job) * 37 + step) * PORTS % _PORTS
+    port = _FIRST_PORT + (int(allocation.job) * 37 + step) * 16 % _PORTS
     return JobMember(
         job=allocation.name, member=allocation.task, members=allocation.tasks,
         num_nodes=len(allocation.hosts), node_rank=allocation.node_rank, tasks_per_node=count,
         local_task=allocation.local_task, head=address(allocation.hosts[0]), port=port,
+        name=allocation.name + (f"-{allocation.restarts}" if allocation.restarts else ""),
+        hosts=allocation.hosts if count == 1 else (),
     )  # fmt: skip
 
 

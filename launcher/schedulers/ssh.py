@@ -1,6 +1,6 @@
 """Runs on the hosts of `launch.hostfile`, whose nodes are started over ssh from one of them.
 
-Addresses and the token are sent through ssh's standard input: neither a command line nor a file shows them.
+The environment is sent through ssh's standard input: neither a command line nor a file shows it.
 """
 
 from __future__ import annotations
@@ -8,28 +8,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shlex
 import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.execute.nodes.group import Group
-from launcher.execute.nodes.member import COME_S
 from launcher.facts.interfaces import is_this_machine, own_address_towards
 from launcher.facts.job_member import JobMember
+from launcher.facts.probe import free_port
 from launcher.recipe.env import reference_names
 from launcher.schedulers.hostfile import Host, check_hosts, hostfile_warnings, read_hostfile
-from launcher.schedulers.local import DEFAULT_PORT
-from launcher.schedulers.rendezvous import Gathering, Request, Say, leaving_together
+from launcher.schedulers.rendezvous import Gathering, Request, Say
 from launcher.schedulers.scheduler import Scheduler
 from launcher.schedulers.slurm_allocation import read_allocation
 
@@ -49,37 +46,41 @@ FORWARDED = ("ACCELERATE_", "CUDA_", "DEEPSPEED_", "DS_", "EFFILAUNCH_CACHE", "F
 OWN = ("CUDA_VISIBLE_DEVICES",)
 """Not forwarded: each host has its own."""
 _ROOT = Path(__file__).resolve().parents[2]
+READY = "effilaunch: started"
+"""A host prints this line when it runs effilaunch."""
 _BEGIN = (
     "import sys, json, os; said = json.loads(sys.stdin.readline()); os.environ.update(said['env']); "
-    "sys.path.insert(0, said['root']); from launcher.execute.nodes.member import main; sys.exit(main(said))"
+    "os.chdir(said['cwd']); sys.path.insert(0, said['root']); from launcher.cli import main; "
+    f"print({READY!r}); sys.exit(main(said['argv']))"
 )
+_LAST_LINES_S = 0.2
+"""For the threads that read the last output of ssh."""
 _LINES = 20
 """Lines kept of the output of a host."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostGathering(Gathering):
-    """Node rank 0, which starts the other hosts."""
+    """Node rank 0, which starts the same command on the other hosts."""
 
     hosts: tuple[Host, ...] = ()
     """The hosts to start, in the order of their node ranks from 1 on."""
     env: tuple[str, ...] = ()
     """Environment variables that the recipe refers to; the hosts get them."""
+    words: tuple[str, ...] = ()
+    """Of the command line."""
 
     @contextlib.contextmanager
-    def head(self, asked: str, say: Say) -> Iterator[Group]:
+    def others(self, run_dir: Path, say: Say) -> Iterator[Callable[[], Sequence[Problem]]]:
         starting = Starting()
-        group = Group(self.place, starting.token)
-        group.say = say
         try:
-            with leaving_together(group):
-                self._start(group, starting)
-                group.await_all(COME_S, say, lambda: starting.problems(group.members.numbers))
-                yield group
+            self._start(starting, run_dir)
+            starting.await_started()
+            yield starting.problems
         finally:
             starting.end()
 
-    def _start(self, group: Group, starting: Starting) -> None:
+    def _start(self, starting: Starting, run_dir: Path) -> None:
         """Start the hosts, each with the address by which it reaches this machine."""
         env = forwarded(os.environ, self.env)
         for number, host in enumerate(self.hosts, 1):
@@ -87,10 +88,10 @@ class HostGathering(Gathering):
                 address = own_address_towards(host.name.rpartition("@")[2])
             except OSError:  # perhaps an alias of ssh's configuration; otherwise ssh reports it
                 address = os.uname().nodename
-            place = replace(
-                self.place, member=number, node_rank=number, head=address, port=group.members.port
-            )
-            starting.start(host.name, place, env)
+            where = f"[{address}]" if ":" in address else address
+            argv = [*self.words, "--output-dir", str(run_dir), "--node-rank", str(number),
+                    "--master-addr", f"{where}:{self.place.port}"]  # fmt: skip
+            starting.start(host.name, argv, env)
 
 
 class Ssh(Scheduler):
@@ -118,8 +119,16 @@ class Ssh(Scheduler):
         others = [host for host in hosts if host is not own[0]]
         check_hosts([*own, *others], hardware, file)
         nodes = hardware.num_nodes
-        place = JobMember(uuid.uuid4().hex, 0, nodes, nodes, 0, 1, 0, own[0].name, DEFAULT_PORT)
-        return HostGathering(place, tuple(others[: nodes - 1]), tuple(_references(recipe.model_dump())))
+        started, port = tuple(others[: nodes - 1]), free_port()
+        try:
+            head = own_address_towards(started[0].name.rpartition("@")[2])
+        except OSError:  # an alias of ssh's configuration
+            head = own[0].name.rpartition("@")[2]
+        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{port}"
+        names = tuple(host.name for host in (own[0], *started))
+        place = JobMember(f"port {port}", 0, nodes, nodes, 0, 1, 0, head, port, name, names)
+        references = tuple(_references(recipe.model_dump()))
+        return HostGathering(place, started, references, tuple(request.words))
 
 
 SCHEDULER = Ssh()
@@ -169,10 +178,11 @@ class Started:
     """A node that was started on a host."""
 
     host: str
-    member: int
     process: subprocess.Popen[bytes]
     began: float
     output: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
+    ready: bool = False
+    """Whether it runs effilaunch."""
 
 
 class Starting:
@@ -181,43 +191,42 @@ class Starting:
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._command = shlex.split((environ or os.environ).get(COMMAND, "")) or ["ssh"]
         self._started: list[Started] = []
-        self.token = secrets.token_hex(32)
-        """Secret shared by the nodes of this job."""
 
-    def start(self, host: str, place: JobMember, env: Mapping[str, str]) -> None:
-        """Start a node on a host; returns at once."""
+    def start(self, host: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start `effilaunch` with these arguments on a host; returns at once."""
         remote = f"exec {shlex.quote(sys.executable)} -u -c {shlex.quote(_BEGIN)}"
-        argv = [*self._command, *OPTIONS, host, remote]
+        command = [*self._command, *OPTIONS, host, remote]
         try:
             process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for this process, which ends the nodes
             )  # fmt: skip
         except OSError as error:
             raise _no_ssh(self._command[0], error) from None
-        one = Started(host, place.member, process, time.monotonic())
-        instructions = {
-            "place": asdict(place), "token": self.token, "env": dict(env), "root": str(_ROOT),
-            "cwd": str(Path.cwd()),
-        }  # fmt: skip
+        one = Started(host, process, time.monotonic())
+        instructions = {"argv": list(argv), "env": dict(env), "root": str(_ROOT), "cwd": str(Path.cwd())}
         threading.Thread(target=_talk, args=(one, instructions), name="ssh", daemon=True).start()
         self._started.append(one)
 
-    def problems(self, joined: Callable[[], Iterable[int]]) -> list[Problem]:
-        """Problems of the hosts, all at once when they are known; none before.
+    def await_started(self) -> None:
+        """Return when all hosts run effilaunch. MachineError (4) with the problems of all that do not."""
+        while waiting := [one for one in self._started if not one.ready]:
+            over = [one for one in waiting if one.process.poll() is not None]
+            now = time.monotonic()
+            late = [one for one in waiting if one not in over and now - one.began > START_S]
+            settled = len(over) == len(waiting) or all(now - one.began > ANSWER_S for one in waiting)
+            if late or (over and settled):
+                time.sleep(_LAST_LINES_S)
+                if found := [_problem(one) for one in over if not one.ready] + [_silent(one) for one in late]:
+                    raise MachineError(found)
+            time.sleep(0.1)
 
-        joined: the nodes that have come.
-        """
-        there = set(joined())
-        waiting = [one for one in self._started if one.member not in there]
-        over = [one for one in waiting if one.process.poll() is not None]
-        now = time.monotonic()
-        late = [one for one in waiting if one not in over and now - one.began > START_S]
-        settled = len(over) == len(waiting) or all(now - one.began > ANSWER_S for one in waiting)
-        if not (late or (over and settled)):
-            return []
-        time.sleep(0.2)  # for the threads that read the last output of ssh
-        return [_problem(one) for one in over] + [_silent(one) for one in late]
+    def problems(self) -> list[Problem]:
+        """The problems of hosts on which effilaunch has ended with an error."""
+        over = [one for one in self._started if one.process.poll() not in (None, 0)]
+        if over:
+            time.sleep(_LAST_LINES_S)
+        return [_problem(one) for one in over]
 
     def end(self, wait_s: float = 10.0) -> None:
         """Wait for the ssh processes, then kill the rest."""
@@ -239,7 +248,9 @@ def _talk(one: Started, instructions: Mapping[str, object]) -> None:
         process.stdin.write(json.dumps(instructions).encode() + b"\n")
     with process.stdout:
         for line in process.stdout:
-            one.output.append(line.decode("utf-8", "replace").rstrip())
+            text = line.decode("utf-8", "replace").rstrip()
+            one.ready = one.ready or text == READY
+            one.output.append(text)
 
 
 def _no_ssh(program: str, error: OSError) -> MachineError:
@@ -256,8 +267,6 @@ _KINDS: Sequence[tuple[str, str, str, str]] = (
      "`ssh-copy-id {host}`, or load the key into an ssh-agent; `ssh -o BatchMode=yes {host} true` must work"),
     ("No module named", "effilaunch-missing", "does not see effilaunch",
      "install it there under the same path, best in one environment on a shared disk"),
-    ("head-missing", "head-unreachable", "cannot reach this machine",
-     "a firewall must let the hosts reach each other on ports above 1024"),
 )  # fmt: skip
 
 
@@ -265,7 +274,8 @@ def _problem(one: Started) -> Problem:
     """Why a node ended before it joined, from the output of ssh or of the host."""
     text = "\n".join(one.output)
     last = next(
-        (line for line in reversed(one.output) if line.strip()), f"exit code {one.process.returncode}"
+        (line for line in reversed(one.output) if line.strip() not in ("", READY)),
+        f"exit code {one.process.returncode}",
     )
     for pattern, code, what, hint in _KINDS:
         if pattern in text:

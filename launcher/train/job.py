@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -109,6 +110,31 @@ def resolve_references(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: resolve_references(item) for key, item in value.items()}
     return value
+
+
+RANKS = "EFFILAUNCH_RANKS"
+"""Environment variable that the agent of one of several nodes sets, as JSON: `first`, its first rank; `addr`,
+`port` of the store; `local`, such as [1, 4] for the second of four tasks on its node with one rank each."""
+
+
+def take_rank() -> None:
+    """Number the ranks by the node ranks; torchrun's c10d rendezvous numbers nodes in any order.
+
+    All ranks are clients of an agent's store, so none depends on being torchrun's rank 0. They use the store
+    of the rendezvous, whose port is known, instead of another one that torchrun makes on a port of its own.
+    """
+    said = os.environ.pop(RANKS, "")
+    if not said:
+        return
+    found = json.loads(said)
+    os.environ["RANK"] = str(found["first"] + int(os.environ["LOCAL_RANK"]))
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = found["addr"], str(found["port"])
+    if found["local"] is None:
+        return
+    number, count = map(str, found["local"])
+    os.environ["LOCAL_WORLD_SIZE"] = os.environ["LOCAL_SIZE"] = count  # the second is DeepSpeed's name
+    if "," in os.environ.get("CUDA_VISIBLE_DEVICES", ","):  # with a device of its own it is number 0
+        os.environ["LOCAL_RANK"] = number
 
 
 def rank() -> int:

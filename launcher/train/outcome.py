@@ -99,9 +99,26 @@ def write_error(run_dir: Path, who: int | str, error: Exception) -> None:
     If that fails, because the disk is full or the run directory is gone, it goes through the pipe to the
     supervisor.
     """
+    found = _described(who, error)
+    name = f"error-rank-{who}.json" if isinstance(who, int) else f"error-{who}.json"
+    try:
+        write_json(run_dir / "logs" / name, found)
+    except OSError:
+        _pipe_error(found)
+
+
+def report_error(who: str, error: Exception) -> None:
+    """Tell the supervisor why this process ended through its output alone: it may see no run directory."""
+    found = _described(who, error)
+    del found["traceback"]
+    with contextlib.suppress(OSError):
+        os.write(_pipe, f"\n{REPORT}{json.dumps(found)}\n".encode())
+
+
+def _described(who: int | str, error: Exception) -> dict[str, Any]:
     problems = error.problems if isinstance(error, EffilaunchError) else []
     hide = hider(secret_values(os.environ))
-    found = {
+    return {
         "type": type(error).__name__,
         "message": hide(str(error)),
         "traceback": hide("".join(traceback.format_exception(error))),
@@ -116,11 +133,6 @@ def write_error(run_dir: Path, who: int | str, error: Exception) -> None:
             for problem in problems
         ],
     }
-    name = f"error-rank-{who}.json" if isinstance(who, int) else f"error-{who}.json"
-    try:
-        write_json(run_dir / "logs" / name, found)
-    except OSError:
-        _pipe_error(found)
 
 
 def _pipe_error(found: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -19,8 +20,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EffilaunchError, Problem, RecipeError
+from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.checkpoint import same_samples
+from launcher.facts.node_facts import unshared
 from launcher.facts.rank_status import LEFT_EARLY, PREPARE_STAGE, PREPARED, PREPARES
 from launcher.facts.safe_files import read_record, write_json
 from launcher.recipe.suggestions import listed
@@ -80,6 +82,17 @@ def prepare_in_ranks(job: Job) -> None:
     with stopping.unwinding(), also_written_to(job.run_dir / "logs" / "prepare.log"), _all_cores():
         prepare_run(job)
     mark.touch()
+
+
+def check_shared(job: Job) -> None:
+    """MachineError (4) if this node does not see the prepared samples."""
+    from launcher.train.data.store import RECORD
+
+    if not (job.run_dir / RECORD).is_file():
+        return
+    folder = read_record(job.run_dir / RECORD).get("folder")
+    if folder is not None and not Path(folder).exists():
+        raise MachineError(unshared(socket.gethostname(), str(folder)))
 
 
 @contextlib.contextmanager

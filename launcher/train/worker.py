@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 
 from launcher.errors import EffilaunchError, Problem, RunFailed
 from launcher.train import faults, stopping
-from launcher.train.job import Job, copies, rank, read_job
+from launcher.train.job import Job, copies, rank, read_job, take_rank
 from launcher.train.outcome import rank_log, redirect_output, write_error
-from launcher.train.prepare import STAGE, prepare_in_ranks
+from launcher.train.prepare import STAGE, check_shared, prepare_in_ranks
 from launcher.train.progress import bars_in_status
 from launcher.train.status import start_status, status
 
@@ -43,6 +43,7 @@ def as_rank(module: str, work: Callable[[Path], None], argv: Sequence[str] | Non
         print(f"usage: python -m launcher.train.{module} RUN_DIR", file=sys.stderr)
         return 2
     run_dir = Path(arguments[0]).absolute()
+    take_rank()
     redirect_output(run_dir, rank())
     start_status(run_dir, rank())
     stopping.watch(os.environ)
@@ -102,6 +103,7 @@ def train(job: Job) -> None:
 
     started = time.monotonic()
     prepare_in_ranks(job)
+    check_shared(job)
     status().enter("load")
     set_timeouts(job)
     args = make_arguments(job)  # before the model: it sets the device, and ZeRO-3 shards from here on

@@ -104,7 +104,7 @@ def runs(tmp_path, monkeypatch, capsys):
         return replace(render(plan), **argvs)
 
     monkeypatch.setattr(run, "render", rendered)
-    monkeypatch.setattr(run, "check_machine", lambda plan: "0")
+    monkeypatch.setattr(run, "check_machine", lambda plan, nodes=None: "0")
     monkeypatch.setattr(run, "remember_run", lambda *_: "")
     monkeypatch.setattr(run, "result_text", lambda *_: "")
     return Runs(tmp_path, capsys)
@@ -356,7 +356,7 @@ def test_other_ranks_are_told_and_another_engine_is_refused(stopped):
 def test_a_finished_run_has_nothing_left(stopped, monkeypatch):
     assert stopped("--resume", "auto")[0] == 0
     before = contents(stopped.out)
-    monkeypatch.setattr(run, "check_machine", lambda plan: pytest.fail("it asked for devices"))
+    monkeypatch.setattr(run, "check_machine", lambda plan, nodes=None: pytest.fail("it asked for devices"))
     code, data, said = stopped("--resume", "auto")
     assert (code, data["result"]["steps"]) == (0, 6)
     assert "nothing is left to train" in said

@@ -14,13 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    ("step", "hardware", "launcher"),
+    ("step", "hardware"),
     [
-        pytest.param(("-N2", "-n2", "--ntasks-per-node=1"), "2x1xcpu", "accelerate", id="one-a-node"),
-        pytest.param(("-N1", "-n2"), "2xcpu", "srun", id="one-a-rank"),
+        pytest.param(("-N2", "-n2", "--ntasks-per-node=1"), "2x1xcpu", id="one-a-node"),
+        pytest.param(("-N1", "-n2"), "2xcpu", id="one-a-rank"),
     ],
 )
-def test_a_rehearsal_by_srun(cluster, tmp_path, step, hardware, launcher):
+def test_a_rehearsal_by_srun(cluster, tmp_path, step, hardware):
     out = tmp_path / "out"
     words = ["effilaunch", "doctor", str(small_recipe(tmp_path)), "--rehearse", "--on", hardware]
     done = cluster.run(
@@ -28,6 +28,8 @@ def test_a_rehearsal_by_srun(cluster, tmp_path, step, hardware, launcher):
     )
     assert done.stdout.count("the rehearsal of ") == 1, "one of the tasks leads, and tells"
     found = rows({"checks": json.loads((out / "result.json").read_text())["verdicts"]})
-    assert found["rehearsal-start"]["found"].startswith(f"2 ranks by {launcher}, together after ")
+    assert found["rehearsal-start"]["found"].startswith("2 ranks by torchrun, together after ")
     assert found["rehearsal-all-reduce"]["status"] == found["rehearsal-save"]["status"] == "ok"
+    nodes = json.loads((out / "logs" / "nodes.json").read_text())["nodes"]
+    assert [node["member"] for node in nodes] == [0, 1], "one job of both tasks"
     assert list((out / "checkpoints").iterdir()) == []

@@ -75,6 +75,9 @@ class Ground:
     def bound(self) -> dict:
         return json.loads((self.out / "environment.json").read_text())["bound"]
 
+    def nodes(self) -> dict:
+        return json.loads((self.out / "logs" / "nodes.json").read_text())
+
 
 @pytest.fixture
 def ground(tmp_path, base, network) -> Ground:
@@ -102,14 +105,6 @@ def only_sshd_is_left(network: Network, *names: str) -> None:
     wait_for(left, 20)
 
 
-def world(log: str) -> dict:
-    """What a launcher of DeepSpeed says of the world."""
-    return {
-        name: re.findall(rf"{name}=(\S+?),?\s", log)[-1]
-        for name in ("nnodes", "node_rank", "dist_world_size")
-    }
-
-
 def test_zero_2_through_a_hostfile(ground, network, alone):
     ground.hosts("# ours\nhosta slots=1\nhostb slots=1 # the other\n")
     recipe = ground.recipe(ZERO2, FILE)
@@ -117,18 +112,17 @@ def test_zero_2_through_a_hostfile(ground, network, alone):
     said = ground.ended(began, 0, 400)
     assert losses(ground.out) == pytest.approx(alone, rel=1e-6)
     address = network.machines["hosta"].address
-    assert f"2 members (hosta, hostb) meet at {address} over eth0" in said
-    bound = ground.bound()
-    assert (bound["interface"], bound["master_addr"]) == ("eth0", address)
-    assert [node["host"] for node in bound["nodes"]] == ["hosta", "hostb"]
-    logs = [(ground.out / "logs" / name).read_text() for name in ("launcher.log", "launcher-1.log")]
-    assert [world(log) for log in logs] == [
-        {"nnodes": "2", "node_rank": "0", "dist_world_size": "2"},
-        {"nnodes": "2", "node_rank": "1", "dist_world_size": "2"},
-    ]
+    assert f"2 nodes (hosta, hostb) meet at {address} over eth0" in said
+    nodes = ground.nodes()
+    assert (nodes["interface"], nodes["master_addr"]) == ("eth0", address)
+    assert [(node["node_rank"], node["host"]) for node in nodes["nodes"]] == [(0, "hosta"), (1, "hostb")]
+    assert {path.name for path in (ground.out / "logs").glob("launcher*.log")} == {
+        "launcher.log", "launcher-1.log"
+    }  # fmt: skip
     statuses = [json.loads((ground.out / "logs" / f"status-rank-{r}.json").read_text()) for r in (0, 1)]
     assert [(s["host"], s["step"], s["code"]) for s in statuses] == [("hosta", 4, 0), ("hostb", 4, 0)]
-    assert f"--master_port={bound['master_port']}" in logs[1]
+    bound = ground.bound()
+    assert (bound["master_addr"], bound["hostfile"]) == (address, str(ground.folder / "hosts"))
     only_sshd_is_left(network, *NAMES)
 
 
@@ -136,10 +130,10 @@ def test_ddp_by_the_same_command_on_both(ground, network, alone):
     first, second = ground.pair(ground.recipe(DDP, TWO))
     ground.ended(first, 0, 400)
     said = ground.ended(second, 0, 30, "hostb")
-    assert "the first machine is hosta" in said
+    assert "the first node is hosta" in said
     assert losses(ground.out) == pytest.approx(alone, rel=1e-6)
     command = ground.bound()["command"]
-    assert command[command.index("--main_process_ip") + 1] == network.machines["hosta"].address
+    assert command[command.index("--master-addr") + 1] == network.machines["hosta"].address
     only_sshd_is_left(network, *NAMES)
 
 
@@ -157,7 +151,7 @@ def test_a_machine_that_goes_down_ends_the_run_within_a_minute_with_its_name(gro
         began = time.monotonic()
         said = ground.ended(first, 5, 90)
         assert time.monotonic() - began < 60
-        assert "the machine hostb was lost: no word from it for 20 s" in said
+        assert "the node hostb was lost: no word for 20 s" in said
         only_sshd_is_left(network, "hosta")
     finally:
         network.mend()
@@ -169,8 +163,8 @@ def test_a_pulled_cable_ends_both_within_a_minute(ground, network):
     network.cut()
     try:
         began = time.monotonic()
-        assert "the machine hostb was lost: no word from it" in ground.ended(first, 5, 90)
-        assert "the first machine, hosta, was lost: no word from it" in ground.ended(second, 5, 60, "hostb")
+        assert "the node hostb was lost: no word" in ground.ended(first, 5, 90)
+        assert "the first node, hosta, was lost: no word" in ground.ended(second, 5, 60, "hostb")
         assert time.monotonic() - began < 60
         only_sshd_is_left(network, *NAMES)
     finally:
@@ -187,8 +181,39 @@ def test_killed_processes_of_a_machine_end_the_run_at_once(ground, network):
             os.kill(pid, signal.SIGKILL)
     said = ground.ended(first, 5, 60)
     assert time.monotonic() - began < 50
-    assert "the machine hostb was lost: it closed the connection" in said
+    assert "the node hostb was lost: " in said
     second.wait(10)
+    only_sshd_is_left(network, *NAMES)
+
+
+def test_a_signal_to_one_host_stops_both_with_one_checkpoint_and_the_run_resumes(ground, network):
+    recipe = ground.recipe(DDP, TWO, steps=10**6)
+    first, second = ground.pair(recipe)
+    ground.training(first, second)
+    second.send_signal(signal.SIGTERM)
+    said = [ground.ended(process, 130, 60, name) for process, name in ((first, "hosta"), (second, "hostb"))]
+    stopped = json.loads((ground.out / "stopped.json").read_text())
+    assert stopped["signal"] == "SIGTERM"
+    assert all(f"with {stopped['checkpoint']}" in words for words in said)
+    only_sshd_is_left(network, *NAMES)
+    more = ("--set", f"trainer.max_steps={stopped['step'] + 2}", "--resume", "auto")
+    for process, name in zip(ground.pair(recipe, *more), NAMES, strict=True):
+        ground.ended(process, 0, 240, name)
+    assert f"resumes from {ground.out}/checkpoints/{stopped['checkpoint']}" in ground.said()
+    assert len(losses(ground.out)) == stopped["step"] + 2
+
+
+def test_a_killed_rank_of_one_host_restarts_both_from_the_last_complete_checkpoint(ground, network):
+    recipe = ground.recipe(DDP, f"{TWO}\nlaunch: {{max_restarts: 1}}", steps=300)
+    pair = ground.pair(recipe)
+    wait_for(lambda: (ground.out / "checkpoints" / "checkpoint-100" / "manifest.json").is_file(), 240)
+    os.kill(json.loads((ground.out / "logs" / "status-rank-1.json").read_text())["pid"], signal.SIGKILL)
+    for process, name in zip(pair, NAMES, strict=True):
+        ground.ended(process, 0, 240, name)
+    (row,) = [json.loads(line) for line in (ground.out / "restarts.jsonl").read_text().splitlines()]
+    assert row["resumed_from"] in (100, 200)
+    assert "on hostb) was killed by SIGKILL" in row["cause"]
+    assert len(losses(ground.out)) == 300
     only_sshd_is_left(network, *NAMES)
 
 
@@ -258,7 +283,7 @@ def test_different_versions_are_refused_with_a_table(ground, network):
     said = ground.ended(first, 4, 60)
     assert re.search(r"accelerate is not the same on all machines: hosta \S+, hostb 0\.1 ", said)
     assert "hostb 0.1" in ground.ended(second, 4, 30, "hostb")
-    assert not ground.out.exists()
+    assert not list((ground.out / "logs").glob("rank-*.log")), "no rank was started"
 
 
 @pytest.mark.parametrize("hidden", ["out", "cache"])

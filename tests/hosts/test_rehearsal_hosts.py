@@ -94,7 +94,7 @@ def test_two_machines_of_a_hostfile(network, tmp_path):
     assert process.wait(300) == 0, log.read_text()[-6000:]
     found = rows({"checks": json.loads((out / "result.json").read_text())["verdicts"]})
     assert {row["status"] for row in found.values()} <= {"ok", "warn"}
-    assert found["rehearsal-start"]["found"].startswith("2 ranks by deepspeed")
+    assert found["rehearsal-start"]["found"].startswith("2 ranks by torchrun")
     assert found["rehearsal-ranks"]["found"] == "1 on hosta, 1 on hostb, gloo"
     assert found["rehearsal-interfaces"]["found"] == "eth0 on hosta, hostb"
     assert found["rehearsal-shared"]["found"].endswith("seen by all 2 nodes")

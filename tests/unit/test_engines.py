@@ -31,7 +31,7 @@ OTHER_MEANINGS = {
     "launcher/facts/machine_facts.py": "the package",
     "launcher/planner/resuming.py": "the package",
     "launcher/report/model_card.py": "the package",
-    "launcher/execute/nodes/hello.py": "the package",
+    "launcher/facts/node_facts.py": "the package",
     "launcher/train/machine.py": "the package",
     "launcher/execute/start_checks.py": "the package",
     "launcher/knowledge/doctor/build_checks.py": "the package",

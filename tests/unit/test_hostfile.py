@@ -242,7 +242,7 @@ def test_an_address_with_and_without_a_port(given, expected):
 
 @pytest.mark.parametrize(
     "given",
-    ["", ":29400", "node1:", "node1:0", "node1:70000", "node1:65530", "node1:x", "node1:٣", "node..1",
+    ["", ":29400", "node1:", "node1:0", "node1:70000", "node1:x", "node1:٣", "node..1",
      ".node1", "node 1", "-node1", "n" * 70, ".".join(["n" * 50] * 6), "nöde1", "[fd00::1", "fd00::x",
      pytest.param(f"node1:{'9' * 5000}", id="many digits")],
 )  # fmt: skip

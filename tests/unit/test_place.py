@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -11,20 +12,25 @@ import pytest
 from factories import plan
 
 from launcher.execute.binding import Order, bind_order
-from launcher.execute.nodes.hello import (
-    Hello,
+from launcher.execute.start import _order
+from launcher.execute.supervise import Limits
+from launcher.facts.hardware import parse_hardware
+from launcher.facts.interfaces import addresses, interface_of, is_this_machine, own_address_towards
+from launcher.facts.job_member import JobMember
+from launcher.facts.node_facts import (
+    NodeFacts,
+    another_command,
+    differences,
     different_versions,
     missing_devices,
     one_machine_twice,
     smaller_devices,
 )
-from launcher.execute.supervise import Limits
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.interfaces import addresses, interface_of, is_this_machine, own_address_towards
-from launcher.facts.job_member import JobMember
 from launcher.render.bundle import render
 from launcher.schedulers import slurm_queue
 from launcher.schedulers.ssh import forwarded
+from launcher.train.agent import Agent, bind_interfaces, elastic_arguments, read_agent
+from launcher.train.job import RANKS, take_rank
 
 ONE_A_NODE = JobMember("job", 1, 2, 2, 1, 1, 0, "node1", 29400)
 ONE_A_RANK = JobMember("job", 3, 4, 2, 1, 2, 1, "node1", 29400)
@@ -33,8 +39,9 @@ ONE_A_RANK = JobMember("job", 3, 4, 2, 1, 2, 1, "node1", 29400)
 def order_of(bundle, **changes) -> Order:
     hardware = bundle.plan.hardware
     given = Order(
-        "/runs/{devices}", bundle.command, bundle.worker, bundle.env, "127.0.0.1", 4711, hardware.num_devices,
-        hardware.devices_per_node, not hardware.is_cpu, "none", 60.0, 1.0, None, None, Limits(leave=1.0),
+        "/runs/{devices}", bundle.command, bundle.env, 4711, hardware.num_devices,
+        hardware.devices_per_node, not hardware.is_cpu, "none", 60.0, 1.0, None, True, None,
+        Limits(leave=1.0),
     )  # fmt: skip
     return replace(given, **changes)
 
@@ -47,66 +54,69 @@ def test_the_ranks_of_a_member():
 
 
 @pytest.mark.parametrize("engine", ["deepspeed", "ddp"])
-def test_each_machine_names_itself_and_the_first_one(tmp_path, engine):
+def test_each_node_starts_torchrun_with_its_place(tmp_path, engine):
     bundle = render(plan(tmp_path, "2x4xA100-80GB", sharding__engine=engine))
-    bound = bind_order(order_of(bundle), ONE_A_NODE, ["4", "5", "6", "7", "8"])
+    bound = bind_order(order_of(bundle), ONE_A_NODE, ["4", "5", "6", "7", "8"], "digest")
     words = " ".join(bound.argv)
     assert "{node_rank}" not in words
-    if engine == "deepspeed":
-        assert (
-            "--no_ssh --node_rank 1 --master_addr 127.0.0.1 --include node-0:4,5,6,7@node-1:4,5,6,7" in words
-        )
-        assert "--hostfile /runs/{devices}/hostfile" in words, "a folder's name is no late value"
-    else:
-        assert "--machine_rank 1 --main_process_ip 127.0.0.1 --main_process_port 4711" in words
-        assert bound.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    assert "/runs/{devices} --nnodes 2" in words, "a folder's name is no late value"
+    assert "--nproc-per-node 4 --node-rank 1 --master-addr node1 --master-port 4711" in words
+    assert bound.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    agent = read_agent(bound.argv[3:], bound.env)
+    assert (agent.place, agent.asked, agent.ranks) == (ONE_A_NODE, "digest", 4)
+    assert "hostfile" not in bundle.files
+    assert "accelerate.yaml" not in bundle.files
 
 
-def test_the_hostfile_names_the_nodes_in_order(tmp_path):
-    bundle = render(plan(tmp_path, "3x2xcpu", sharding__engine="deepspeed"))
-    lines = bundle.files["hostfile"].splitlines()
-    assert [line for line in lines if not line.startswith("#")] == [f"node-{n} slots=2" for n in range(3)]
-    assert "hostfile" not in render(plan(tmp_path, "2xcpu", sharding__engine="deepspeed")).files
-    assert "hostfile" not in render(plan(tmp_path, "2x2xcpu", sharding__engine="ddp")).files
-
-
-def test_the_launchers_of_the_real_deepspeed_take_the_command(tmp_path):
-    """Its own parser and filter, up to the world that it would hand to the ranks."""
-    runner = pytest.importorskip("deepspeed.launcher.runner")
-    bundle = render(plan(tmp_path, "2x2xA100-80GB", sharding__engine="deepspeed"))
-    hosts = tmp_path / "hostfile"
-    hosts.write_text(bundle.files["hostfile"].replace("slots=2", "slots=8"))
-    bound = bind_order(order_of(bundle, run_dir=str(tmp_path)), ONE_A_NODE, ["6", "7"])
-    args = runner.parse_args(bound.argv[3:])
-    pool = runner.fetch_hostfile(args.hostfile)
-    world = runner.parse_inclusion_exclusion(pool, args.include, args.exclude)
-    assert dict(world) == {"node-0": [6, 7], "node-1": [6, 7]}
-    assert (args.no_ssh, args.node_rank, args.master_addr, args.master_port) == (True, 1, "127.0.0.1", 4711)
-
-
-def test_a_member_a_rank_starts_the_worker_with_what_a_launcher_would_tell(tmp_path):
+def test_a_task_per_device_is_a_node_of_torchrun_with_one_rank(tmp_path, monkeypatch):
     bundle = render(plan(tmp_path, "2x2xA100-80GB"), worker="launcher.train.other")
     bound = bind_order(order_of(bundle), ONE_A_RANK, ["0", "1"])
-    assert bound.argv[1:] == ["-m", "launcher.train.other", "/runs/{devices}"]
-    told = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4711", "CUDA_VISIBLE_DEVICES": "0,1"}  # fmt: skip
-    assert told.items() <= bound.env.items()
-    alone = bind_order(order_of(bundle), ONE_A_RANK, ["5"])
-    assert (alone.env["CUDA_VISIBLE_DEVICES"], alone.env["LOCAL_RANK"]) == ("5", "0")
+    assert bound.env["CUDA_VISIBLE_DEVICES"] == "0,1"
+    agent = read_agent(bound.argv[3:], bound.env)
+    assert (agent.ranks, agent.module) == (1, "launcher.train.other")
+    monkeypatch.setenv(RANKS, "")
+    nodes = [replace(facts_of(n, n // 2), address="127.0.0.1") for n in range(4)]
+    words = elastic_arguments(agent, nodes)
+    assert {"--nnodes=4", "--nproc-per-node=1", "--rdzv-backend=c10d", "--max-restarts=0"} <= set(words)
+    for devices, local in (("0,1", "1"), ("5", "0")):  # with a device of its own it is number 0
+        for name, value in {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": devices, "RANK": "9"}.items():
+            monkeypatch.setenv(name, value)
+        for name in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
+            monkeypatch.setenv(name, "")
+        elastic_arguments(agent, nodes)
+        take_rank()
+        told = {"RANK": "3", "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1",
+                "MASTER_PORT": "29400"}  # fmt: skip
+        assert told.items() <= os.environ.items()
 
 
-def test_the_interface_is_named_unless_the_user_named_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("engine", ["deepspeed", "ddp"])
+def test_tasks_of_one_node_are_one_job(tmp_path, engine):
+    """The plan's launcher would start all ranks of the node in each task."""
+    bundle = render(plan(tmp_path, "2xcpu", sharding__engine=engine), worker="launcher.train.other")
+    place = JobMember("job", 1, 2, 1, 0, 2, 1, "node1", 29400)
+    order = _order(bundle, tmp_path, 4711, None, Limits(), place)
+    bound = bind_order(order, place, [])
+    agent = read_agent(bound.argv[3:], bound.env)
+    assert (agent.ranks, agent.place.members, agent.module) == (1, 2, "launcher.train.other")
+    assert bound.argv[2] == "launcher.train.agent"
+
+
+def test_the_interface_is_named_unless_the_user_named_one(tmp_path, monkeypatch, capsys):
+    (tmp_path / "logs").mkdir()
+    first = JobMember("job", 0, 2, 2, 0, 1, 0, "127.0.0.1", 29400)
+    agent = Agent(tmp_path, first, "", 1, 1, "worker", 1.0)
+    nodes = [facts_of(0, 0), replace(facts_of(1, 1), address="127.0.0.1")]
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.delenv(name, raising=False)
-    bundle = render(plan(tmp_path, "2x1xcpu"))
-    bound = bind_order(order_of(bundle), ONE_A_NODE, [])
-    assert (bound.env["GLOO_SOCKET_IFNAME"], bound.env["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
-    assert bound.interface == "lo"
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
+        monkeypatch.setenv(name, "")
+    bind_interfaces(agent, nodes)
+    assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+    assert "2 nodes (host0, host1) meet at 127.0.0.1 over lo" in capsys.readouterr().out
+    told = json.loads((tmp_path / "logs" / "nodes.json").read_text())
+    assert (told["interface"], [node["host"] for node in told["nodes"]]) == ("lo", ["host0", "host1"])
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
-    users = bind_order(order_of(bundle), ONE_A_NODE, [])
-    assert (users.env["GLOO_SOCKET_IFNAME"], users.env["NCCL_SOCKET_IFNAME"]) == ("mine", "ib0")
-    assert users.interface == ""
+    bind_interfaces(agent, nodes)
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
 def test_ranks_of_one_machine_meet_on_loopback(tmp_path, monkeypatch):
@@ -116,7 +126,6 @@ def test_ranks_of_one_machine_meet_on_loopback(tmp_path, monkeypatch):
     several, one = (order_of(render(plan(tmp_path, on))) for on in ("2xcpu", "cpu"))
     bound = bind_order(several, alone, [])
     assert (bound.env["GLOO_SOCKET_IFNAME"], bound.env["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
-    assert bound.interface == "", "nothing to tell the user"
     assert "GLOO_SOCKET_IFNAME" not in bind_order(one, alone, []).env
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
     assert bind_order(several, alone, []).env["GLOO_SOCKET_IFNAME"] == "mine"
@@ -151,15 +160,32 @@ def test_what_other_machines_get_of_the_environment():
     assert kept == {"NCCL_DEBUG", "HF_TOKEN", "CUDA_HOME", "EFFILAUNCH_CACHE", "MINE", "PYTHONPATH"}
 
 
-def hello(member: int, node: int, devices=(), **versions) -> Hello:
+def facts_of(member: int, node: int, devices=(), **versions) -> NodeFacts:
     there = {"effilaunch": "1", "python": "3.11", "torch": "2.13", **versions}
-    return Hello("job", "", member, node, 0, f"host{node}", 1, tuple(devices), there)
+    return NodeFacts(member, node, 0, f"host{node}", "", "job", "asked", "digest", tuple(devices), there)
+
+
+def test_nodes_of_another_job_or_with_other_options_are_named():
+    names = {0: "host0", 1: "host1"}
+    for changes, code in (({"job": "port 29401"}, "another-job"), ({"asked": "other"}, "command-differs")):
+        (problem,) = another_command([facts_of(0, 0), replace(facts_of(1, 1), **changes)], names)
+        assert problem.code == code
+        assert problem.message.startswith("host1 ")
+    assert another_command([facts_of(0, 0), facts_of(1, 1)], names) == []
+
+
+@pytest.mark.parametrize(("digest", "sees"), [("", "does not see"), ("other", "sees another")])
+def test_a_node_that_sees_another_plan_is_named(tmp_path, digest, sees):
+    nodes = [facts_of(0, 0), replace(facts_of(1, 1), plan=digest)]
+    (problem,) = differences(nodes, parse_hardware("2x1xcpu"), tmp_path)
+    assert problem.code == "not-shared"
+    assert problem.message.startswith(f"host1 {sees} {tmp_path}/plan.json")
 
 
 def test_different_versions_are_told_as_a_table():
     names = {0: "host0", 1: "host1"}
-    assert different_versions([hello(0, 0), hello(1, 1)], names) == []
-    found = different_versions([hello(0, 0), hello(1, 1, torch="2.12", peft="0.21")], names)
+    assert different_versions([facts_of(0, 0), facts_of(1, 1)], names) == []
+    found = different_versions([facts_of(0, 0), facts_of(1, 1, torch="2.12", peft="0.21")], names)
     assert [p.message for p in found] == [
         "torch is not the same on all machines: host0 2.13, host1 2.12",
         "peft is not the same on all machines: host0 none, host1 0.21",
@@ -169,38 +195,39 @@ def test_different_versions_are_told_as_a_table():
 def test_too_few_devices_are_named():
     hardware = parse_hardware("2x2xA100-80GB")
     names = {0: "host0", 1: "host1", 2: "host1 (member 2)"}
-    (problem,) = missing_devices([hello(0, 0, "01"), hello(1, 1, "0")], hardware, names)
+    (problem,) = missing_devices([facts_of(0, 0, "01"), facts_of(1, 1, "0")], hardware, names)
     assert "host1 shows 1 GPUs" in problem.message
-    own = [hello(0, 0, "01"), hello(1, 1, "0"), hello(2, 1, "0")]  # each task sees its own GPU as 0
+    own = [facts_of(0, 0, "01"), facts_of(1, 1, "0"), facts_of(2, 1, "0")]  # each task sees its own GPU as 0
     assert missing_devices(own, hardware, names) == []
-    assert missing_devices([hello(0, 0), hello(1, 1)], parse_hardware("2x2xcpu"), names) == []
+    assert missing_devices([facts_of(0, 0), facts_of(1, 1)], parse_hardware("2x2xcpu"), names) == []
 
 
 def test_two_machines_are_one_where_a_gpu_of_theirs_is():
     hardware = parse_hardware("2x1xA100-80GB")
     names = {number: f"host{number}" for number in range(4)}
-    one = replace(hello(0, 0, "0"), boot_id="b", uuids=("GPU-1",))
+    one = replace(facts_of(0, 0, "0"), boot_id="b", uuids=("GPU-1",))
     (problem,) = one_machine_twice(
-        [one, replace(hello(1, 1, "0"), boot_id="b", uuids=("GPU-1",))], hardware, names
+        [one, replace(facts_of(1, 1, "0"), boot_id="b", uuids=("GPU-1",))], hardware, names
     )
     assert problem.message == "host0 and host1 are one machine: both take GPU-1"
     for changes in ({"uuids": ("GPU-2", "GPU-1")}, {"boot_id": "c"}, {"node_rank": 0}, {"uuids": ()}):
-        other = replace(hello(1, 1, "0"), **{"boot_id": "b", "uuids": ("GPU-1",), **changes})
+        other = replace(facts_of(1, 1, "0"), **{"boot_id": "b", "uuids": ("GPU-1",), **changes})
         assert one_machine_twice([one, other], hardware, names) == [], changes
 
 
 def test_a_machine_with_smaller_devices_is_named():
     hardware, gib = parse_hardware("2x2xA100-80GB"), 1 << 30
     names = {0: "host0", 1: "host1"}
-    one = replace(hello(0, 0, "01"), sizes=(80 * gib, 78 * gib))
+    one = replace(facts_of(0, 0, "01"), sizes=(80 * gib, 78 * gib))
     (problem,) = smaller_devices(
-        [one, replace(hello(1, 1, "01"), sizes=(80 * gib, 40 * gib))], hardware, names
+        [one, replace(facts_of(1, 1, "01"), sizes=(80 * gib, 40 * gib))], hardware, names
     )
     assert "devices of 80 GiB, host1 has one of 40 GiB" in problem.message
     assert (
-        smaller_devices([one, replace(hello(1, 1), sizes=(80 * gib, 80 * gib, gib))], hardware, names) == []
+        smaller_devices([one, replace(facts_of(1, 1), sizes=(80 * gib, 80 * gib, gib))], hardware, names)
+        == []
     )
-    assert smaller_devices([hello(0, 0), hello(1, 1)], hardware, names) == []
+    assert smaller_devices([facts_of(0, 0), facts_of(1, 1)], hardware, names) == []
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

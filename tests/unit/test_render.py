@@ -12,6 +12,7 @@ import pytest
 import yaml
 from factories import BASE, facts, plan, recipe
 
+from launcher.errors import RecipeError
 from launcher.planner.planner import make_plan
 from launcher.render.bundle import render
 
@@ -104,6 +105,13 @@ def test_one_process_is_plain_python_and_deepspeed_gets_its_rendezvous(tmp_path)
     assert (zero.env["WORLD_SIZE"], zero.env["MASTER_PORT"]) == ("1", "{master_port}")
 
 
+def test_deepspeeds_own_launcher_is_refused_over_several_nodes(tmp_path):
+    with pytest.raises(RecipeError) as caught:
+        rendered(tmp_path, "2x2xA100-80GB", sharding__engine="deepspeed", launch__launcher="deepspeed")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("launcher-conflict", "launch.launcher")
+
+
 def test_rendering_is_stable(tmp_path):
     made = plan(tmp_path)
     assert render(made) == render(made)
@@ -149,14 +157,12 @@ def devices_of(done, launcher, nodes):
     """The device ids that the launcher is told."""
     argv, _, env = done.stdout.partition("=\n")
     argv, env = argv.split("\n"), dict(line.partition("=")[::2] for line in env.splitlines())
-    if launcher != "deepspeed":
+    if launcher != "deepspeed" or nodes > 1:
         assert not any("{devices}" in word or "include" in word for word in argv)
         return env["CUDA_VISIBLE_DEVICES"]
     assert env.get("CUDA_VISIBLE_DEVICES", "all") in ("all", "4,5,6,7,2,3,0,1,9")
-    parts = argv[argv.index("--include") + 1].split("@")
-    names = ["localhost"] if nodes == 1 else [f"node-{number}" for number in range(nodes)]
-    assert [part.split(":")[0] for part in parts] == names
-    (ids,) = {part.split(":")[1] for part in parts}
+    host, _, ids = argv[argv.index("--include") + 1].partition(":")
+    assert host == "localhost"
     return ids
 
 
@@ -166,17 +172,15 @@ def devices_of(done, launcher, nodes):
 )
 def test_command_sh_starts_as_many_devices_as_are_planned(tmp_path, launcher, nodes, count):
     engine = "deepspeed" if launcher == "deepspeed" else "ddp"
-    bundle = rendered(
-        tmp_path, f"{nodes}x{count}xA100-80GB", sharding__engine=engine, launch__launcher=launcher
-    )
+    asked = "auto" if nodes > 1 else launcher
+    bundle = rendered(tmp_path, f"{nodes}x{count}xA100-80GB", sharding__engine=engine, launch__launcher=asked)
     script = bundle.files["command.sh"]
     if shutil.which("shellcheck"):
         subprocess.run(["shellcheck", "-"], input=script, text=True, check=True)
     done = started_by_hand(script, tmp_path)
     assert devices_of(done, launcher, nodes) == ",".join(map(str, range(count)))
-    if launcher == "accelerate":
-        config = yaml.safe_load(bundle.files["accelerate.yaml"])
-        assert config["num_processes"] == count * nodes
+    if launcher == "accelerate" and nodes == 1 and count > 1:
+        assert yaml.safe_load(bundle.files["accelerate.yaml"])["num_processes"] == count
 
     # Those that the shell names, as many as are planned: more would be another number of ranks.
     done = started_by_hand(script, tmp_path, CUDA_VISIBLE_DEVICES="4,5,6,7,2,3,0,1,9")

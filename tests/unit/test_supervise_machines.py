@@ -16,7 +16,7 @@ from launcher.errors import RunFailed
 from launcher.execute.attempts import may_pass
 from launcher.execute.endings import supervised_failure
 from launcher.execute.following import Ended, Start, follow
-from launcher.execute.nodes.peers import Part
+from launcher.execute.nodes import Part
 from launcher.execute.supervise import Watch
 from launcher.facts.probe import OomKills
 from launcher.facts.rank_status import process_started
@@ -92,6 +92,9 @@ class Neighbour(Mock):
 
     stop, trouble, vanished, running = None, "", "", False
 
+    def wants_stacks(self) -> bool:
+        return False
+
     @property
     def end(self) -> str:
         return "hostb ended" if (self.run / "logs" / "status-rank-0.json").exists() else ""
@@ -154,16 +157,8 @@ def test_memory_that_ran_out_on_the_machine_of_a_lost_rank_is_the_cause(run):
         assert f"rank 1 (pid {GONE} on hostb) was killed by SIGKILL" in problem.message
 
 
-def test_a_rank_that_no_launcher_started_is_told_by_its_own_code(run):
-    part = Part(trouble="rank 1 was lost", first=True, lost=frozenset({1}), code=-11, oom=False)
-    over = ended(run, hostb=part)
-    over.rank_codes = {0: 0, 1: -11}
-    (problem,) = supervised_failure(run, over, NEVER, ()).problems
-    assert "was killed by SIGSEGV" in problem.message
-
-
 def test_a_lost_machine_is_no_reason_for_a_restart():
     from launcher.errors import Problem
-    from launcher.execute.nodes.group import HOST_LOST
+    from launcher.facts.node_facts import HOST_LOST
 
     assert not may_pass(RunFailed(Problem(HOST_LOST, "the machine hostb was lost")))

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import EffilaunchError, RecipeError
-from launcher.execute.nodes.hello import prepared_data
+from launcher.execute.nodes import read_node
 from launcher.execute.output import LogFile, Output, errors_in
 from launcher.execute.record import read_run
 from launcher.execute.run_dir import last_step, read_stopped
@@ -111,11 +111,13 @@ def test_damaged_records_of_a_run(tmp_path: Path) -> None:
     assert last_requeue(tmp_path) == 2
     for content in (b"", b"\xff", b"[]", b"[" * 100_000):
         (tmp_path / "data.json").write_bytes(content)
-        for reader in (read_record, lambda path: prepared_data(path.parent)):
-            with pytest.raises(RecipeError) as caught:
-                reader(tmp_path / "data.json")
-            assert caught.value.problems[0].code == "record-unreadable"
-            assert caught.value.problems[0].file == str(tmp_path / "data.json")
+        with pytest.raises(RecipeError) as caught:
+            read_record(tmp_path / "data.json")
+        assert caught.value.problems[0].code == "record-unreadable"
+        assert caught.value.problems[0].file == str(tmp_path / "data.json")
+        (tmp_path / ".nodes").mkdir(exist_ok=True)
+        (tmp_path / ".nodes" / "1.json").write_bytes(content)
+        assert read_node(tmp_path, 1) is None
 
 
 def test_a_long_chain_of_extends_is_refused_where_it_is_too_long(tmp_path: Path) -> None:

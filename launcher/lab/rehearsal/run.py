@@ -13,13 +13,15 @@ from typing import Any
 from launcher.engines import engine_of
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST
-from launcher.execute.nodes.group import HOST_LOST, Group
+from launcher.execute.nodes import Nodes
 from launcher.execute.run_dir import MARKER, claimed, default_run_dir, written
 from launcher.execute.signals import ended_by_signals
 from launcher.execute.start import execute
 from launcher.execute.start_checks import check_machine
 from launcher.execute.supervise import Limits
+from launcher.execute.taking_part import take_part
 from launcher.facts import probe
+from launcher.facts.node_facts import HOST_LOST
 from launcher.facts.rank_status import read_statuses
 from launcher.facts.safe_files import read_record, write_text
 from launcher.inputs.planning_facts import find_hardware, gather
@@ -30,18 +32,17 @@ from launcher.memory.tensor_parallel import on_rank
 from launcher.plan.plan import Plan
 from launcher.plan.rehearsal import PLANNED, PREFIX, RESULT, SHARE, Rehearsal
 from launcher.planner.planner import make_plan
-from launcher.recipe.loading import LoadedRecipe, load_recipe
+from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import Bundle, dump_json, render
 from launcher.report.doctor_text import finding_lines
 from launcher.report.outcome import Outcome, echo, note
 from launcher.report.tables import table
 from launcher.schedulers.rendezvous import (
     Request,
-    await_members,
     digest_of_request,
     find_gathering,
-    gathered,
-    take_part,
+    leading,
+    shared_run_dir,
 )
 
 SECONDS = 20.0
@@ -152,17 +153,25 @@ def rehearse_recipe(
     hardware = partial(find_hardware, loaded.recipe, on)
     gathering = find_gathering(Request(loaded, hardware, note, node_rank, master_addr, command_line))
     digest = digest_of_request(loaded, overrides, on=on, rehearse=True, seconds=seconds)
-    if gathering is not None and not gathering.place.is_head:
-        return Outcome(take_part(gathering.place, digest, say), "the run has finished")
-    with gathered(gathering, digest, say) as group:
+    default = default_run_dir(str(loaded.path), Path.cwd()).absolute()  # on the disk of the run
+    folder = Path(output_dir).absolute() if output_dir else default.with_name(PREFIX + default.name)
+    if gathering is not None:
+        shared = shared_run_dir(folder, not output_dir, gathering.place)
+        folder = shared if output_dir else shared.with_name(PREFIX + shared.name)
+        if not gathering.place.is_head:
+            take_part(gathering.place, folder, digest, hardware().devices_per_node, say)
+            return Outcome({"node_rank": gathering.place.node_rank}, "the rehearsal has finished")
+    with leading(gathering, folder, digest, say) as nodes:
         planned, facts = gather(loaded, on)
         plan = make_plan(planned, facts)
+        if gathering is None and not output_dir:
+            folder = claimed(folder)
         outcome = _rehearse(
-            loaded, plan, plan_rehearsal(plan, seconds, meet_s), group, say, output_dir=output_dir,
+            plan, plan_rehearsal(plan, seconds, meet_s), folder, nodes, say,
             subject=recipe + (f" on {on}" if on else ""),
         )  # fmt: skip
-        if group is not None and outcome.exit_code:
-            group.goodbye(MachineError(outcome.problems or _failed_checks(outcome)))
+        if nodes is not None and outcome.exit_code:
+            nodes.close(MachineError(outcome.problems or _failed_checks(outcome)))
         return outcome
 
 
@@ -173,32 +182,25 @@ def _failed_checks(outcome: Outcome) -> Problem:
 
 
 def _rehearse(
-    loaded: LoadedRecipe,
     plan: Plan,
     planned: Rehearsal,
-    group: Group | None,
+    run_dir: Path,
+    nodes: Nodes | None,
     say: Callable[[str], None],
     *,
-    output_dir: str | None,
     subject: str,
 ) -> Outcome:
-    if group is not None:
-        await_members(group, say)
-    devices = check_machine(plan, group)
-    default = default_run_dir(str(loaded.path), Path.cwd()).absolute()  # on the disk of the run
-    default = default.with_name(PREFIX + default.name)
-    run_dir = Path(output_dir).absolute() if output_dir else claimed(default)
+    devices = check_machine(plan, nodes)
     bundle = render_rehearsal(plan, planned)
     ranks = plan.hardware.num_devices
     say(start_line(planned, ranks, printable(str(run_dir))))
     with written(bundle, run_dir, resume=False) as lock:
         start = partial(
             execute, bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=None, echo=say,
-            prepare=False, limits=limits_of(planned, ranks), lock=lock, group=group,
+            prepare=False, limits=limits_of(planned, ranks), lock=lock, nodes=nodes,
         )  # fmt: skip
         failed = _error_of(start, run_dir)
-    each_alone = group is not None and group.place.is_one_rank
-    launcher = "srun" if each_alone else str(plan.launch.launcher)
+    launcher = str(plan.launch.launcher) if nodes is None else "torchrun"
     return conclude(plan, planned, run_dir, failed, subject, launcher)
 
 

@@ -1,6 +1,6 @@
-"""Two members of a job on this machine, each with one of the small ranks of `supervised.py`.
+"""Two nodes of a job on this machine, each with one of the small ranks of `supervised.py`.
 
-`python tests/two_members.py FOLDER MEMBER SETTINGS` is one of them: member 0 leads.
+`python tests/two_nodes.py FOLDER NODE SETTINGS` is one of them: node 0 leads.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Pair:
     """Both, as processes of their own."""
 
     def __init__(self, folder: Path, script: str, port: int, **settings: Any) -> None:
-        """script: of `supervised.ranks`, whose launcher starts the one rank of its member."""
+        """script: of `supervised.ranks`, whose launcher starts the one rank of its node."""
         self.run_dir, self.mark = folder / "run", uuid.uuid4().hex
         alone = script.replace("for rank in range(2)]", "for rank in [int(sys.argv[2])]]")
         over = "while None in [rank.poll() for rank in ranks]"
         alone = alone.replace(over, f"{over} or any(rank.returncode for rank in ranks)")
         settings |= {"script": alone.replace('run / "tries"', 'run / f"tries-{sys.argv[2]}"'), "port": port}
-        self.members = [self._start(folder, number, settings) for number in (0, 1)]
+        self.nodes = [self._start(folder, number, settings) for number in (0, 1)]
 
     def _start(self, folder: Path, number: int, settings: dict[str, Any]) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -49,14 +49,14 @@ class Pair:
         file = self.run_dir / "logs" / f"status-rank-{rank}.json"
         return json.loads(file.read_text()) if file.is_file() else {}
 
-    def send(self, member: int, number: int) -> Pair:
-        self.members[member].send_signal(number)
+    def send(self, node: int, number: int) -> Pair:
+        self.nodes[node].send_signal(number)
         return self
 
     def ended(self, *codes: int, within_s: float = 60.0) -> list[str]:
         """What each said that has ended with its code; none of their processes is left."""
-        said = [member.communicate(timeout=within_s)[0] for member in self.members]
-        assert tuple(member.returncode for member in self.members) == codes, "\n----\n".join(said)
+        said = [node.communicate(timeout=within_s)[0] for node in self.nodes]
+        assert tuple(node.returncode for node in self.nodes) == codes, "\n----\n".join(said)
         wait_for(lambda: not marked(MARK, self.mark), 20)
         return said
 
@@ -66,35 +66,34 @@ class Pair:
 
 def main(folder: Path, number: int, settings: dict[str, Any]) -> int:
     from launcher.errors import EffilaunchError
-    from launcher.execute import following
-    from launcher.execute.nodes.member import serve
-    from launcher.execute.nodes.wire import Rhythm
+    from launcher.execute import following, nodes
+    from launcher.execute.supervise import Limits
+    from launcher.execute.taking_part import take_part
     from launcher.facts.job_member import JobMember
     from launcher.report.outcome import echo
 
     following.VANISHED_S = settings.get("vanished_s", following.VANISHED_S)
-    rhythm = Rhythm(0.3, settings.get("silent_s", 20.0))
+    nodes.BEAT_S, nodes.SILENT_S = 0.3, settings.get("silent_s", 20.0)
     place = JobMember("two", number, 2, 2, number, 1, 0, HERE, settings["port"])
     try:
         if number == 0:
-            lead(place, folder, settings, rhythm)
+            lead(place, folder, settings)
         else:
-            serve(place, settings.get("asked", ""), echo, come_s=20.0, rhythm=rhythm)
+            take_part(place, folder / "run", "", 1, echo, Limits(come=20.0))
     except EffilaunchError as error:
         echo(f"{error.problems[0].code}: {error}")
         return error.exit_code
     return 0
 
 
-def lead(place: Any, folder: Path, settings: dict[str, Any], rhythm: Any) -> None:
-    """The head's command, from the group to its goodbye."""
+def lead(place: Any, folder: Path, settings: dict[str, Any]) -> None:
+    """The command of node rank 0."""
     from launcher.execute.attempts import run_attempts
-    from launcher.execute.nodes.group import Group
     from launcher.execute.run_dir import write_run_dir
     from launcher.execute.supervise import Limits
     from launcher.render.bundle import render
     from launcher.report.outcome import echo
-    from launcher.schedulers.rendezvous import leaving_together
+    from launcher.schedulers.rendezvous import Gathering, leading
 
     given = {"launch__max_restarts": settings.get("restarts", 0), "launch__hang_factor": 2}
     bundle = replace(
@@ -102,14 +101,12 @@ def lead(place: Any, folder: Path, settings: dict[str, Any], rhythm: Any) -> Non
         prepare=(sys.executable, "-c", settings.get("prepare", PREPARED), "{run_dir}"),
         command=(sys.executable, "-c", settings["script"], "{run_dir}", "{node_rank}"),
     )
-    group = Group(place, "", rhythm)
-    with leaving_together(group):
-        group.await_all(20.0, echo)
+    with leading(Gathering(place), folder / "run", "", echo) as nodes:
         write_run_dir(bundle, folder / "run", resume=False)
         run_attempts(
             recipe(folder, **given), facts("2x1xcpu"), bundle, folder / "run", devices="", resume=None,
             say=echo, limits=Limits(**{"leave": 0.3, **settings.get("limits", {})}), first_pause_s=0.1,
-            group=group,
+            nodes=nodes,
         )  # fmt: skip
 
 
