@@ -38,6 +38,7 @@ MORE = {
     "sharding": "parallelism.md",
     "launch.hostfile": "hosts.md",
     "launch.slurm": "cluster.md",
+    "launch.kubernetes": "kubernetes.md",
     "launch.max_restarts": "faults.md",
     "on_oom": "out-of-memory.md",
     "fixes": "fixes.md",

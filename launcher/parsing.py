@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from launcher import __version__
+from launcher.schedulers import QUEUES
 
 if TYPE_CHECKING:
     from launcher.report.outcome import Outcome
@@ -247,11 +248,11 @@ COMMANDS = (
             _experiment(3, "RUNG", "rungs")),
     Command("submit", "submit a recipe to a scheduler", (
         arg("target", metavar="RECIPE|RUN_DIR",
-            help="a recipe; with --follow or --cancel: what was submitted"),
+            help="a recipe; with --follow, --cancel or --requeue: what was submitted"),
         SET,
         ON,
         *PROGRESS,
-        arg("--to", choices=["slurm"], default="slurm", help="the scheduler"),
+        arg("--to", choices=QUEUES, default=QUEUES[0], help="the scheduler"),
         arg("--sweep", metavar="KEY=A,B", action="append", default=[], dest="sweeps",
             help="submit one job per value; several sweeps: one per combination"),
         flag("--tiny", help=f"{TINY_HELP} on one node"),
@@ -261,6 +262,7 @@ COMMANDS = (
             flag("--detach", help="submit and return"),
             flag("--follow", help="follow what was submitted"),
             flag("--cancel", help="cancel what was submitted"),
+            flag("--requeue", help="start runs again whose jobs have ended; they resume"),
         ),
     )),
     Command("drill", "kill and resume a short run and compare its losses",

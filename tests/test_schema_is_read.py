@@ -21,8 +21,8 @@ from launcher.facts.hardware import parse_hardware
 from launcher.planner.planner import make_plan
 from launcher.recipe.schema import Recipe
 from launcher.render.bundle import render
-from launcher.schedulers.scheduler import Submission
-from launcher.schedulers.slurm_script import render_array, render_job, render_prepare_job
+from launcher.schedulers import queue_named
+from launcher.schedulers.queue import PlannedRun, Submission
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = """\
@@ -31,7 +31,7 @@ adapter: {type: lora, r: 8}
 data: {train: [{path: rows.jsonl}], eval: {split: 0.5}, max_length: 512}
 trainer: {max_steps: 10}
 """
-# Of a job that `submit` makes: read by the scripts alone, see test_every_key_of_slurm_changes_a_script.
+# Of a job that `submit` makes: read by the scripts alone, see test_every_key_of_a_scheduler_changes_a_file.
 SLURM_JOB = {
     "partition": "gpu",
     "account": "ab123",
@@ -54,6 +54,32 @@ SLURM = {
     "launch.slurm.setup": "[module load cuda]",
     "launch.slurm.array_limit": "2",
 }
+KUBERNETES = {
+    f"launch.kubernetes.{key}": value
+    for key, value in {
+        "kind": "jobset",
+        "image": "other",
+        "runs": "/data/others",
+        "volumes": "[{claim: other, path: /data}]",
+        "secrets": "[hf]",
+        "image_pull_secrets": "[registry]",
+        "namespace": "team",
+        "cpus": "4",
+        "memory": "64Gi",
+        "shm": "16Gi",
+        "device": "amd.com/gpu",
+        "node_selector": "{gpu: a100}",
+        "tolerations": "[{operator: Exists}]",
+        "service_account": "trainer",
+        "priority_class": "high",
+        "labels": "{team: a}",
+        "setup": "[module load cuda]",
+        "prepare": "false",
+        "restarts": "1",
+    }.items()
+}
+OF_QUEUES = {**SLURM, **KUBERNETES}
+NO_FILE = {"launch.kubernetes.context"}  # which cluster is asked: tests/process/test_kubernetes.py
 GENERATION = {
     "num_generations": "4",
     "max_completion_length": "100",
@@ -146,7 +172,7 @@ CHANGED: dict[str, str] = {
     "launch.hang_factor": "0",
     "launch.hostfile": "hosts",
     "fixes.disable": "[use-cache-off]",
-    **SLURM,
+    **OF_QUEUES,
     "reward": "[{function: exact_match}]",
     **{f"generation.{key}": value for key, value in GENERATION.items()},
     "early_stopping.patience": "2",
@@ -173,7 +199,7 @@ SOURCES = ("source", "settings")
 MAPPINGS = (*SOURCES, "fim", "held_out", "asked", "prompts")
 
 
-LISTED = ("DataSource", "RewardFunction")
+LISTED = ("RemoteVolume", "DataSource", "RewardFunction")
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -340,7 +366,7 @@ def test_a_read_that_is_taken_out_is_missed(name):
 def test_the_table_has_every_leaf_of_the_schema():
     # a name, a list, a whole section, false
     short_forms = {"model.quantization", "data.eval", "data.fim", "launch.slurm.prepare"}
-    assert set(leaves(Recipe)) == set(CHANGED) - short_forms
+    assert set(leaves(Recipe)) == (set(CHANGED) - short_forms) | NO_FILE
 
 
 def test_the_worker_reads_every_field_of_a_source():
@@ -435,19 +461,24 @@ def with_values(changes: dict[str, str]) -> str:
     return yaml.safe_dump(data)
 
 
-@pytest.mark.parametrize("leaf", sorted(SLURM))
-def test_every_key_of_slurm_changes_a_script(leaf, tmp_path):
-    def scripts(changes: dict[str, str]) -> list[str | None]:
-        loaded = recipe(tmp_path, with_values(changes))
-        job = Submission("job", "python", "/", parse_hardware("8xA100-80GB"), loaded.recipe.launch)
-        plan = make_plan(loaded, facts("8xA100-80GB"))
-        return [render_job(job, plan, "/r"), render_array(job, plan, "/s", ["/r"]),
-                render_prepare_job(job, "/r", ["/r"])]  # fmt: skip
-
-    assert scripts({}) != scripts({leaf: SLURM[leaf]})
+@pytest.mark.parametrize("leaf", sorted(OF_QUEUES))
+def test_every_key_of_a_scheduler_changes_a_file(leaf, tmp_path):
+    queue = leaf.split(".")[1]
+    assert files_of(queue, tmp_path, {}) != files_of(queue, tmp_path, {leaf: OF_QUEUES[leaf]})
 
 
-@pytest.mark.parametrize("leaf", sorted(set(CHANGED) - set(SLURM)))
+def files_of(queue: str, folder: Path, changes: dict[str, str]) -> dict[str, str]:
+    """What `submit --to` this scheduler writes for a sweep."""
+    loaded = recipe(folder, with_values(changes))
+    plan = make_plan(loaded, facts("8xA100-80GB"))
+    runs = (PlannedRun(Path("/s/0"), plan, {"seed": 1}),)
+    hardware = parse_hardware("8xA100-80GB")
+    return queue_named(queue).render(
+        Submission("job", "python", "/", Path("/s"), hardware, loaded.recipe.launch, runs)
+    )
+
+
+@pytest.mark.parametrize("leaf", sorted(set(CHANGED) - set(OF_QUEUES)))
 def test_every_leaf_changes_a_file_or_is_read_by_the_worker(leaf, tmp_path):
     (tmp_path / "hooks.py").write_text("def format_row(row):\n    return row\n")
     context = CONTEXT.get(leaf, {})

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from launcher.errors import (
     RunFailed,
 )
 from launcher.execute.record import total_seconds
-from launcher.execute.run_dir import SUBMITTED, claimed, default_run_dir, unwritable, write_run_dir
+from launcher.execute.run_dir import MARKER, SUBMITTED, claimed, default_run_dir, unwritable, write_run_dir
 from launcher.execute.start_checks import check_disk_space
 from launcher.facts.hardware import Hardware
 from launcher.facts.safe_files import read_jsonl, write_text
@@ -29,7 +29,7 @@ from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.plan.draft import Draft
 from launcher.planner.planner import make_plan
-from launcher.recipe.loading import LoadedRecipe, load_recipe
+from launcher.recipe.loading import LoadedRecipe, load_recipe, local_paths
 from launcher.recipe.sweep import Values, combine, folder_name, refuse_same, shown, swept_overrides
 from launcher.recipe.yaml_writer import snapshot
 from launcher.render.bundle import Bundle, render
@@ -43,14 +43,14 @@ from launcher.report.result_text import (
     sweep_text,
 )
 from launcher.schedulers import queue_named
-from launcher.schedulers.jobs import follow, judge
-from launcher.schedulers.scheduler import Job, PlannedRun, Queue, Submission
+from launcher.schedulers.following import follow, judge
+from launcher.schedulers.queue import Checked, Job, PlannedRun, Queue, Submission
 from launcher.schedulers.submitted import RECORD, SWEEP, Run, Submitted, read_submitted
 
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Configuration:
     """One run of a submission, before anything is written."""
 
@@ -62,9 +62,10 @@ class Configuration:
     """What its job asks for."""
     run_dir: Path
 
-    @property
+    @cached_property
     def run(self) -> PlannedRun:
-        return PlannedRun(self.run_dir, self.bundle.plan, self.values)
+        text = snapshot(self.loaded, self.hardware)
+        return PlannedRun(self.run_dir, self.bundle.plan, self.values, text, local_paths(self.loaded))
 
 
 def submit_command(
@@ -80,42 +81,57 @@ def submit_command(
     detach: bool,
     follow: bool,
     cancel: bool,
+    requeue: bool,
     as_json: bool,
 ) -> Outcome:
-    """Submit a recipe, and follow it unless `detach`; or follow or cancel what was submitted before."""
+    """Submit a recipe, and follow it unless `detach`; or follow, cancel or requeue what was submitted."""
     say = note if as_json else echo
-    if follow or cancel:
+    if follow or cancel or requeue:
         submitted = read_submitted(Path(target).absolute())
+        if requeue:
+            return requeue_submitted(submitted)
         return cancel_submitted(submitted) if cancel else follow_submitted(submitted, say)
     queue = queue_named(to)
-    _refuse_run_dir(queue, Path(target))
+    _refuse_run_dir(Path(target))
     if not dry_run:
         queue.require()
     recipe = load_recipe(target, overrides).path
     with _own_folder(str(recipe), output_dir, dry_run=dry_run) as folder:
         configure = partial(_configuration, queue, target, overrides, on, tiny=tiny, dry_run=dry_run)
         found = _configurations(configure, combine(sweeps), folder)
-        loaded, job, runs = found[0].loaded, _submission(found[0], tiny), [c.run for c in found]
-        for warning in queue.warnings(job):
-            note(warning)
-        files = queue.render(job, folder, runs)
-        _refuse(queue.check(job, runs), loaded)
-        problems, answers, unasked = queue.ask(job, files, dry_run=dry_run)
-        _refuse(problems, loaded)
-        if unasked:
-            note(f"{unasked}: the job files were not checked by the scheduler")
+        loaded, job = found[0].loaded, _submission(found, folder, tiny)
+        files = queue.render(job)
+        checked = queue.check(job, files, dry_run=dry_run)
+        _report(checked, loaded)
         if dry_run:
             data = {"folder": str(folder), "files": _all_files(found, folder, files)}
-            return Outcome(data, dry_run_text(plan_text(found[0].bundle), files, answers))
+            return Outcome(data, dry_run_text(plan_text(found[0].bundle), files, checked.answers))
         say(plan_text(found[0].bundle))
-        for line in answers:
+        for line in checked.answers:
             say(line)
-        _write(queue, found, folder, files, tiny=tiny)
-        submitted = queue.submit(folder, str(loaded.path.absolute()), files, runs)
+        _write(queue, found, job, files)
+        submitted = _submit(queue, job, str(loaded.path.absolute()), files)
     say(submitted_text(submitted))
     if detach:
-        return Outcome({"folder": str(folder), **submitted.to_json()}, "")
+        return Outcome(submitted.to_json(), "")
     return follow_submitted(submitted, say)
+
+
+def _submit(queue: Queue, job: Submission, recipe: str, files: Mapping[str, str]) -> Submitted:
+    """Submit the files and write the record. After an error no job is queued."""
+    ids = queue.submit(job, files)
+    try:
+        submitted = Submitted(job.folder, recipe, ids.prepare, ids.job, (), queue.name)
+        runs = tuple(
+            Run(run.run_dir, number, submitted.log(number, job.folder), run.values)
+            for run, number in zip(job.runs, ids.runs, strict=True)
+        )
+        submitted = replace(submitted, runs=runs)
+        submitted.write()
+    except EffilaunchError:
+        queue.cancel([*([ids.prepare] if ids.prepare else []), *ids.runs])
+        raise
+    return submitted
 
 
 @contextlib.contextmanager
@@ -134,10 +150,10 @@ def _own_folder(recipe: str, output_dir: str | None, *, dry_run: bool) -> Iterat
                 made.rmdir()
 
 
-def _refuse_run_dir(queue: Queue, target: Path) -> None:
+def _refuse_run_dir(target: Path) -> None:
     if any((target / name).is_file() for name in (RECORD, SWEEP)):
         message = f"a job was submitted from {target} already"
-        hint = f"--follow follows it, --cancel ends it; {queue.restart_hint(target)}"
+        hint = "--follow follows it, --cancel ends it, --requeue resumes its run"
         raise RecipeError(Problem("already-submitted", message, hint=hint))
 
 
@@ -172,7 +188,7 @@ def _configuration(
     dry_run: bool,
 ) -> Configuration:
     loaded = load_recipe(target, overrides, swept_overrides(values))
-    if not (dry_run or tiny) and (absent := data_problems(loaded)):
+    if queue.shares_files and not (dry_run or tiny) and (absent := data_problems(loaded)):
         raise RecipeError(absent)
     if on is None and loaded.recipe.hardware is None:
         hint = "write --on, e.g. --on 2x8xA100-80GB, or `hardware:` in the recipe"
@@ -186,7 +202,7 @@ def _configuration(
     bundle = render(make_plan(planned, facts))
     if tiny:  # a rehearsal uses one node, with the devices that it finds there
         hardware = replace(hardware, num_nodes=1)
-    if not dry_run:
+    if queue.shares_files and not dry_run:
         check_disk_space(bundle.plan, run_dir)
     return Configuration(values, loaded, bundle, hardware, run_dir)
 
@@ -213,24 +229,30 @@ def _all_at_once(errors: Sequence[tuple[Values, EffilaunchError]]) -> Effilaunch
 
 def _check_sizes(found: Sequence[Configuration]) -> None:
     sizes = {c.hardware.label for c in found}
-    slurm = {repr(c.loaded.recipe.launch.slurm) for c in found}
+    launch = {repr(c.loaded.recipe.launch) for c in found}
     message = "the runs of a sweep are one array, whose jobs are equal"
     if len(sizes) > 1:
         message, hint = f"{message}: this one needs {', '.join(sorted(sizes))}", "submit each size separately"
         raise RecipeError(Problem("sweep-sizes", message, path="hardware", hint=hint))
-    if len(slurm) > 1:
-        raise RecipeError(Problem("sweep-sizes", message, path="launch.slurm", hint="sweep another key"))
+    if len(launch) > 1:
+        raise RecipeError(Problem("sweep-sizes", message, path="launch", hint="sweep another key"))
 
 
-def _submission(first: Configuration, tiny: bool) -> Submission:
+def _submission(found: Sequence[Configuration], folder: Path, tiny: bool) -> Submission:
+    first = found[0]
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", first.loaded.path.stem).strip("-") or "effilaunch"
-    return Submission(stem, sys.executable, str(Path.cwd()), first.hardware, first.loaded.recipe.launch, tiny)
+    launch, runs = first.loaded.recipe.launch, tuple(c.run for c in found)
+    return Submission(stem, sys.executable, str(Path.cwd()), folder, first.hardware, launch, runs, tiny)
 
 
-def _refuse(problems: Sequence[Problem], loaded: LoadedRecipe) -> None:
-    """RecipeError with the problems, each with its line of the recipe."""
-    if problems:
-        raise RecipeError(list(dict.fromkeys(_placed(problem, loaded) for problem in problems)))
+def _report(checked: Checked, loaded: LoadedRecipe) -> None:
+    """Print the warnings; RecipeError with the problems, each with its line of the recipe."""
+    for warning in checked.warnings:
+        note(warning)
+    if checked.problems:
+        raise RecipeError(list(dict.fromkeys(_placed(problem, loaded) for problem in checked.problems)))
+    if checked.unasked:
+        note(f"{checked.unasked}: the job files were not checked by the scheduler")
 
 
 def _placed(problem: Problem, loaded: LoadedRecipe) -> Problem:
@@ -249,15 +271,14 @@ def _all_files(found: Sequence[Configuration], folder: Path, files: Mapping[str,
     for c in found:
         place = "" if c.run_dir == folder else f"{c.run_dir.name}/"
         written |= {f"{place}{name}": text for name, text in c.bundle.files.items()}
-        written[f"{place}{SUBMITTED}"] = snapshot(c.loaded, c.hardware)
+        written[f"{place}{SUBMITTED}"] = c.run.snapshot
     return written
 
 
-def _write(
-    queue: Queue, found: Sequence[Configuration], folder: Path, files: Mapping[str, str], *, tiny: bool
-) -> None:
+def _write(queue: Queue, found: Sequence[Configuration], job: Submission, files: Mapping[str, str]) -> None:
     """Write everything that the jobs need. RecipeError where something is in the folder already."""
-    if found[0].values and folder.exists() and any(folder.iterdir()):
+    folder = job.folder
+    if job.is_sweep and folder.exists() and any(folder.iterdir()):
         hint = "name another --output-dir"
         raise RecipeError(Problem("run-dir-not-empty", f"the folder {folder} is not empty", hint=hint))
     for c in found:
@@ -266,12 +287,32 @@ def _write(
         (folder / "logs").mkdir(exist_ok=True)
         for name, text in files.items():
             write_text(folder / name, text)
-        for c in found:
-            write_text(c.run_dir / SUBMITTED, snapshot(c.loaded, c.hardware))
-            if c.values:  # to start this run again alone
-                write_text(c.run_dir / queue.job_file, queue.render_run(_submission(c, tiny), c.run))
+        for run in job.runs:
+            write_text(run.run_dir / SUBMITTED, run.snapshot)
+            # To start one run of a sweep again alone.
+            for name, text in queue.render(job.alone(run)).items() if job.is_sweep else ():
+                write_text(run.run_dir / name, text)
     except OSError as error:
         raise unwritable(folder, error) from error
+
+
+def requeue_submitted(submitted: Submitted) -> Outcome:
+    """Start the runs again that have not finished and whose jobs have ended; they resume."""
+    queue = queue_named(submitted.to)
+    jobs = queue.jobs([run.job for run in submitted.runs])
+    done = {number for number, job in jobs.items() if job.phase == "done"}
+    left = [run for run in submitted.runs if not (run.job in done or (run.run_dir / MARKER).is_file())]
+    queued = [run.job for run in left if run.job in jobs and not jobs[run.job].has_ended]
+    if not left or queued:
+        code, message = ("still-queued", f"job {', '.join(queued)} has not ended")
+        if not left:
+            code, message = ("already-done", "every run has finished")
+        hint = "--follow follows it, --cancel ends it" if queued else "--follow shows the results"
+        raise RecipeError(Problem(code, message, file=str(submitted.place), hint=hint))
+    whole = read_submitted(submitted.folder) if submitted.is_part else submitted
+    again = whole.requeued({run.job: queue.requeue(run.run_dir, run.job) for run in left})
+    again.write()
+    return Outcome(again.to_json(), submitted_text(again))
 
 
 def cancel_submitted(submitted: Submitted) -> Outcome:
@@ -288,7 +329,7 @@ def cancel_submitted(submitted: Submitted) -> Outcome:
 def follow_submitted(submitted: Submitted, say: Say) -> Outcome:
     """Follow to the end; the result of the run, or the table of the sweep. Raises as `run` does."""
     try:
-        jobs = follow(submitted, say)
+        jobs = follow(queue_named(submitted.to), submitted, say)
     except KeyboardInterrupt:
         message = f"job {submitted.job} is no longer followed; it continues"
         hint = f"`effilaunch submit {submitted.place} --follow` follows it again, `--cancel` ends it"
@@ -296,7 +337,7 @@ def follow_submitted(submitted: Submitted, say: Say) -> Outcome:
     if submitted.is_sweep:
         return _sweep(submitted, jobs)
     (run,) = submitted.runs
-    result = judge(submitted, run, jobs)
+    result = judge(queue_named(submitted.to), submitted, run, jobs)
     data = {"run_dir": str(run.run_dir), **submitted.to_json(), "result": result}
     return Outcome(data, result_text(result, str(run.run_dir), []))
 
@@ -323,7 +364,7 @@ def _row(
         "seconds": None,
     }
     try:
-        result = judge(submitted, run, jobs)
+        result = judge(queue_named(submitted.to), submitted, run, jobs)
     except EffilaunchError as error:
         job = jobs.get(run.job)
         row["state"] = "gone" if job is None else job.text

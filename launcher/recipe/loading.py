@@ -277,6 +277,27 @@ def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
         fix(source, "path", f"{path}.path", always=True, rows=True)
 
 
+def local_paths(loaded: LoadedRecipe) -> dict[str, str]:
+    """Dotted path -> absolute path, of everything that the recipe names in the file system."""
+    data = loaded.recipe.model_dump(exclude_unset=True)
+    found: dict[str, str] = {}
+
+    def look(holder: Any, key: str, path: str) -> None:
+        text = holder.get(key) if isinstance(holder, dict) else None
+        if isinstance(text, str) and text.startswith("/") and "\n" not in text and "{" not in text:
+            found[path] = text.partition(".py:")[0] + ".py" if ".py:" in text else text
+
+    look(data, "python", "python")
+    for index, entry in enumerate(data.get(KEY) or []):
+        look(entry, "function", f"{KEY}[{index}].function")
+    for path in _PATHS:
+        section, _, key = path.partition(".")
+        look(data.get(section), key, path)
+    for path, source in data_sources(data):
+        look(source, "path", f"{path}.path")
+    return found
+
+
 def with_changes(loaded: LoadedRecipe, changes: Mapping[str, Any], by: str | None) -> LoadedRecipe:
     """The recipe with some values replaced; None removes a key.
 

@@ -154,9 +154,9 @@ def _secret(parent: str, key: str, text: str, path: str) -> Problem | None:
         return Problem(SECRET_CODE, message, path=path, hint=hint)
     plain = "".join(part for part in split_references(text) if isinstance(part, str))
     is_secret = is_written_secret(key, plain) if in_environment else looks_secret(plain)
-    if parent == "launch.slurm.setup" and (is_secret or _sets_secret(plain)):
-        message = "sets a secret, which would be written into the job scripts"
-        hint = "remove it, and set the variable in the shell that submits: jobs inherit its environment"
+    if re.fullmatch(r"launch\.\w+\.setup", parent) and (is_secret or _sets_secret(plain)):
+        message = "sets a secret, which would be written into the job's files"
+        hint = "remove it: Slurm's jobs inherit the shell that submits, `secrets` of the section name others"
         return Problem(SECRET_CODE, message, path=path, hint=hint)
     if not is_secret:
         return None

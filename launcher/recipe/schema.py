@@ -403,6 +403,63 @@ class SlurmSection(SlurmJob):
     """How many jobs of a sweep run at the same time; absent: Slurm's limit."""
 
 
+class RemoteVolume(Section):
+    """A volume of the cluster in the pods."""
+
+    claim: str
+    """Name of a PersistentVolumeClaim."""
+    path: Annotated[str, Field(pattern="^/")]
+    """Where the pods see it."""
+    read_only: bool = False
+    """Whether the pods may not write to it."""
+
+
+class KubernetesSection(Section):
+    """The objects that `effilaunch submit --to kubernetes` creates. `hardware` sets nodes and devices."""
+
+    kind: Literal["trainjob", "jobset", "job"] = "trainjob"
+    """TrainJob of Kubeflow Trainer v2, JobSet, or an Indexed Job, for clusters with neither."""
+    image: str | None = None
+    """Image of the containers; it contains effilaunch. Required."""
+    runs: Annotated[str, Field(pattern="^/")] | None = None
+    """Folder of the run directories and of the prepared data, on one of `volumes`. Required."""
+    volumes: list[RemoteVolume] = []
+    """Volumes with the data, the model, and `runs`. With several nodes all of them mount these."""
+    secrets: list[str] = []
+    """Names of Secrets whose keys are environment variables of the containers, e.g. HF_TOKEN."""
+    image_pull_secrets: list[str] = []
+    """Names of Secrets of the image's registry."""
+    namespace: str | None = None
+    """Namespace; absent: that of the context."""
+    context: str | None = None
+    """Context of the kubeconfig file; absent: the current one."""
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    """CPUs per node; absent: on CPU nodes one per process, else none are requested."""
+    memory: str | None = None
+    """Memory per node, such as 64Gi."""
+    shm: str | None = None
+    """Size limit of /dev/shm, such as 16Gi; absent: that of the pod's memory."""
+    device: str = "nvidia.com/gpu"
+    """Resource name of a device."""
+    node_selector: dict[str, str] = {}
+    """Labels that the nodes must have."""
+    tolerations: list[dict[str, str | int]] = []
+    """Taints that the pods tolerate, as in a pod."""
+    service_account: str | None = None
+    """ServiceAccount of the pods."""
+    priority_class: str | None = None
+    """PriorityClass of the pods."""
+    labels: dict[str, str] = {}
+    """Labels of the job and its pods, e.g. kueue.x-k8s.io/queue-name."""
+    setup: list[str] = []
+    """Shell lines in the container, before the run."""
+    prepare: bool = True
+    """Whether the data is prepared first, in a pod without devices (kind job: in an init container)."""
+    restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """How often the job starts again after a failure, e.g. a lost node. Stops and evictions do not count;
+    errors of the recipe, of the machine and of memory (exit statuses 2, 3 and 4) end it."""
+
+
 class LaunchSection(Section):
     """How the processes are started, and with which environment."""
 
@@ -427,6 +484,8 @@ class LaunchSection(Section):
     rank that is behind is named, and it is restarted where max_restarts allows it. 0: never."""
     slurm: SlurmSection = SlurmSection()
     """Slurm options of `effilaunch submit`."""
+    kubernetes: KubernetesSection = KubernetesSection()
+    """Kubernetes options of `effilaunch submit --to kubernetes`."""
 
 
 class RuntimeSection(Section):

@@ -13,15 +13,12 @@ from pathlib import Path
 from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import SUBMITTED
 from launcher.facts.hardware import Hardware
-from launcher.plan.plan import Plan
 from launcher.recipe.schema import SlurmJob, SlurmSection
-from launcher.schedulers.scheduler import ASKED_TO_STOP, START, Submission
+from launcher.schedulers.queue import ASKED_TO_STOP, START, PlannedRun, Submission
 from launcher.schedulers.slurm_allocation import time_seconds
 
 JOB, PREPARE = "job.sbatch", "prepare.sbatch"
 REQUEUE = "launcher.schedulers.slurm_requeue"
-LEAST_STOP_S = 60
-"""Least time for a stop, as in launcher/execute/start.py."""
 MARGIN_S = 120
 """Between a checkpoint and the end of the job: the ranks end, and the job is requeued, for which a busy
 controller may need a minute (PATIENCE_S of slurm_requeue.py)."""
@@ -38,53 +35,47 @@ _INHERITED = ("partition", "account", "qos", "reservation", "time")
 """Options of the job that the prepare job inherits."""
 
 
-def render_job(job: Submission, plan: Plan, run_dir: str) -> str:
-    """The script of one run."""
-    lines = _options(job, plan, f"{run_dir}/logs/slurm-%j.out", run_dir)
-    return _script(lines, job, [f"run_dir={_shell(run_dir)}"], _run(job))
-
-
-def render_array(job: Submission, plan: Plan, folder: str, run_dirs: Sequence[str]) -> str:
-    """The script of a sweep: an array whose tasks each have a run directory.
-
-    plan: of the run that takes longest to stop; all need the same devices.
-    """
+def render_job(job: Submission) -> str:
+    """The script of one run; of a sweep that of an array, whose tasks each have a run directory."""
+    if not job.is_sweep:
+        lines = _options(job, f"{job.folder}/logs/slurm-%j.out")
+        return _script(lines, job, [f"run_dir={_shell(job.runs[0].run_dir)}"], _run(job))
     limit = f"%{job.launch.slurm.array_limit}" if job.launch.slurm.array_limit else ""
-    lines = _options(job, plan, f"{folder}/logs/slurm-%A_%a.out", folder)
-    lines.insert(1, _option("array", f"0-{len(run_dirs) - 1}{limit}"))
-    choose = ["run_dirs=(", *(f"  {_shell(path)}" for path in run_dirs), ")",
+    lines = _options(job, f"{job.folder}/logs/slurm-%A_%a.out")
+    lines.insert(1, _option("array", f"0-{len(job.runs) - 1}{limit}"))
+    choose = ["run_dirs=(", *(f"  {_shell(run.run_dir)}" for run in job.runs), ")",
               'run_dir="${run_dirs[$SLURM_ARRAY_TASK_ID]}"']  # fmt: skip
     return _script(lines, job, choose, _run(job))
 
 
-def render_prepare_job(job: Submission, folder: str, run_dirs: Sequence[str]) -> str | None:
-    """The script of the CPU job that prepares the data of all runs; None with `prepare: false`."""
+def render_prepare_job(job: Submission, runs: Sequence[PlannedRun]) -> str | None:
+    """The script of the CPU job that prepares the data of these runs; None with `prepare: false`."""
     asked = job.launch.slurm.prepare
     if asked is False:
         return None
     merged = asked.model_copy(
         update={key: getattr(job.launch.slurm, key) for key in _INHERITED if getattr(asked, key) is None}
     )
-    output = f"{folder}/logs/slurm-prepare-%j.out"
+    output = f"{job.folder}/logs/slurm-prepare-%j.out"
     sizes = {"nodes": 1, "ntasks": 1, "cpus-per-task": merged.cpus_per_task}
-    lines = _header(job, f"{job.name}-prepare", merged, sizes, [], output, folder)
+    lines = _header(job, f"{job.name}-prepare", merged, sizes, [], output)
     tiny = " --tiny" if job.tiny else ""
     command = [f'{shlex.quote(job.python)} -m launcher.cli prepare "$run_dir/{SUBMITTED}"{tiny}']
-    if len(run_dirs) == 1:
-        return _script(lines, job, [f"run_dir={_shell(run_dirs[0])}"], command)
-    every = [f"for run_dir in {' '.join(map(_shell, run_dirs))}; do", f"  {command[0]}", "done"]
-    return _script(lines, job, [], every)
+    if len(runs) == 1:
+        return _script(lines, job, [f"run_dir={_shell(runs[0].run_dir)}"], command)
+    every = " ".join(_shell(run.run_dir) for run in runs)
+    return _script(lines, job, [], [f"for run_dir in {every}; do", f"  {command[0]}", "done"])
 
 
-def warning_seconds(plan: Plan) -> int:
-    """Seconds before the end of the job at which the run is asked to stop: a step, a save, and the exit."""
-    return max(LEAST_STOP_S, plan.runtime.stop_seconds or 0) + MARGIN_S
+def warning_seconds(job: Submission) -> int:
+    """Seconds before the end of a job at which its run is asked to stop: a step, a save, and the exit."""
+    return job.stop_seconds + MARGIN_S
 
 
-def check_warning(job: Submission, plan: Plan) -> Problem | None:
+def check_warning(job: Submission) -> Problem | None:
     """The problem of a time limit that leaves no time to train before the warning."""
     limit = None if job.launch.slurm.time is None else time_seconds(str(job.launch.slurm.time))
-    warning = warning_seconds(plan)
+    warning = warning_seconds(job)
     if limit is None or limit > warning:
         return None
     message = (
@@ -117,7 +108,7 @@ def count_of(entry: str) -> int:
     return int(last[:9]) if re.fullmatch("[0-9]+", last) else 1  # Python reads no number of 5000 digits
 
 
-def _options(job: Submission, plan: Plan, output: str, folder: str) -> list[str]:
+def _options(job: Submission, output: str) -> list[str]:
     """The options of a job that trains."""
     slurm, hardware = job.launch.slurm, job.hardware
     cpus = cpus_of_task(slurm, hardware)
@@ -128,8 +119,8 @@ def _options(job: Submission, plan: Plan, output: str, folder: str) -> list[str]
         by_count = slurm.gpus_per_node or hardware.devices_per_node
         sizes |= {"gpus-per-node": by_count} if slurm.gres is None else {"gres": slurm.gres}
     # To the tasks of the step, which save, and not to this script, which waits for them.
-    signal = [_option("signal", f"USR1@{warning_seconds(plan)}"), "#SBATCH --requeue"]
-    return _header(job, job.name, slurm, sizes, signal, output, folder)
+    signal = [_option("signal", f"USR1@{warning_seconds(job)}"), "#SBATCH --requeue"]
+    return _header(job, job.name, slurm, sizes, signal, output)
 
 
 def _header(
@@ -139,19 +130,18 @@ def _header(
     sizes: Mapping[str, int | str | None],
     more: Sequence[str],
     output: str,
-    folder: str,
 ) -> list[str]:
     """The options of a script. RecipeError for a folder whose name Slurm rejects."""
-    if _NO_NAME.search(job.folder):
-        message = f"{job.folder!r} contains a character that Slurm rejects in a folder name"
+    if _NO_NAME.search(job.cwd):
+        message = f"{job.cwd!r} contains a character that Slurm rejects in a folder name"
         raise RecipeError(Problem("folder-name", message, hint="submit from another folder"))
-    if _NO_NAME.search(folder):
-        message = f"{folder!r} contains a character that Slurm rejects in the name of a log"
+    if _NO_NAME.search(str(job.folder)):
+        message = f"{str(job.folder)!r} contains a character that Slurm rejects in the name of a log"
         raise RecipeError(Problem("run-dir-name", message, hint="name another --output-dir"))
     log = Path(output)
     return [
         _option("job-name", name),
-        _option("chdir", job.folder),
+        _option("chdir", job.cwd),
         *(_option(key, value) for key in _KEYS if (value := getattr(asked, key)) is not None),
         *(_option(key, value) for key, value in sizes.items() if value),
         *more,
@@ -199,6 +189,11 @@ def _run(job: Submission) -> list[str]:
         "  # Asked to stop: a preempted job, and one near its time limit, are requeued.",
         f'  {python} -m {REQUEUE} "$run_dir"',
         "  ;;",
+        "0 | 2 | 3 | 4) ;;",
+        "*)",
+        "  # Failed: a job that lost a node is requeued on others.",
+        f'  {python} -m {REQUEUE} "$run_dir" --lost',
+        "  ;;",
         "esac",
         'exit "$code"',
     ]
@@ -218,8 +213,9 @@ def _script(options: Sequence[str], job: Submission, begin: Iterable[str], body:
     return "\n".join(lines) + "\n"
 
 
-def _shell(text: str) -> str:
+def _shell(path: Path) -> str:
     """A word of bash, in the form that shellcheck accepts."""
+    text = str(path)
     if re.search(r"[`\\'$]", text):
         return '"' + re.sub(r'([\\"$`])', r"\\\1", text) + '"'
     return shlex.quote(text)

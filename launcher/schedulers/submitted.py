@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class Submitted:
     @property
     def own_jobs(self) -> list[str]:
         """The jobs that --cancel ends: for one run of a sweep not the prepare job."""
-        return [self.job, *([self.prepare] if self.prepare and not self.is_part else [])]
+        return [run.job for run in self.runs] if self.is_part else self.jobs
 
     @property
     def jobs(self) -> list[str]:
@@ -70,12 +70,27 @@ class Submitted:
 
     @property
     def prepare_log(self) -> Path:
-        return self.folder / "logs" / f"{self.to}-prepare-{self.prepare}.out"
+        return self.log(f"prepare-{self.prepare}", self.folder)
+
+    def log(self, job: str, run_dir: Path) -> Path:
+        """The output of a job that was submitted with the files of this directory."""
+        return run_dir / "logs" / f"{self.to}-{job.replace('/', '-')}.out"
+
+    def requeued(self, jobs: Mapping[str, str]) -> Submitted:
+        """The same after some runs were started again. jobs: id before -> id now."""
+        runs = tuple(
+            replace(run, job=jobs[run.job], log=self.log(jobs[run.job], run.run_dir))
+            if run.job in jobs
+            else run
+            for run in self.runs
+        )
+        return replace(self, runs=runs, prepare=None, job=jobs.get(self.job, self.job))
 
     def to_json(self) -> dict[str, Any]:
         return {
             "to": self.to,
             "recipe": self.recipe,
+            "folder": str(self.folder),
             "jobs": {"prepare": self.prepare, "run": self.job},
             "runs": [
                 {"run_dir": str(run.run_dir), "job": run.job, "log": str(run.log), "values": dict(run.values)}
@@ -106,8 +121,8 @@ def read_submitted(folder: Path) -> Submitted:
                 Run(Path(run["run_dir"]), run["job"], Path(run["log"]), run["values"])
                 for run in found["runs"]
             )
-            ids, first = found["jobs"], runs[0].log.parent.parent
-            return Submitted(first, found["recipe"], ids["prepare"], ids["run"], runs, found["to"])
+            ids, first = found["jobs"], found.get("folder") or runs[0].log.parent.parent
+            return Submitted(Path(first), found["recipe"], ids["prepare"], ids["run"], runs, found["to"])
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:

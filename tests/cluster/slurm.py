@@ -1,9 +1,9 @@
 """A real Slurm on this machine: munged, slurmctld and two slurmd, each a process of this one.
 
 Nothing of /etc is read or written: configuration, keys, state and logs lie in one folder, which SLURM_CONF
-names. Two nodes n1 and n2 with two CPUs each, and two GPUs that are only counted. `low` and `high` are
-partitions of which the second preempts jobs of the first (requeued, after a grace of GRACE_S); `short` has a
-limit of ten minutes.
+names. Nodes with two CPUs each, and two GPUs that are only counted. `low` and `high` are partitions of n1
+and n2, of which the second preempts jobs of the first (requeued, after a grace of GRACE_S); `short` has a
+limit of ten minutes; `wide` has n3, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-NODES = ("n1", "n2")
+NODES = ("n1", "n2", "n3")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "salloc", "scontrol")
 PACKAGES = ("munge", "slurm-wlm")
 GRACE_S = 20
@@ -57,9 +57,11 @@ JobCompType=jobcomp/none
 GresTypes=gpu
 NodeName=n1 Port={port_1} NodeHostname={host} NodeAddr={address} CPUs=2 RealMemory=4000 Gres=gpu:2
 NodeName=n2 Port={port_2} NodeHostname={host} NodeAddr={address} CPUs=2 RealMemory=4000 Gres=gpu:2
+NodeName=n3 Port={port_3} NodeHostname={host} NodeAddr={address} CPUs=2 RealMemory=4000 Gres=gpu:2
 PartitionName=low Nodes=n1,n2 Default=YES MaxTime=60 PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
 PartitionName=high Nodes=n1,n2 MaxTime=60 PriorityTier=10 PreemptMode=OFF
 PartitionName=short Nodes=n1 MaxTime=10 PriorityTier=1
+PartitionName=wide Nodes=n1,n2,n3 MaxTime=60 PriorityTier=1
 """
 
 
@@ -103,7 +105,7 @@ class Cluster:
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Start all daemons and wait until both nodes are idle. NoSlurm where they do not come up."""
+        """Start all daemons and wait until all nodes are idle. NoSlurm where they do not come up."""
         if os.geteuid() != 0:
             raise NoSlurm("slurmd starts jobs only as root")
         self._write()
@@ -212,7 +214,7 @@ class Cluster:
             time.sleep(0.3)
 
     def _idle(self) -> bool:
-        states = self.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T", check=False).stdout.split()
+        states = self.run("sinfo", "-h", "-N", "-p", "wide", "-o", "%T", check=False).stdout.split()
         return states == ["idle"] * len(NODES)
 
     def _write(self) -> None:
@@ -223,9 +225,9 @@ class Cluster:
         key.write_bytes(os.urandom(128))
         (self.folder / "plugstack.conf").write_text("")
         (self.folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
-        controller_port, port_1, port_2 = free_ports(3)
+        controller_port, port_1, port_2, port_3 = free_ports(4)
         text = _CONF.format(
             folder=self.folder, host=socket.gethostname(), address="127.0.0.1", grace=GRACE_S,
-            controller_port=controller_port, port_1=port_1, port_2=port_2,
+            controller_port=controller_port, port_1=port_1, port_2=port_2, port_3=port_3,
         )  # fmt: skip
         (self.folder / "slurm.conf").write_text(text)

@@ -49,12 +49,12 @@ def test_prepare_and_train_run_what_was_submitted(cluster, recipe, tmp_path, mon
 
 
 REFUSED = [
-    ("launch.slurm.partition=nope", "slurm-partition", "launch.slurm.partition", "low, high, short"),
+    ("launch.slurm.partition=nope", "slurm-partition", "launch.slurm.partition", "short: 1 node"),
     ("launch.slurm.time=2-00:00:00", "slurm-time", "launch.slurm.time", "60 minutes"),
-    ("launch.slurm={partition: short, time: 30}", "slurm-time", "launch.slurm.time", "low, high"),
+    ("launch.slurm={partition: short, time: 30}", "slurm-time", "launch.slurm.time", "low, high, wide"),
     ("launch.slurm.time=2", "slurm-time", "launch.slurm.time", ""),
     ("hardware.num_nodes=3", "slurm-nodes", "hardware.num_nodes", "low has 2"),
-    ("hardware.devices_per_node=8", "slurm-refused", "launch.slurm.cpus_per_task", "8 CPUs"),
+    ("hardware.devices_per_node=8", "slurm-refused", "launch.slurm.cpus_per_task", "2 CPUs"),
     ("hardware={device: A100-80GB, devices_per_node: 8}", "slurm-devices", "hardware", "8 device(s)"),
     ("launch.slurm.mem=64G", "slurm-refused", "launch.slurm.mem", "64G"),
     ("launch.slurm.constraint=a100", "slurm-refused", "launch.slurm.constraint", "a100"),
@@ -62,7 +62,7 @@ REFUSED = [
     ("launch.slurm.reservation=r", "slurm-refused", "launch.slurm.reservation", ""),
     ("launch.slurm.options={mail-type: NEVER}", "slurm-refused", "launch.slurm.options.mail-type", "NEVER"),
     ("launch.slurm.options={bogus: 1}", "slurm-refused", "launch.slurm.options", "'--bogus=1'"),
-    ("launch.slurm.prepare.cpus_per_task=9", "slurm-refused", "launch.slurm.prepare.cpus_per_task", "9 CPUs"),
+    ("launch.slurm.prepare.cpus_per_task=9", "slurm-refused", "launch.slurm.prepare.cpus_per_task", "is 9"),
 ]
 
 

@@ -27,7 +27,8 @@ from launcher.facts.node_facts import (
     smaller_devices,
 )
 from launcher.render.bundle import render
-from launcher.schedulers import slurm_queue
+from launcher.schedulers import slurm_nodes
+from launcher.schedulers.slurm_commands import Answer
 from launcher.schedulers.ssh import forwarded
 from launcher.train.agent import Agent, bind_interfaces, elastic_arguments, read_agent
 from launcher.train.job import RANKS, take_rank
@@ -148,8 +149,8 @@ def test_a_text_that_is_no_name_leads_nowhere(monkeypatch):
     assert not is_this_machine("a..b")
     with pytest.raises(OSError, match="label empty"):
         own_address_towards("a..b")
-    monkeypatch.setattr(slurm_queue, "ask", lambda *words: slurm_queue.Answer(1, "", "no such node"))
-    assert slurm_queue.node_address("a..b") == "a..b"
+    monkeypatch.setattr(slurm_nodes, "ask", lambda *words: Answer(1, "", "no such node"))
+    assert slurm_nodes.node_address("a..b") == "a..b"
 
 
 def test_what_other_machines_get_of_the_environment():

@@ -6,14 +6,13 @@ import json
 
 import pytest
 
-from launcher.schedulers import slurm_queue, slurm_requeue
-from launcher.schedulers.slurm_queue import Answer
+from launcher.schedulers import slurm_commands, slurm_requeue
+from launcher.schedulers.slurm_commands import Answer
 
+# As `squeue --Format` of 22.05 writes them.
 ARRAY = (
-    "JobId=22 ArrayJobId=21 ArrayTaskId=0 JobName=r JobState=RUNNING Restarts=0 ExitCode=0:0 "
-    "StartTime=2026-01-01T10:00:00 PreemptTime=None\n"
-    "JobId=21 ArrayJobId=21 ArrayTaskId=1 JobName=r JobState=RUNNING Restarts=0 ExitCode=0:0 "
-    "StartTime=2026-01-01T10:00:00 PreemptTime=2026-01-01T11:00:00"
+    "21_0|RUNNING|None|0|n1|0|2026-01-01T10:00:00|N/A|low|  |\n"
+    "21_1|RUNNING|None|0|n[1-2]|0|2026-01-01T10:00:00|2026-01-01T11:00:00|low|n9|\n"
 )
 
 
@@ -21,25 +20,66 @@ ARRAY = (
 def slurm(monkeypatch):
     """Answers from a list, the last one again and again; what was asked."""
     asked: list[tuple[str, ...]] = []
-    answers = {"show": [Answer(0, ARRAY, "")], "requeue": [Answer(0, "", "")]}
+    answers = {
+        "squeue": [Answer(0, ARRAY, "")],
+        "requeue": [Answer(0, "", "")],
+        "update": [Answer(0, "", "")],
+    }
 
     def ask(*words, **_):
         asked.append(words)
-        given = answers["requeue" if words[1] == "requeue" else "show"]
+        given = answers[words[1] if words[0] == "scontrol" else words[0]]
         return given.pop(0) if len(given) > 1 else given[0]
 
-    monkeypatch.setattr(slurm_queue, "ask", ask)
+    monkeypatch.setattr(slurm_commands, "ask", ask)
     monkeypatch.setattr(slurm_requeue, "ask", ask)
-    monkeypatch.setattr(slurm_queue.shutil, "which", lambda name: None)
+    monkeypatch.setattr(slurm_requeue.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(slurm_commands.shutil, "which", lambda name: None)
     for name, value in (("JOB_ID", "21"), ("ARRAY_JOB_ID", "21"), ("ARRAY_TASK_ID", "1")):
         monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     return asked, answers
+
+
+LOST = (
+    "srun: error: Task launch for StepId=5.2 failed on node n2: Communication connection failure\n"
+    "srun: error: Application launch failed: Communication connection failure\nsrun: Job step aborted\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "change"),
+    [
+        ("n1|mixed\nn2|mixed\nn3|idle", "ExcNodeList=n2,n9"),
+        ("n1|mixed\nn2|mixed\nn3|drained", ""),  # too few without the lost one
+        ("n1|mixed\nn2|mixed\nn9|idle", ""),  # the job excluded n9 before
+    ],
+)
+def test_a_lost_node_is_excluded_where_there_are_others(nodes, change, slurm, tmp_path):
+    asked, answers = slurm
+    answers |= {"srun": [Answer(1, "", LOST)], "sinfo": [Answer(0, f"{nodes}\n", "")]}
+    slurm_requeue.main([str(tmp_path), "--lost"])
+    update = [("scontrol", "update", "JobId=21_1", change)] if change else []
+    assert [words for words in asked if words[0] == "scontrol"] == [
+        ("scontrol", "requeue", "21_1"), *update,
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "requeues.jsonl").read_text())["lost"] == ["n2"]
+    asked.clear()  # lost once more, and nothing was saved in between
+    slurm_requeue.main([str(tmp_path), "--lost"])
+    assert [words[0] for words in asked] == ["srun", "squeue"]
+
+
+def test_a_run_that_failed_on_sound_nodes_is_not_requeued(slurm, tmp_path):
+    asked, answers = slurm
+    answers["srun"] = [Answer(0, "", "")]
+    slurm_requeue.main([str(tmp_path), "--lost"])
+    assert [words[0] for words in asked] == ["srun", "squeue"]
 
 
 def test_one_task_of_an_array_requeues_itself_alone(slurm, tmp_path, capsys):
     asked, _ = slurm
     slurm_requeue.main([str(tmp_path)])
-    assert [words for words in asked if words[1] == "requeue"] == [("scontrol", "requeue", "21_1")]
+    assert [words for words in asked if words[0] == "scontrol"] == [("scontrol", "requeue", "21_1")]
     assert json.loads((tmp_path / "requeues.jsonl").read_text())["job"] == "21_1"
     assert "requeued: the job was preempted" in capsys.readouterr().out
 
@@ -59,7 +99,7 @@ def clock(monkeypatch) -> list[float]:
 def test_a_silent_controller_is_asked_again(slurm, tmp_path, capsys, monkeypatch):
     asked, answers = slurm
     clock(monkeypatch)
-    answers["show"][:0] = [SILENT, Answer(124, "", "scontrol gave no answer within 20 s")]
+    answers["squeue"][:0] = [SILENT, Answer(124, "", "squeue gave no answer within 20 s")]
     answers["requeue"][:0] = [SILENT]
     slurm_requeue.main([str(tmp_path)])
     assert [words[1] for words in asked].count("requeue") == 2
@@ -72,12 +112,12 @@ def test_it_ends_after_a_minute_of_silence_and_at_once_for_a_job_that_is_gone(
 ):
     asked, answers = slurm
     slept = clock(monkeypatch)
-    answers["show"] = [SILENT]
+    answers["squeue"] = [SILENT]
     slurm_requeue.main([str(tmp_path)])
     assert 50 <= slept[-1] <= slurm_requeue.PATIENCE_S
-    assert "not requeued: Slurm gives no answer about job 21: " in capsys.readouterr().out
+    assert "not requeued: Slurm gives no answer about job 21_1: " in capsys.readouterr().out
     asked.clear()
-    answers["show"] = [GONE]
+    answers["squeue"] = [GONE]
     slurm_requeue.main([str(tmp_path)])
     assert len(asked) == 1
     assert "Slurm does not know this job" in capsys.readouterr().out
@@ -87,7 +127,7 @@ def test_a_job_that_is_cancelled_between_two_tries_is_left_alone(slurm, tmp_path
     asked, answers = slurm
     clock(monkeypatch)
     answers["requeue"] = [SILENT]
-    answers["show"].append(Answer(0, ARRAY.replace("RUNNING", "CANCELLED"), ""))
+    answers["squeue"].append(Answer(0, ARRAY.replace("RUNNING", "CANCELLED"), ""))
     slurm_requeue.main([str(tmp_path)])
     assert [words[1] for words in asked].count("requeue") == 1
     assert "not requeued: the job is CANCELLED" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from launcher.errors import RecipeError
 from launcher.execute import run_dir
 from launcher.execute.attempts import Adapted, read_adapted
 from launcher.facts import safe_files
-from launcher.schedulers import jobs
+from launcher.schedulers import following
 from launcher.train import tracking
 from launcher.train.callbacks import Metrics
 from launcher.train.job import Job
@@ -145,5 +145,5 @@ def test_the_id_of_a_tracked_run_stays_where_it_cannot_be_read(tmp_path, monkeyp
 def test_a_loss_that_is_not_finite_is_no_end_of_following(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": null}\n')
     said: list[str] = []
-    assert jobs._print_loss(tmp_path, jobs._Seen(), said.append)
+    assert following._print_loss(tmp_path, following._Seen(), said.append)
     assert len(said) == 1

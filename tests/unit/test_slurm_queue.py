@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,23 +18,33 @@ from launcher.errors import (
     RunFailed,
 )
 from launcher.recipe.sweep import combine, folder_name, swept_overrides
-from launcher.schedulers import jobs as following
+from launcher.schedulers import following, slurm_commands
 from launcher.schedulers import slurm as scheduler
-from launcher.schedulers import slurm_queue
-from launcher.schedulers.jobs import follow, judge, printed_errors
-from launcher.schedulers.slurm_queue import Answer, Job, read_jobs, read_partitions
+from launcher.schedulers.following import follow, judge, printed_errors
+from launcher.schedulers.queue import Job, PlannedRun, Submission
+from launcher.schedulers.slurm import QUEUE
+from launcher.schedulers.slurm_commands import Answer, as_job, read_partitions, read_rows
 from launcher.schedulers.submitted import Run, Submitted, read_submitted
 
-# As `scontrol -o show job` of 22.05 wrote them, shortened.
-LINES = {
-    "4": "JobId=4 JobName=r JobState=COMPLETED Reason=None Dependency=(null) Requeue=1 Restarts=1 "
-    "ExitCode=0:0 StartTime=2026-11-22T19:17:44 PreemptTime=None NodeList=n1 BatchHost=n1",
-    "5": "JobId=5 JobName=r JobState=PENDING Reason=PartitionTimeLimit Restarts=0 ExitCode=0:0 "
-    "StartTime=Unknown Partition=low,big NodeList=(null)",
-    "21": "JobId=21 ArrayJobId=21 ArrayTaskId=1-3%2 JobName=r JobState=PENDING Reason=Dependency Restarts=0 "
-    "ExitCode=0:0\nJobId=22 ArrayJobId=21 ArrayTaskId=0 JobName=r JobState=FAILED Reason=NonZeroExitCode "
-    "Restarts=0 ExitCode=5:0 NodeList=n2",
-}
+# As `squeue --Format` of 22.05 wrote them.
+ROWS = """\
+4|COMPLETED|None|0|n1|1|2026-11-22T19:17:44|N/A|low|  |
+5|PENDING|PartitionTimeLimit|0||0|N/A|N/A|low,big|  |
+21_0|FAILED|NonZeroExitCode|1280|n2|0|2026-11-22T19:17:44|N/A|low|  |
+21_3|PENDING|Dependency|0||0|N/A|N/A|low|  |
+"""
+
+
+def row(state: str, reason: str = "", **more: str) -> dict[str, str]:
+    return {"JobArrayID": "4", "State": state, "Reason": reason, "exit_code": "0", "NodeList": "",
+            "RestartCnt": "0", "StartTime": "", "PreemptTime": "", "Partition": "low", "exc_nodes": "",
+            **more}  # fmt: skip
+
+
+def job(state: str, reason: str = "", **more: str) -> Job:
+    return as_job(row(state, reason, **more))
+
+
 SINFO = """\
 low|low*|1:00:00|2|2|4000|(null)|gpu:2
 big|big|infinite|3|64|256000|a100,ib|gpu:a100:8
@@ -48,39 +57,37 @@ def slurm(monkeypatch):
     """Answers as Slurm's, from a table."""
 
     def ask(*words, **_):
-        if words[0] == "sinfo":
-            return Answer(0, SINFO, "")
-        line = LINES.get(words[-1], "")
-        return Answer(0 if line else 1, line, "" if line else "Invalid job id specified")
+        return Answer(0, SINFO if words[0] == "sinfo" else ROWS, "")
 
-    monkeypatch.setattr(slurm_queue, "ask", ask)
-    monkeypatch.setattr(slurm_queue.shutil, "which", lambda name: None)
+    monkeypatch.setattr(slurm_commands, "ask", ask)
+    monkeypatch.setattr(slurm_commands.shutil, "which", lambda name: None)
 
 
 def test_jobs(slurm):
-    found = read_jobs(["4", "5", "6", "21_0", "21_3"])
+    found = QUEUE.jobs(["4", "5", "6", "21_0", "21_3"])
     assert set(found) == {"4", "5", "21_0", "21_3"}
-    assert (found["4"].state, found["4"].code, found["4"].nodes, found["4"].restarts) == (
-        "COMPLETED",
-        0,
-        "n1",
-        1,
-    )
-    assert (found["5"].code, found["5"].reason, found["5"].preempted) == (None, "PartitionTimeLimit", "")
-    assert (found["5"].partition, found["4"].partition) == ("low,big", "")
-    assert (found["21_0"].state, found["21_0"].code) == ("FAILED", 5)
-    assert (found["21_3"].state, found["21_3"].reason) == ("PENDING", "Dependency")
+    assert (found["4"].state, found["4"].phase, found["4"].code) == ("COMPLETED", "done", 0)
+    assert (found["5"].phase, found["5"].never_starts) == ("waiting", "")  # `big` may take it
+    assert (found["21_0"].phase, found["21_0"].code) == ("failed", 5)
+    assert (found["21_3"].phase, "Dependency" in found["21_3"].text) == ("waiting", True)
+
+
+def test_jobs_that_the_controller_has_forgotten_are_those_of_accounting(monkeypatch):
+    answers = {"squeue": Answer(1, "", "slurm_load_jobs error: Invalid job id specified"),
+               "sacct": Answer(0, "4|CANCELLED by 0|0:15|n1\n21_0|FAILED|5:0|n2\n", "")}  # fmt: skip
+    monkeypatch.setattr(slurm_commands, "ask", lambda *words, **_: answers[words[0]])
+    monkeypatch.setattr(slurm_commands.shutil, "which", lambda name: name)
+    found = QUEUE.jobs(["4", "21_0", "7"])
+    assert {number: (one.phase, one.code) for number, one in found.items()} == {
+        "4": ("cancelled", 0), "21_0": ("failed", 5),
+    }  # fmt: skip
 
 
 def test_silence_is_not_the_word_that_a_job_is_gone(slurm, monkeypatch):
     answer = Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
-    monkeypatch.setattr(slurm_queue, "ask", lambda *words, **_: answer)
+    monkeypatch.setattr(slurm_commands, "ask", lambda *words, **_: answer)
     with pytest.raises(MachineError, match=r"no answer about job 4: .*Unable to contact"):
-        read_jobs(["4"])
-
-
-def test_ranges_with_steps_of_an_array():
-    assert slurm_queue._tasks("0-4:2,7,9-10%2") == [0, 2, 4, 7, 9, 10]
+        read_rows(["4"])
 
 
 def test_partitions(slurm):
@@ -99,40 +106,40 @@ def submission(folder: Path, *, prepare: str | None = None, number: str = "4") -
 
 def test_following_tells_each_change_once(tmp_path, monkeypatch):
     states = [
-        Job("4", "PENDING", "Priority"),
-        Job("4", "PENDING", "Priority"),
-        Job("4", "RUNNING", nodes="n[1-2]"),
-        Job("4", "PENDING", "BeginTime", restarts=1),
-        Job("4", "RUNNING", nodes="n1", restarts=1),
-        Job("4", "COMPLETED", code=0),
+        row("PENDING", "Priority"),
+        row("PENDING", "Priority"),
+        row("RUNNING", NodeList="n[1-2]"),
+        row("PENDING", "BeginTime", RestartCnt="1"),
+        row("RUNNING", NodeList="n1", RestartCnt="1"),
+        row("COMPLETED"),
     ]
-    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {"4": states.pop(0)})
+    monkeypatch.setattr(scheduler, "read_rows", lambda ids: {"4": states.pop(0)})
     monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1.5}\n{"st')
     said: list[str] = []
-    assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
+    assert follow(QUEUE, submission(tmp_path), said.append)["4"].state == "COMPLETED"
     assert said == [
-        "job 4 waits for jobs of higher priority",
+        "job 4 waits (Priority)",
         "  step 3: loss 1.5000",
         "job 4 runs on n[1-2]",
-        "job 4 waits; Slurm starts a requeued job after two minutes; it was requeued 1 time(s)",
+        "job 4 waits (BeginTime), after 1 requeue(s)",
         "job 4 runs on n1, after 1 requeue(s)",
         "job 4 is done",
     ]
 
 
 def test_a_state_that_a_requeued_job_passes_is_no_end(tmp_path, monkeypatch):
-    passing = [Job("4", "NODE_FAIL"), Job("4", "PREEMPTED"), Job("4", "RUNNING", nodes="n1")]
-    states = [*passing, *[Job("4", "PREEMPTED")] * 3]
-    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {"4": states.pop(0)})
+    passing = [row("NODE_FAIL"), row("PREEMPTED"), row("RUNNING", NodeList="n1")]
+    states = [*passing, *[row("PREEMPTED")] * 3]
+    monkeypatch.setattr(scheduler, "read_rows", lambda ids: {"4": states.pop(0)})
     monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
-    assert follow(submission(tmp_path), lambda line: None)["4"].state == "PREEMPTED"
+    assert follow(QUEUE, submission(tmp_path), lambda line: None)["4"].state == "PREEMPTED"
     assert states == []
 
 
 def test_a_silent_controller_ends_no_job(tmp_path, monkeypatch):
     silent = MachineError(Problem("slurm-no-answer", "Slurm gives no answer"))
-    answers = [*[silent] * 5, Job("4", "RUNNING", nodes="n1"), *[silent] * 5, Job("4", "COMPLETED", code=0)]
+    answers = [*[silent] * 5, row("RUNNING", NodeList="n1"), *[silent] * 5, row("COMPLETED")]
 
     def read(ids):
         answer = answers.pop(0)
@@ -140,51 +147,46 @@ def test_a_silent_controller_ends_no_job(tmp_path, monkeypatch):
             raise answer
         return {"4": answer}
 
-    monkeypatch.setattr(scheduler, "read_jobs", read)
+    monkeypatch.setattr(scheduler, "read_rows", read)
     monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     said: list[str] = []
-    assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
+    assert follow(QUEUE, submission(tmp_path), said.append)["4"].state == "COMPLETED"
     once = "Slurm gives no answer; asking again"
     assert said == [once, "job 4 runs on n1", once, "job 4 is done"]
 
 
 @pytest.mark.parametrize("reason", ["PartitionTimeLimit", "BadConstraints", "DependencyNeverSatisfied"])
-def test_a_job_that_never_starts_is_told_in_words(tmp_path, monkeypatch, reason):
-    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {"4": Job("4", "PENDING", reason)})
+def test_a_job_that_never_starts_is_told(tmp_path, monkeypatch, reason):
+    monkeypatch.setattr(scheduler, "read_rows", lambda ids: {"4": row("PENDING", reason)})
     monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
-    with pytest.raises(MachineError, match=f"job 4 will not start: .*{reason}"):
-        follow(submission(tmp_path), lambda line: None)
+    with pytest.raises(MachineError) as caught:
+        follow(QUEUE, submission(tmp_path), lambda line: None)
+    assert caught.value.problems[0].code == "slurm-stuck"
+    assert reason in caught.value.problems[0].message
 
 
 @pytest.mark.parametrize(
-    ("reason", "words"),
-    [
-        ("PartitionDown", "waits until its partition is up: it is down"),
-        ("PartitionInactive", "waits until its partition starts jobs again: it is inactive"),
-        ("NodeDown", "waits for a node that is down"),
-        ("ReqNodeNotAvail,_UnavailableNodes:n1", "waits for nodes that are down, drained or reserved"),
-        ("JobHeldUser", "is held: `scontrol release` releases it"),
-        ("JobHeldAdmin", "is held by an administrator"),
-        ("Resources", "waits for free nodes"),
-        ("Priority", "waits for jobs of higher priority"),
-    ],
-)
-def test_what_passes_is_told_and_waited_for(tmp_path, monkeypatch, reason, words):
-    states = [*[Job("4", "PENDING", reason)] * 20, Job("4", "COMPLETED", code=0)]
-    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {"4": states.pop(0)})
+    ("reason", "hinders"),
+    [("PartitionDown", True), ("NodeDown", True), ("ReqNodeNotAvail, UnavailableNodes:n1", True),
+     ("JobHeldUser", True), ("Resources", False), ("Priority", False)],
+)  # fmt: skip
+def test_what_passes_is_told_and_waited_for(tmp_path, monkeypatch, reason, hinders):
+    states = [*[row("PENDING", reason)] * 20, row("COMPLETED")]
+    monkeypatch.setattr(scheduler, "read_rows", lambda ids: {"4": states.pop(0)})
     monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     said: list[str] = []
-    assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
-    assert said == [f"job 4 {words}", "job 4 is done"]
+    assert follow(QUEUE, submission(tmp_path), said.append)["4"].state == "COMPLETED"
+    assert said == [f"job 4 waits ({reason})", "job 4 is done"]
+    assert bool(job("PENDING", reason).obstacle) is hinders
 
 
 def test_the_limit_of_one_of_several_partitions_is_no_end(tmp_path, monkeypatch):
-    waits = Job("4", "PENDING", "PartitionTimeLimit", partition="low,big")
-    states = [*[waits] * 9, Job("4", "COMPLETED", code=0, partition="big")]
-    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {"4": states.pop(0)})
+    waits = row("PENDING", "PartitionTimeLimit", Partition="low,big")
+    states = [*[waits] * 9, row("COMPLETED", Partition="big")]
+    monkeypatch.setattr(scheduler, "read_rows", lambda ids: {"4": states.pop(0)})
     monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     said: list[str] = []
-    assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
+    assert follow(QUEUE, submission(tmp_path), said.append)["4"].state == "COMPLETED"
     assert said == ["job 4 waits (PartitionTimeLimit)", "job 4 is done"]
 
 
@@ -193,29 +195,29 @@ def test_of_a_sweep_is_told_what_hinders_it(tmp_path, monkeypatch):
         return {"4_0": first, "4_1": second}
 
     answers = [
-        both(Job("4", "PENDING", "Resources"), Job("4", "PENDING", "JobArrayTaskLimit")),
-        *[both(Job("5", "RUNNING"), Job("4", "PENDING", "PartitionDown"))] * 9,
-        both(Job("5", "COMPLETED", code=0), Job("4", "COMPLETED", code=0)),
+        both(row("PENDING", "Resources"), row("PENDING", "JobArrayTaskLimit")),
+        *[both(row("RUNNING"), row("PENDING", "PartitionDown"))] * 9,
+        both(row("COMPLETED"), row("COMPLETED")),
     ]
-    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: answers.pop(0))
+    monkeypatch.setattr(scheduler, "read_rows", lambda ids: answers.pop(0))
     monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     runs = tuple(Run(tmp_path, f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
     said: list[str] = []
-    assert len(follow(Submitted(tmp_path, "r.yaml", None, "4", runs, "slurm"), said.append)) == 2
+    assert len(follow(QUEUE, Submitted(tmp_path, "r.yaml", None, "4", runs, "slurm"), said.append)) == 2
     assert said == [
         "array 4: 2 pending",
-        "array 4: 1 running, 1 pending, waits until its partition is up: it is down",
+        "array 4: 1 running, 1 pending, waits (PartitionDown)",
         "array 4: 2 completed",
     ]
 
 
 @pytest.mark.parametrize(("last", "code"), [("COMPLETED", 0), ("FAILED", 5)])
 def test_a_sweep_ends_as_its_worst_run(last, code, tmp_path, monkeypatch):
-    jobs = {"4_0": Job("5", "COMPLETED", code=0), "4_1": Job("4", last, code=code)}
-    monkeypatch.setattr(submit, "follow", lambda submitted, say: jobs)
-    for number, job in enumerate(jobs.values()):
+    jobs = {"4_0": job("COMPLETED"), "4_1": job(last, exit_code=str(code))}
+    monkeypatch.setattr(submit, "follow", lambda queue, submitted, say: jobs)
+    for number, one in enumerate(jobs.values()):
         (tmp_path / str(number)).mkdir()
-        if job.code == 0:
+        if one.code == 0:
             (tmp_path / str(number) / "COMPLETED").touch()
             (tmp_path / str(number) / "result.json").write_text('{"loss": {"last": 1.0}, "seconds": 2}')
     runs = tuple(Run(tmp_path / str(n), f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
@@ -224,45 +226,50 @@ def test_a_sweep_ends_as_its_worst_run(last, code, tmp_path, monkeypatch):
 
 
 def test_a_job_that_slurm_has_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {})
+    monkeypatch.setattr(scheduler, "read_rows", lambda ids: {})
     monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     given = submission(tmp_path)
-    jobs = follow(given, lambda line: None)
+    jobs = follow(QUEUE, given, lambda line: None)
     assert jobs == {"4": None}
     with pytest.raises(RunFailed, match="job 4 is no longer known"):
-        judge(given, given.runs[0], jobs)
+        judge(QUEUE, given, given.runs[0], jobs)
     (tmp_path / "COMPLETED").touch()
     (tmp_path / "result.json").write_text('{"steps": 6}')
-    assert judge(given, given.runs[0], jobs) == {"steps": 6}
+    assert judge(QUEUE, given, given.runs[0], jobs) == {"steps": 6}
 
 
 @pytest.mark.parametrize(
-    ("job", "log", "kind", "said"),
+    ("last", "log", "kind", "said"),
     [
-        (Job("4", "FAILED", code=2), "error: r.yaml:3: x\nerror: r.yaml:3: x\n", RecipeError, "r.yaml:3: x"),
-        (Job("4", "FAILED", code=3), "error: too large\n", DoesNotFit, "too large"),
-        (Job("4", "FAILED", code=4), "error: no GPU\n", MachineError, "no GPU"),
         (
-            Job("4", "FAILED", code=5),
+            job("FAILED", exit_code="2"),
+            "error: r.yaml:3: x\nerror: r.yaml:3: x\n",
+            RecipeError,
+            "r.yaml:3: x",
+        ),
+        (job("FAILED", exit_code="3"), "error: too large\n", DoesNotFit, "too large"),
+        (job("FAILED", exit_code="4"), "error: no GPU\n", MachineError, "no GPU"),
+        (
+            job("FAILED", exit_code="5"),
             "error: old\n==== start 2 of job 4\nerror: a rank\n",
             RunFailed,
             "a rank",
         ),
-        (Job("4", "FAILED", code=1), "Traceback\n", RunFailed, "ended with exit code 1"),
-        (Job("4", "FAILED", code=130), "", Interrupted, "the run was stopped; it has no checkpoint"),
-        (Job("4", "FAILED", code=143), "", Interrupted, "the run was stopped; it has no checkpoint"),
-        (Job("4", "CANCELLED", code=0, signal=15), "", Interrupted, "the job was cancelled"),
-        (Job("4", "TIMEOUT", code=0), "", RunFailed, "reached its time limit"),
-        (Job("4", "NODE_FAIL", code=0), "", RunFailed, "a node of the job failed"),
-        (Job("4", "PREEMPTED", code=0), "", RunFailed, "preempted"),
-        (Job("4", "OUT_OF_MEMORY", code=0), "", RunFailed, "launch.slurm.mem"),
+        (job("FAILED", exit_code="1"), "Traceback\n", RunFailed, "ended with exit code 1"),
+        (job("FAILED", exit_code="130"), "", Interrupted, "the run was stopped; it has no checkpoint"),
+        (job("FAILED", exit_code="143"), "", Interrupted, "the run was stopped; it has no checkpoint"),
+        (job("CANCELLED", exit_code="0"), "", Interrupted, "the job was cancelled"),
+        (job("TIMEOUT", exit_code="0"), "", RunFailed, "TIMEOUT"),
+        (job("NODE_FAIL", exit_code="0"), "", RunFailed, "NODE_FAIL"),
+        (job("PREEMPTED", exit_code="0"), "", RunFailed, "PREEMPTED"),
+        (job("OUT_OF_MEMORY", exit_code="0"), "", RunFailed, "launch.slurm.mem"),
     ],
 )
-def test_ends_are_told_as_run_would(job, log, kind, said, tmp_path):
+def test_ends_are_told_as_run_would(last, log, kind, said, tmp_path):
     given = submission(tmp_path)
     given.runs[0].log.write_text(log)
     with pytest.raises(EffilaunchError) as caught:
-        judge(given, given.runs[0], {"4": job})
+        judge(QUEUE, given, given.runs[0], {"4": last})
     assert type(caught.value) is kind
     assert [problem.message for problem in caught.value.problems] == [caught.value.problems[0].message]
     assert said in caught.value.problems[0].message
@@ -271,9 +278,9 @@ def test_ends_are_told_as_run_would(job, log, kind, said, tmp_path):
 def test_a_failed_prepare_job_is_the_cause(tmp_path):
     given = submission(tmp_path, prepare="3")
     given.prepare_log.write_text("error: rows.jsonl:1: no field\n")
-    jobs = {"3": Job("3", "FAILED", code=2), "4": Job("4", "CANCELLED")}
+    jobs = {"3": job("FAILED", JobArrayID="3", exit_code="2"), "4": job("CANCELLED")}
     with pytest.raises(RecipeError, match=r"the data could not be prepared: rows\.jsonl:1: no field"):
-        judge(given, given.runs[0], jobs)
+        judge(QUEUE, given, given.runs[0], jobs)
 
 
 @pytest.mark.parametrize(
@@ -295,11 +302,10 @@ def test_a_failed_prepare_job_is_the_cause(tmp_path):
     ],
 )
 def test_what_is_told_of_a_job_that_was_not_taken(answer, kind, said, hint, tmp_path, monkeypatch):
-    monkeypatch.setattr(scheduler, "submit", lambda script, dependency: answer)
+    monkeypatch.setattr(scheduler, "sbatch", lambda script, dependency: answer)
+    asked = Submission("r", "python", "/", tmp_path, None, None, (PlannedRun(tmp_path, None, {}),))
     with pytest.raises(kind, match=said) as caught:
-        scheduler.SCHEDULER.submit(
-            tmp_path, "r.yaml", ["job.sbatch"], [SimpleNamespace(run_dir=tmp_path, values={})]
-        )
+        QUEUE.submit(asked, {"job.sbatch": ""})
     assert hint in caught.value.problems[0].hint
 
 
@@ -321,31 +327,48 @@ def test_what_was_submitted_is_read_again_and_a_stranger_refused(tmp_path):
         read_submitted(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "ended", "said"),
-    [
-        (".", ["12", "11"], "cancelled job(s) 12, 11; they are not requeued\n"),
-        ("1-seed=2", ["12_1"], "cancelled job(s) 12_1; they are not requeued; the other runs of"),
-    ],
-)
-def test_one_run_of_a_sweep_is_cancelled_without_the_prepare_job_of_all(
-    name, ended, said, tmp_path, monkeypatch
-):
+@pytest.fixture
+def swept(tmp_path, monkeypatch) -> list[tuple[str, ...]]:
+    """A sweep of two runs that was submitted as the array 12; what Slurm is asked."""
     asked: list[tuple[str, ...]] = []
-    numbers = iter([Answer(0, "11\n", ""), Answer(0, "12\n", "")])
-    monkeypatch.setattr(scheduler, "submit", lambda script, dependency: next(numbers))
+    numbers = iter(["11", "12", "13", "14"])
+    monkeypatch.setattr(scheduler, "sbatch", lambda script, dependency: Answer(0, f"{next(numbers)}\n", ""))
     monkeypatch.setattr(scheduler, "ask", lambda *words: asked.append(words) or Answer(0, "", ""))
-    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {})
+    monkeypatch.setattr(scheduler, "read_rows", lambda ids: {})
     values = [{"seed": 1}, {"seed": 2}]
     run_dirs = [tmp_path / folder_name(number, v, 2) for number, v in enumerate(values)]
     for run_dir in run_dirs:
         run_dir.mkdir()
-    runs = [SimpleNamespace(run_dir=path, values=v) for path, v in zip(run_dirs, values, strict=True)]
-    scheduler.SCHEDULER.submit(tmp_path, "r.yaml", ["prepare.sbatch", "job.sbatch"], runs)
+    runs = tuple(PlannedRun(path, None, v) for path, v in zip(run_dirs, values, strict=True))
+    job = Submission("r", "python", "/", tmp_path, None, None, runs)
+    submit._submit(QUEUE, job, "r.yaml", {"prepare.sbatch": "", "job.sbatch": ""})
+    return asked
+
+
+@pytest.mark.parametrize(("name", "ended"), [(".", ["11", "12_0", "12_1"]), ("1-seed=2", ["12_1"])])
+def test_one_run_of_a_sweep_is_cancelled_without_the_prepare_job_of_all(name, ended, swept, tmp_path):
     outcome = submit.cancel_submitted(read_submitted(tmp_path / name))
-    assert asked == [("scancel", *ended)]
-    assert outcome.text.startswith(said)
+    assert swept == [("scancel", *ended)]
+    assert (f"the other runs of {tmp_path}" in outcome.text) is (len(ended) == 1)
     assert read_submitted(tmp_path / name).place == tmp_path / name  # what hints name
+
+
+def test_only_runs_that_have_not_finished_are_requeued(swept, tmp_path, monkeypatch):
+    monkeypatch.setattr(scheduler, "read_rows", lambda ids: {"12_0": row("RUNNING", JobArrayID="12_0")})
+    with pytest.raises(RecipeError) as caught:
+        submit.requeue_submitted(read_submitted(tmp_path))
+    assert caught.value.problems[0].code == "still-queued"
+    (tmp_path / "0-seed=1" / "COMPLETED").touch()
+    submit.requeue_submitted(read_submitted(tmp_path))
+    assert [run.job for run in read_submitted(tmp_path).runs] == ["12_0", "13"]
+    submit.requeue_submitted(read_submitted(tmp_path / "1-seed=2"))  # one run alone
+    sweep, alone = read_submitted(tmp_path), read_submitted(tmp_path / "1-seed=2")
+    assert [run.job for run in sweep.runs] == ["12_0", "14"]
+    assert (alone.jobs, alone.runs[0].log) == (["14"], tmp_path / "1-seed=2" / "logs" / "slurm-14.out")
+    (tmp_path / "1-seed=2" / "COMPLETED").touch()
+    with pytest.raises(RecipeError) as caught:
+        submit.requeue_submitted(sweep)
+    assert caught.value.problems[0].code == "already-done"
 
 
 def test_a_sweep_is_the_product_with_the_types_of_yaml():

@@ -16,12 +16,11 @@ from launcher.execute.run_dir import Stopped
 from launcher.facts.bash_syntax import check_shell
 from launcher.facts.hardware import parse_hardware
 from launcher.planner.planner import make_plan
-from launcher.schedulers.scheduler import Submission
-from launcher.schedulers.slurm_queue import Job, without_defaults
+from launcher.schedulers.queue import PlannedRun, Submission
+from launcher.schedulers.slurm_commands import without_defaults
 from launcher.schedulers.slurm_requeue import decide
 from launcher.schedulers.slurm_script import (
     check_warning,
-    render_array,
     render_job,
     render_prepare_job,
     warning_seconds,
@@ -71,6 +70,11 @@ case "$code" in
   # Asked to stop: a preempted job, and one near its time limit, are requeued.
   /opt/venv/bin/python -m launcher.schedulers.slurm_requeue "$run_dir"
   ;;
+0 | 2 | 3 | 4) ;;
+*)
+  # Failed: a job that lost a node is requeued on others.
+  /opt/venv/bin/python -m launcher.schedulers.slurm_requeue "$run_dir" --lost
+  ;;
 esac
 exit "$code"
 """
@@ -108,11 +112,24 @@ KEYS = """\
 """
 
 
-def job(folder: Path, keys: str, on: str = "2x8xA100-80GB", **changes) -> tuple[Submission, object]:
-    loaded = recipe(folder, BASE + (keys or "    {}\n"))
+def job(here: Path, keys: str, on: str = "2x8xA100-80GB", text: str = BASE, **changes) -> Submission:
+    loaded = recipe(here, text + (keys or "    {}\n"))
     plan = make_plan(loaded, facts(on))
-    given = {"name": "tune", "python": "/opt/venv/bin/python", "folder": "/home/me"} | changes
-    return Submission(hardware=parse_hardware(on), launch=loaded.recipe.launch, **given), plan
+    given = {
+        "name": "tune",
+        "python": "/opt/venv/bin/python",
+        "cwd": "/home/me",
+        "folder": Path("/r"),
+        "hardware": parse_hardware(on),
+        "launch": loaded.recipe.launch,
+        **changes,
+    }
+    return Submission(**{"runs": (PlannedRun(given["folder"], plan, {}),), **given})
+
+
+def sweep(asked: Submission, run_dirs: list[str]) -> Submission:
+    plan = asked.runs[0].plan
+    return replace(asked, runs=tuple(PlannedRun(Path(path), plan, {"seed": path}) for path in run_dirs))
 
 
 def checked(script: str, tmp_path: Path) -> None:
@@ -125,9 +142,8 @@ def checked(script: str, tmp_path: Path) -> None:
 
 
 def test_a_job_on_gpus_and_its_prepare_job(tmp_path):
-    asked, plan = job(tmp_path, KEYS)
-    run_dir = "/data/my runs/50%"
-    script, prepare = render_job(asked, plan, run_dir), render_prepare_job(asked, run_dir, [run_dir])
+    asked = job(tmp_path, KEYS, folder=Path("/data/my runs/50%"))
+    script, prepare = render_job(asked), render_prepare_job(asked, asked.runs)
     assert script == GPUS
     assert prepare == PREPARES
     checked(script, tmp_path)
@@ -137,27 +153,31 @@ def test_a_job_on_gpus_and_its_prepare_job(tmp_path):
 @pytest.mark.parametrize(
     ("ends", "code", "asks"),
     [("exit 130", 130, True), ("kill -USR1 $$", 138, True), ("kill -TERM $$", 143, True),
-     ("exit 5", 5, False), ("exit 0", 0, False)],
+     ("exit 5", 5, True), ("exit 2", 2, False), ("exit 0", 0, False)],
 )  # fmt: skip
-def test_the_script_asks_for_a_requeue_after_every_stop_by_a_signal(ends, code, asks, tmp_path):
+def test_the_script_asks_for_a_requeue_after_every_stop_by_a_signal_and_every_failure(
+    ends, code, asks, tmp_path
+):
     """Also where the signal came before Python listened; the word of an earlier start decides nothing."""
-    for name, text in (("srun", ends), ("python", f"touch {tmp_path}/asked")):
+    for name, text in (("srun", ends), ("python", f'echo "$*" > {tmp_path}/asked')):
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    asked, plan = job(tmp_path, "", python=str(tmp_path / "python"))
+    asked = job(tmp_path, "", python=str(tmp_path / "python"), folder=tmp_path)
     (tmp_path / "stopped.json").write_text("{}")
-    (tmp_path / "job.sh").write_text(render_job(asked, plan, str(tmp_path)))
+    (tmp_path / "job.sh").write_text(render_job(asked))
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1"}
     done = subprocess.run(["bash", str(tmp_path / "job.sh")], env=env, capture_output=True)
     assert done.returncode == code
     assert (tmp_path / "asked").is_file() == asks
+    assert not asks or ("--lost" in (tmp_path / "asked").read_text()) is (code == 5)
     assert not (tmp_path / "stopped.json").exists()
 
 
 def test_an_array_finds_its_run_directory_by_its_index(tmp_path):
-    asked, plan = job(tmp_path, "    array_limit: 2\n", on="2xcpu", tiny=True)
     run_dirs = ["/s/0-a", "/s/1-it's", "/s/2-$x"]
-    script = render_array(asked, plan, "/s", run_dirs)
+    asked = job(tmp_path, "    array_limit: 2\n", on="2xcpu", tiny=True, folder=Path("/s"))
+    asked = sweep(asked, run_dirs)
+    script = render_job(asked)
     checked(script, tmp_path)
     assert "#SBATCH --array=0-2%2\n" in script
     assert "#SBATCH --output=/s/logs/slurm-%A_%a.out\n" in script
@@ -171,53 +191,54 @@ def test_an_array_finds_its_run_directory_by_its_index(tmp_path):
             ["bash", "-c", begin + 'echo "$run_dir"'], env=env, capture_output=True, text=True
         )
         assert done.stdout == f"{run_dir}\n"
-    both = render_prepare_job(asked, "/s", run_dirs[:2])
+    both = render_prepare_job(asked, asked.runs[:2])
     checked(both, tmp_path)
     assert "for run_dir in /s/0-a " in both
 
 
 def test_devices_by_their_number_or_as_a_resource_and_no_prepare_job(tmp_path):
-    plain, plan = job(tmp_path, "")
-    assert "#SBATCH --gpus-per-node=8\n" in render_job(plain, plan, "/r")
-    named, plan = job(tmp_path, "    gres: gpu:a100:8\n    prepare: false\n")
-    script = render_job(named, plan, "/r")
+    assert "#SBATCH --gpus-per-node=8\n" in render_job(job(tmp_path, ""))
+    named = job(tmp_path, "    gres: gpu:a100:8\n    prepare: false\n")
+    script = render_job(named)
     assert "#SBATCH --gres=gpu:a100:8\n" in script
     assert "gpus-per-node" not in script
-    assert render_prepare_job(named, "/r", ["/r"]) is None
+    assert render_prepare_job(named, named.runs) is None
 
 
 def test_the_warning_leaves_time_for_a_step_and_a_save(tmp_path):
-    text = BASE.replace("adapter: {type: lora, r: 8}\n", "") + "    time: 30\n"
-    plan = make_plan(recipe(tmp_path, text), facts("2x8xA100-80GB"))
-    stop = plan.runtime.stop_seconds
+    whole = BASE.replace("adapter: {type: lora, r: 8}\n", "")
+    asked = job(tmp_path, "    time: 30\n", text=whole)
+    stop = asked.runs[0].plan.runtime.stop_seconds
     assert stop > 60  # a whole 7B model with its states
-    assert warning_seconds(plan) == stop + 120
-    small, plan = job(tmp_path, "    time: 3\n")
-    problem = check_warning(small, plan)
+    assert warning_seconds(asked) == stop + 120
+    small = job(tmp_path, "    time: 3\n")
+    # Of a sweep, the run that takes longest to stop decides.
+    both = replace(small, runs=(*small.runs, *asked.runs))
+    assert warning_seconds(both) == warning_seconds(asked)
+    problem = check_warning(small)
     assert (problem.path, problem.code) == ("launch.slurm.time", "slurm-time")
     for enough in ("4", "1-0"):
-        asked, plan = job(tmp_path, f"    time: '{enough}'\n")
-        assert check_warning(asked, plan) is None
+        assert check_warning(job(tmp_path, f"    time: '{enough}'\n")) is None
 
 
 @pytest.mark.parametrize("name", ["/a\\b", '/a"b', "/a\nb", "/a$b"])
 def test_names_that_slurm_takes_for_no_log(name, tmp_path):
-    asked, plan = job(tmp_path, "")
-    with pytest.raises(RecipeError, match="name of a log"):
-        render_job(asked, plan, name)
+    with pytest.raises(RecipeError) as caught:
+        render_job(job(tmp_path, "", folder=Path(name)))
+    assert caught.value.problems[0].code == "run-dir-name"
 
 
 @pytest.mark.parametrize("folder", ["/a\nsrun x", '/a"b', "/a$b", "/a\rb"])
 def test_a_current_folder_that_would_end_its_line_is_refused(folder, tmp_path):
-    asked, plan = job(tmp_path, "")
-    asked = replace(asked, folder=folder)
+    asked = job(tmp_path, "", cwd=folder)
     for render in (
-        lambda: render_job(asked, plan, "/r"),
-        lambda: render_prepare_job(asked, "/r", ["/r"]),
-        lambda: render_array(asked, plan, "/r", ["/r/0"]),
+        lambda: render_job(asked),
+        lambda: render_prepare_job(asked, asked.runs),
+        lambda: render_job(sweep(asked, ["/r/0"])),
     ):
-        with pytest.raises(RecipeError, match="folder name"):
+        with pytest.raises(RecipeError) as caught:
             render()
+        assert caught.value.problems[0].code == "folder-name"
 
 
 def test_variables_do_not_win_over_the_script():
@@ -254,9 +275,9 @@ def test_lines_of_setup_that_bash_can_read_are_not_run(lines, monkeypatch, tmp_p
     assert not (tmp_path / "ran").exists()
 
 
-RUNNING = Job("7", "RUNNING", start="2026-01-01T10:00:00")
-PREEMPTED = Job("7", "RUNNING", start="2026-01-01T10:00:00", preempted="2026-01-01T11:00:00")
-LONG_AGO = Job("7", "RUNNING", start="2026-01-01T12:00:00", preempted="2026-01-01T11:00:00")
+RUNNING = {"State": "RUNNING", "StartTime": "2026-01-01T10:00:00", "PreemptTime": ""}
+PREEMPTED = RUNNING | {"PreemptTime": "2026-01-01T11:00:00"}
+LONG_AGO = PREEMPTED | {"StartTime": "2026-01-01T12:00:00"}
 USR1, TERM = Stopped("SIGUSR1", 9), Stopped("SIGTERM", 9)
 
 
@@ -272,8 +293,8 @@ USR1, TERM = Stopped("SIGUSR1", 9), Stopped("SIGTERM", 9)
         (PREEMPTED, None, 0, 0, True),  # before its first step
         (LONG_AGO, TERM, 9, 4, False),  # preempted before it was requeued
         (LONG_AGO, USR1, 9, 4, True),
-        (Job("7", "COMPLETING"), TERM, 9, 4, False),  # scancel
-        (Job("7", "CANCELLED"), USR1, 9, 4, False),
+        (RUNNING | {"State": "COMPLETING"}, TERM, 9, 4, False),  # scancel
+        (RUNNING | {"State": "CANCELLED"}, USR1, 9, 4, False),
         (None, USR1, 9, 4, False),
     ],
 )

@@ -108,7 +108,7 @@ def test_damaged_records_of_a_run(tmp_path: Path) -> None:
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [3, 9]
     assert read_jsonl(tmp_path / "absent") == []
     assert last_step(tmp_path) == 9
-    assert last_requeue(tmp_path) == 2
+    assert last_requeue(tmp_path)["checkpoint"] == 2
     for content in (b"", b"\xff", b"[]", b"[" * 100_000):
         (tmp_path / "data.json").write_bytes(content)
         with pytest.raises(RecipeError) as caught:

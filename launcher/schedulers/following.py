@@ -22,8 +22,7 @@ from launcher.execute.endings import LAUNCHER_LOG, run_failure
 from launcher.execute.run_dir import MARKER, read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.safe_files import parse_json, read_jsonl
-from launcher.schedulers import queue_named
-from launcher.schedulers.scheduler import ASKED_TO_STOP, START, Job
+from launcher.schedulers.queue import ASKED_TO_STOP, RESULT, START, Job, Queue
 from launcher.schedulers.submitted import Run, Submitted
 
 FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
@@ -47,13 +46,12 @@ class _Seen:
 
 
 def follow(
-    submitted: Submitted, say: Callable[[str], None], poll_s: float = FIRST_POLL_S
+    queue: Queue, submitted: Submitted, say: Callable[[str], None], poll_s: float = FIRST_POLL_S
 ) -> dict[str, Job | None]:
     """Return when all jobs have ended: id -> its last state, None for one that the scheduler has forgotten.
 
     MachineError for a job that will never start; it stays in the queue.
     """
-    queue = queue_named(submitted.to)
     seen = {number: _Seen() for number in submitted.jobs}
     ended: dict[str, Job | None] = {}
     wait, counts, is_silent = poll_s, "", False
@@ -67,6 +65,7 @@ def follow(
             is_silent = True
         else:
             is_silent = False
+            spoke |= _print_output(queue, submitted, found, say)
             for number in [number for number in seen if number not in ended]:
                 job = found.get(number)
                 if not submitted.is_sweep or number == submitted.prepare:
@@ -80,6 +79,21 @@ def follow(
             return ended
         wait = poll_s if spoke else min(wait * 1.3, LONGEST_POLL_S)
         time.sleep(wait)
+
+
+def _print_output(
+    queue: Queue, submitted: Submitted, found: Mapping[str, Job], say: Callable[[str], None]
+) -> bool:
+    """Fetch what the jobs have printed, where they do not write it here; whether there was anything new."""
+    logs = {run.job: run.log for run in submitted.runs}
+    if submitted.prepare:
+        logs[submitted.prepare] = submitted.prepare_log
+    texts = [queue.log(number, log) for number, log in logs.items() if number in found]
+    for text in texts if not submitted.is_sweep else ():
+        for line in text.splitlines():
+            if not line.startswith(RESULT):
+                say(f"  {line}")
+    return any(texts)
 
 
 def _is_over(submitted: Submitted, number: str, job: Job | None, seen: _Seen) -> bool:
@@ -140,19 +154,21 @@ def _print_loss(run_dir: Path, seen: _Seen, say: Callable[[str], None]) -> bool:
     return bool(rows)
 
 
-def judge(submitted: Submitted, run: Run, jobs: Mapping[str, Job | None]) -> dict[str, Any]:
+def judge(queue: Queue, submitted: Submitted, run: Run, jobs: Mapping[str, Job | None]) -> dict[str, Any]:
     """result.json of a run whose job has ended; raises what `run` would raise where it did not finish."""
     if (run.run_dir / MARKER).is_file():
         result: dict[str, Any] = parse_json((run.run_dir / "result.json").read_text("utf-8"))
         return result
+    if not queue.shares_files and (printed := printed_result(run.log)) is not None:
+        return printed
     prepare = jobs.get(submitted.prepare) if submitted.prepare else None
-    if prepare is not None and not prepare.has_succeeded:
+    if prepare is not None and prepare.phase != "done":
         raise _failed_prepare(submitted, prepare)
-    job, again = jobs.get(run.job), queue_named(submitted.to).restart_hint(run.run_dir)
+    job, again = jobs.get(run.job), f"`effilaunch submit {run.run_dir} --requeue` resumes the run"
     if job is None:
         message = f"job {run.job} is no longer known to the scheduler, and its run has not finished"
         raise RunFailed(Problem(f"{submitted.to}-job-gone", message, file=str(run.log), hint=again))
-    if job.was_cancelled or job.code in ASKED_TO_STOP:
+    if job.phase == "cancelled" or job.code in ASKED_TO_STOP:
         raise _stopped(run, job, again)
     if job.failure:
         raise RunFailed(Problem(f"{submitted.to}-ended", job.failure, file=str(run.log), hint=again))
@@ -160,7 +176,7 @@ def judge(submitted: Submitted, run: Run, jobs: Mapping[str, Job | None]) -> dic
 
 
 def _failed_prepare(submitted: Submitted, job: Job) -> EffilaunchError:
-    if job.was_cancelled:
+    if job.phase == "cancelled":
         return Interrupted(Problem("cancelled", "the job that prepares the data was cancelled"))
     errors = printed_errors(submitted.prepare_log)
     why = errors[-1] if errors else job.failure or f"it ended with exit code {job.code}"
@@ -173,7 +189,7 @@ def _stopped(run: Run, job: Job, again: str) -> Interrupted:
     complete, stopped = complete_checkpoints(run.run_dir / "checkpoints"), read_stopped(run.run_dir)
     newest = f"its newest complete checkpoint is {complete[max(complete)].name}" if complete else ""
     how = f"{stopped.signal} stopped the run" if stopped and stopped.signal else "the run was stopped"
-    how = "the job was cancelled" if job.was_cancelled else how
+    how = "the job was cancelled" if job.phase == "cancelled" else how
     message = f"{how}; {newest or 'it has no checkpoint'}"
     return Interrupted(Problem("interrupted", message, file=str(run.run_dir), hint=again))
 
@@ -200,3 +216,19 @@ def printed_errors(log: Path) -> list[str]:
     last = max((number for number, line in enumerate(lines) if line.startswith(START)), default=0)
     found = [match[1] for line in lines[last:] if (match := _ERROR.match(line))]
     return list(dict.fromkeys(found))
+
+
+def printed_result(log: Path) -> dict[str, Any] | None:
+    """The result that a job printed since its last start."""
+    try:
+        lines = log.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    kept = [line for line in lines if line.startswith((START, RESULT))]
+    if not kept or not kept[-1].startswith(RESULT):
+        return None
+    try:
+        result: dict[str, Any] = parse_json(kept[-1].removeprefix(RESULT))
+    except ValueError:
+        return None
+    return result
