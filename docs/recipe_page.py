@@ -39,6 +39,7 @@ MORE = {
     "launch.hostfile": "hosts.md",
     "launch.slurm": "cluster.md",
     "launch.kubernetes": "kubernetes.md",
+    "launch.skypilot": "skypilot.md",
     "launch.max_restarts": "faults.md",
     "on_oom": "out-of-memory.md",
     "fixes": "fixes.md",

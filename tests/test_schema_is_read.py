@@ -78,7 +78,24 @@ KUBERNETES = {
         "restarts": "1",
     }.items()
 }
-OF_QUEUES = {**SLURM, **KUBERNETES}
+SKYPILOT = {
+    f"launch.skypilot.{key}": value
+    for key, value in {
+        "infra": "aws",
+        "accelerator": "H100",
+        "spot": "false",
+        "image": "docker:i",
+        "cpus": "8",
+        "memory": "64",
+        "disk": "512",
+        "mounts": "{/data: volume}",
+        "runs": "/data/runs",
+        "secrets": "[HF_TOKEN]",
+        "setup": "[nvidia-smi]",
+        "restarts": "1",
+    }.items()
+}
+OF_QUEUES = {**SLURM, **KUBERNETES, **SKYPILOT}
 NO_FILE = {"launch.kubernetes.context"}  # which cluster is asked: tests/process/test_kubernetes.py
 GENERATION = {
     "num_generations": "4",

@@ -460,6 +460,35 @@ class KubernetesSection(Section):
     errors of the recipe, of the machine and of memory (exit statuses 2, 3 and 4) end it."""
 
 
+class SkypilotSection(Section):
+    """The managed job that `effilaunch submit --to skypilot` launches. `hardware` sets nodes and devices."""
+
+    infra: str | None = None
+    """Where: aws, gcp/us-central1, k8s/my-context; absent: wherever SkyPilot finds the cheapest."""
+    accelerator: str | None = None
+    """SkyPilot's name of the device, e.g. H100; absent: from the device of the plan."""
+    spot: bool = True
+    """Whether spot instances are used; SkyPilot starts a preempted job again elsewhere."""
+    image: str | None = None
+    """Image, e.g. docker:registry.example/effilaunch:1; absent: SkyPilot's, for `setup` to install into."""
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    """Least number of CPUs per node."""
+    memory: Annotated[int, Field(ge=1)] | None = None
+    """Least memory per node in GB."""
+    disk: Annotated[int, Field(ge=1)] | None = None
+    """Size of the disk in GB."""
+    mounts: dict[str, str] = {}
+    """Path on the nodes -> bucket (s3://…, gs://…), which is mounted, or name of a volume."""
+    runs: Annotated[str, Field(pattern="^/")] = "/tmp/effilaunch"
+    """Folder of the run directory on the nodes; with several nodes it is on one of `mounts`."""
+    secrets: list[str] = []
+    """Names of environment variables of yours that the nodes get, e.g. HF_TOKEN; no value is written."""
+    setup: list[str] = []
+    """Shell lines that prepare a node, e.g. pip install effilaunch[train]."""
+    restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """How often the job starts again after a failure of its own. Preemptions and stops do not count."""
+
+
 class LaunchSection(Section):
     """How the processes are started, and with which environment."""
 
@@ -486,6 +515,8 @@ class LaunchSection(Section):
     """Slurm options of `effilaunch submit`."""
     kubernetes: KubernetesSection = KubernetesSection()
     """Kubernetes options of `effilaunch submit --to kubernetes`."""
+    skypilot: SkypilotSection = SkypilotSection()
+    """SkyPilot options of `effilaunch submit --to skypilot`."""
 
 
 class RuntimeSection(Section):

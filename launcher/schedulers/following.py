@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from launcher.execute.endings import LAUNCHER_LOG, run_failure
 from launcher.execute.run_dir import MARKER, read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.safe_files import parse_json, read_jsonl
-from launcher.schedulers.queue import ASKED_TO_STOP, RESULT, START, Job, Queue
+from launcher.schedulers.queue import ASKED_TO_STOP, EXIT, RESULT, START, Job, Queue
 from launcher.schedulers.submitted import Run, Submitted
 
 FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
@@ -91,7 +92,7 @@ def _print_output(
     texts = [queue.log(number, log) for number, log in logs.items() if number in found]
     for text in texts if not submitted.is_sweep else ():
         for line in text.splitlines():
-            if not line.startswith(RESULT):
+            if not line.startswith((RESULT, EXIT)):
                 say(f"  {line}")
     return any(texts)
 
@@ -165,6 +166,8 @@ def judge(queue: Queue, submitted: Submitted, run: Run, jobs: Mapping[str, Job |
     if prepare is not None and prepare.phase != "done":
         raise _failed_prepare(submitted, prepare)
     job, again = jobs.get(run.job), f"`effilaunch submit {run.run_dir} --requeue` resumes the run"
+    if job is not None and job.code is None and (code := printed_exit(run.log)) is not None:
+        job = replace(job, code=code, failure="")
     if job is None:
         message = f"job {run.job} is no longer known to the scheduler, and its run has not finished"
         raise RunFailed(Problem(f"{submitted.to}-job-gone", message, file=str(run.log), hint=again))
@@ -209,26 +212,31 @@ def _failed(run: Run, job: Job) -> EffilaunchError:
 
 def printed_errors(log: Path) -> list[str]:
     """The errors that a job printed since its last start, without those that several nodes repeat."""
-    try:
-        lines = log.read_text("utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    last = max((number for number, line in enumerate(lines) if line.startswith(START)), default=0)
-    found = [match[1] for line in lines[last:] if (match := _ERROR.match(line))]
+    found = [match[1] for line in _last_start(log) if (match := _ERROR.match(line))]
     return list(dict.fromkeys(found))
 
 
 def printed_result(log: Path) -> dict[str, Any] | None:
     """The result that a job printed since its last start."""
+    for line in _last_start(log):
+        if line.startswith(RESULT):
+            with contextlib.suppress(ValueError):
+                result: dict[str, Any] = parse_json(line.removeprefix(RESULT))
+                return result
+    return None
+
+
+def printed_exit(log: Path) -> int | None:
+    """The exit status that a job printed since its last start."""
+    codes = [line.removeprefix(EXIT) for line in _last_start(log) if line.startswith(EXIT)]
+    return int(codes[0]) if codes and codes[0].isdecimal() else None
+
+
+def _last_start(log: Path) -> list[str]:
+    """The lines of a log since the last start of the job."""
     try:
         lines = log.read_text("utf-8", errors="replace").splitlines()
     except OSError:
-        return None
-    kept = [line for line in lines if line.startswith((START, RESULT))]
-    if not kept or not kept[-1].startswith(RESULT):
-        return None
-    try:
-        result: dict[str, Any] = parse_json(kept[-1].removeprefix(RESULT))
-    except ValueError:
-        return None
-    return result
+        return []
+    last = max((number for number, line in enumerate(lines) if line.startswith(START)), default=0)
+    return lines[last:]

@@ -21,7 +21,7 @@ from launcher.facts.hardware import Hardware
 from launcher.recipe.schema import LaunchSection
 from launcher.schedulers.kubernetes_manifests import LABEL, NODE, Object, manifests
 from launcher.schedulers.queue import Checked, Ids, Job, Phase, Queue, Submission
-from launcher.schedulers.remote import check_paths
+from launcher.schedulers.remote import check_paths, dump_yaml
 
 JOB = "job.yaml"
 _ANSWER_S = 20
@@ -60,7 +60,7 @@ class Kubernetes(Queue):
 
     def render(self, job: Submission) -> dict[str, str]:
         return {
-            f"job-{index}.yaml" if job.is_sweep else JOB: _dump(manifests(job, run))
+            f"job-{index}.yaml" if job.is_sweep else JOB: dump_yaml(manifests(job, run))
             for index, run in enumerate(job.runs)
         }
 
@@ -149,26 +149,6 @@ class Kubernetes(Queue):
 QUEUE = Kubernetes()
 
 
-# --- texts
-
-
-class _Dumper(yaml.SafeDumper):
-    """Scripts as blocks of lines."""
-
-
-_Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-    ),
-)
-_Dumper.ignore_aliases = lambda *_: True  # type: ignore[method-assign]
-
-
-def _dump(objects: Sequence[Object]) -> str:
-    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
-
-
 def _id(context: str | None, namespace: str, kind: str, name: str) -> str:
     return "/".join([*([context] if context else []), namespace, kind, name])
 
@@ -194,7 +174,7 @@ def _check_section(job: Submission) -> Iterator[Problem]:
                 "kubernetes-key", message, path=f"{_SECTION}.{key}", hint=f"--set {_SECTION}.{key}=…"
             )
     places = [volume.path for volume in asked.volumes]
-    if asked.runs is not None:
+    if asked.runs is not None and job.runs[0].plan.runtime.mirror is None:
         writable = [volume.path for volume in asked.volumes if not volume.read_only]
         yield from check_paths(
             {f"{_SECTION}.runs": asked.runs}, writable, "kubernetes-path", f"{_SECTION}.volumes"

@@ -23,6 +23,8 @@ START = "==== start "
 """Beginning of the line that a job writes first into its log, at every start."""
 RESULT = "==== result "
 """Beginning of a line of the log with result.json, from jobs whose run directory is not on this machine."""
+EXIT = "==== exit "
+"""Beginning of a line with the exit status, from the same jobs."""
 ASKED_TO_STOP = (130, 138, 143)
 """Exit codes of a run that a signal ended: its own, and those of a Python that SIGUSR1 or SIGTERM killed
 before the run had installed its handlers."""

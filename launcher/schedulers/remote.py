@@ -5,9 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
 
 from launcher.errors import Problem
-from launcher.schedulers.queue import RESULT, START
+from launcher.schedulers.queue import EXIT, RESULT, START
 
 _MISSING = 127
 """Exit code of a shell that finds no command of the name."""
@@ -39,6 +42,7 @@ def run_script(
         f'if [ "$code" = 0 ] && [ {rank} = 0 ]; then',
         f"  printf '{RESULT}%s\\n' \"$(tr -d '\\n' < {result})\"",
         "fi",
+        f'[ "$code" = 0 ] || echo "{EXIT}$code"',
         'exit "$code"',
     ]
     return "\n".join(_with_setup(setup, lines)) + "\n"
@@ -63,3 +67,22 @@ def check_paths(paths: Mapping[str, str], places: Sequence[str], code: str, key:
             hint = f"write the absolute path that it has there, below a path of `{key}`"
             found.append(Problem(code, message, path=path, hint=hint))
     return found
+
+
+class _Dumper(yaml.SafeDumper):
+    """Scripts as blocks of lines."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
+
+
+def dump_yaml(documents: Sequence[Mapping[str, Any]]) -> str:
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
