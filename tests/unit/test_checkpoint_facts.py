@@ -66,7 +66,7 @@ def test_a_folder_that_this_user_may_not_look_into_is_passed_over(tmp_path, monk
     def refuses(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    for name in ("stat", "lstat", "read_text"):
+    for name in ("stat", "lstat", "read_bytes"):
         monkeypatch.setattr(type(made), name, refuses)
     assert defect(made, hashes=False) == "its manifest.json cannot be read"
 
