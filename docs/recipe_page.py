@@ -40,6 +40,7 @@ MORE = {
     "launch.slurm": "cluster.md",
     "launch.kubernetes": "kubernetes.md",
     "launch.skypilot": "skypilot.md",
+    "launch.ray": "ray.md",
     "launch.max_restarts": "faults.md",
     "on_oom": "out-of-memory.md",
     "fixes": "fixes.md",

@@ -50,7 +50,7 @@ os.environ.setdefault("CXX", str(ROOT / "tests" / "compiler.sh"))
 # Libraries write these when they are imported or start a process group in the test's process.
 _LIBRARIES_OWN = (
     "ACCELERATE_", "CUDA_", "DS_", "FSDP_", "GLOO_", "KMP_", "LOCAL_", "MASTER_", "NCCL_", "OMP_",
-    "PYTEST_", "PYTORCH_", "RANK", "TF", "TORCH", "TRITON_", "WANDB_", "WORLD_SIZE",
+    "PYTEST_", "PYTORCH_", "RANK", "RAY_", "TF", "TORCH", "TRITON_", "WANDB_", "WORLD_SIZE",
     "CROSS_", "PMI_",
 )  # fmt: skip
 
@@ -179,7 +179,8 @@ def no_network(monkeypatch):
     connect = socket.socket.connect
 
     def local_only(self, address):
-        if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "localhost", "::1"):
+        loopback = self.family == socket.AF_UNIX or address[0].startswith("127.")
+        if not loopback and address[0] not in ("localhost", "::1"):
             own = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}
             if address[0] not in own and address[0] != socket.gethostname():
                 raise AssertionError(f"a test reached for the network: {address}")

@@ -95,8 +95,20 @@ SKYPILOT = {
         "restarts": "1",
     }.items()
 }
-OF_QUEUES = {**SLURM, **KUBERNETES, **SKYPILOT}
-NO_FILE = {"launch.kubernetes.context"}  # which cluster is asked: tests/process/test_kubernetes.py
+RAY = {
+    f"launch.ray.{key}": value
+    for key, value in {
+        "cpus_per_node": "96",
+        "resources": "{rack: 1}",
+        "runtime_env": "{pip: [x]}",
+        "python": "python3.12",
+        "wait_seconds": "60",
+        "prepare": "false",
+    }.items()
+}
+OF_QUEUES = {**SLURM, **KUBERNETES, **SKYPILOT, **RAY}
+# Which cluster is asked: tests/process/test_kubernetes.py, tests/cluster/test_ray.py.
+NO_FILE = {"launch.kubernetes.context", "launch.ray.address"}
 GENERATION = {
     "num_generations": "4",
     "max_completion_length": "100",

@@ -489,6 +489,28 @@ class SkypilotSection(Section):
     """How often the job starts again after a failure of its own. Preemptions and stops do not count."""
 
 
+class RaySection(Section):
+    """The job that `effilaunch submit --to ray` creates. `hardware` sets nodes and devices."""
+
+    address: str | None = None
+    """URL of the cluster's dashboard, e.g. http://head:8265; absent: RAY_ADDRESS, else the cluster on this
+    machine."""
+    cpus_per_node: Annotated[int, Field(ge=1)] | None = None
+    """CPUs that the job reserves on each node; absent: one per process."""
+    resources: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """Further resources that it reserves on each node, e.g. {"accelerator_type:A100": 0.001}."""
+    runtime_env: dict[str, Any] = {}
+    """Ray's runtime environment of the job, e.g. {pip: [...], env_vars: {HF_HOME: /shared/hf}}. The job does
+    not have the environment variables of your shell. Ray shows these values: no secrets."""
+    python: str = "python"
+    """The interpreter on the head node that has Ray and effilaunch."""
+    wait_seconds: Annotated[int, Field(ge=0)] = 0
+    """How long the job waits for nodes that the cluster does not have, e.g. until an autoscaler starts them.
+    0: a cluster with too few nodes is an error."""
+    prepare: bool = True
+    """Whether the data is prepared first, on one CPU of the cluster, before devices are reserved."""
+
+
 class LaunchSection(Section):
     """How the processes are started, and with which environment."""
 
@@ -515,6 +537,8 @@ class LaunchSection(Section):
     """Slurm options of `effilaunch submit`."""
     kubernetes: KubernetesSection = KubernetesSection()
     """Kubernetes options of `effilaunch submit --to kubernetes`."""
+    ray: RaySection = RaySection()
+    """Ray options of `effilaunch submit --to ray`."""
     skypilot: SkypilotSection = SkypilotSection()
     """SkyPilot options of `effilaunch submit --to skypilot`."""
 

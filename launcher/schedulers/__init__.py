@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SCHEDULERS = ("ssh", "slurm_nodes", "local")
 """In the order in which `run` asks them whether they start its nodes; the last one always does."""
-QUEUES = ("slurm", "kubernetes", "skypilot")
+QUEUES = ("slurm", "kubernetes", "skypilot", "ray")
 """Schedulers for `submit --to`; the first is the default."""
 
 

@@ -287,7 +287,7 @@ def _unprefixed(text: str, number: int, file: str, rank: int | None, prefixes: P
             if kind in ("clock", "level"):
                 continue
             names.append(found.group(1) if kind == "syslog" else found.group().strip())
-            if kind == "ray":
+            if kind == "ray-worker":
                 named = found["own"] or found["rank"] or found["later"]
                 line.rank = line.rank if named is None else int(named)
             elif kind == "rank" or (kind == "local" and line.rank is None):
@@ -310,7 +310,7 @@ _PREFIXES = (
     ("rank", _RANK),
     ("rank", _MPI),
     ("local", _LOCAL),
-    ("ray", _RAY),
+    ("ray-worker", _RAY),
     ("pid", _PID),
     ("std", _STD),
     ("container", _CONTAINER),
