@@ -125,6 +125,7 @@ class Nodes:
         run = uuid.uuid4().hex if place.is_head else ""
         self._own: dict[str, Any] = {
             "run": run,
+            "job": place.job,
             "asked": asked,
             "attempt": 0,
             "beat": 0,

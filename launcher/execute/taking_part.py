@@ -84,7 +84,7 @@ def _find_first(
     open_since, told = None, False
     while True:
         now, values = time.monotonic(), read_node(run_dir, 0)
-        if values is not None and _is_of_this_job(values, first, asked):
+        if values is not None and _is_of_this_job(values, first, place.job, asked):
             return str(values["run"])
         why, known = _connects(place)
         open_since = None if why else (open_since or now)
@@ -101,16 +101,20 @@ def _find_first(
         time.sleep(_POLL_S)
 
 
-def _is_of_this_job(values: Mapping[str, Any], first: Mapping[str, Any] | None, asked: str) -> bool:
+def _is_of_this_job(
+    values: Mapping[str, Any], first: Mapping[str, Any] | None, job: str, asked: str
+) -> bool:
     """Whether this is the file of a node rank 0 that takes part in the same job as this node.
 
     first: what it was when this node came. A file may be left by an earlier command; one that has just ended
-    with an error belongs to this node's command, which was started a moment later.
+    with an error belongs to this node's command, which was started a moment later, unless it is of another
+    job: a scheduler may start a run again within seconds.
     """
     if first is None or values.get("run") != first.get("run"):
         return True
     if "verdict" in values:
-        return values.get("asked") == asked and time.time() - float(values["verdict"]["at"]) < _JUST_ENDED_S
+        is_same = (values.get("job"), values.get("asked")) == (job, asked)
+        return is_same and time.time() - float(values["verdict"]["at"]) < _JUST_ENDED_S
     return values != first
 
 

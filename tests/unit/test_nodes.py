@@ -148,6 +148,18 @@ def test_a_node_that_comes_a_moment_after_the_end_is_told(first, tmp_path):
     assert type(Other(second(first), tmp_path).ended()) is DoesNotFit
 
 
+def test_a_job_that_starts_a_moment_after_another_one_in_the_same_folder_is_a_new_one(first, tmp_path):
+    """A scheduler starts a run again within seconds: the error of the job before is not this one's."""
+    with leading(Gathering(replace(first, job="before")), tmp_path, "asked", print) as nodes:
+        nodes.close(RunFailed(Problem("node-lost", "node 1 was lost")))
+    other = Other(second(first), tmp_path)
+    time.sleep(1.0)
+    assert other.thread.is_alive()
+    with pytest.raises(Interrupted):
+        led(first, tmp_path, Interrupted(Problem("interrupted", "SIGTERM")))
+    assert type(other.ended()) is Interrupted
+
+
 def run_on(folder: Path, rank: int, port: int, output_dir: str | None) -> str:
     try:
         run_command(
