@@ -101,9 +101,7 @@ def _find_first(
         time.sleep(_POLL_S)
 
 
-def _is_of_this_job(
-    values: Mapping[str, Any], first: Mapping[str, Any] | None, job: str, asked: str
-) -> bool:
+def _is_of_this_job(values: Mapping[str, Any], first: Mapping[str, Any] | None, job: str, asked: str) -> bool:
     """Whether this is the file of a node rank 0 that takes part in the same job as this node.
 
     first: what it was when this node came. A file may be left by an earlier command; one that has just ended
