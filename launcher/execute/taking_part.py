@@ -81,10 +81,11 @@ def _find_first(
 ) -> str | None:
     """The run of node rank 0, once its file changes; None where it lives and has none here."""
     began, first = time.monotonic(), read_node(run_dir, 0)
+    before = (read_node(run_dir, place.member) or {}).get("run")
     open_since, told = None, False
     while True:
         now, values = time.monotonic(), read_node(run_dir, 0)
-        if values is not None and _is_of_this_job(values, first, place.job, asked):
+        if values is not None and _is_of_this_job(values, first, place.job, asked, before):
             return str(values["run"])
         why, known = _connects(place)
         open_since = None if why else (open_since or now)
@@ -101,13 +102,17 @@ def _find_first(
         time.sleep(_POLL_S)
 
 
-def _is_of_this_job(values: Mapping[str, Any], first: Mapping[str, Any] | None, job: str, asked: str) -> bool:
+def _is_of_this_job(
+    values: Mapping[str, Any], first: Mapping[str, Any] | None, job: str, asked: str, before: object
+) -> bool:
     """Whether this is the file of a node rank 0 that takes part in the same job as this node.
 
     first: what it was when this node came. A file may be left by an earlier command; one that has just ended
     with an error belongs to this node's command, which was started a moment later, unless it is of another
-    job: a scheduler may start a run again within seconds.
+    job, or of the run in which this node took part `before`: a scheduler may restart a run within seconds.
     """
+    if "verdict" in values and values.get("run") == before:
+        return False
     if first is None or values.get("run") != first.get("run"):
         return True
     if "verdict" in values:

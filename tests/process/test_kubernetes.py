@@ -106,7 +106,7 @@ def test_cancel_saves_and_requeue_resumes(cluster, recipe, data, tmp_path, monke
     run_dir = tmp_path / "run"
     monkeypatch.setenv("STEP_S", "0.5")
     more = ", prepare: false"
-    assert submit(recipe("jobset", steps=8, more=more), *TO, run_dir, "--detach") == 0
+    assert submit(recipe("jobset", nodes=2, steps=8, more=more), *TO, run_dir, "--detach") == 0
     (name,) = {key[2] for key in cluster.objects}
     remote, deadline = data / "runs" / name, time.monotonic() + 100
     while not (remote / "metrics.jsonl").is_file() or len((remote / "metrics.jsonl").read_text()) < 200:

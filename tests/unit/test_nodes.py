@@ -160,6 +160,17 @@ def test_a_job_that_starts_a_moment_after_another_one_in_the_same_folder_is_a_ne
     assert type(other.ended()) is Interrupted
 
 
+def test_a_node_that_is_started_again_at_once_is_not_told_the_end_it_took_part_in(first, tmp_path):
+    """As pods are after a stop: node rank 0 of the restart comes later than this one."""
+    for code in ("stopped", "again"):
+        other = Other(second(first), tmp_path)
+        time.sleep(1.0)
+        assert other.thread.is_alive()
+        with pytest.raises(Interrupted):
+            led(first, tmp_path, Interrupted(Problem(code, "SIGTERM")))
+        assert other.ended().problems[0].code == code
+
+
 def run_on(folder: Path, rank: int, port: int, output_dir: str | None) -> str:
     try:
         run_command(
