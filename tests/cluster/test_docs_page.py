@@ -52,7 +52,7 @@ def test_every_command_of_the_page_does_what_it_says(cluster, base, tmp_path, mo
     assert re.search(r"^ +1 +0\.0001 +\d\.\d{4} +\d+ +done$", sweep, flags=re.MULTILINE)
     assert f"lowest loss: {runs}/sweep/0-learning_rate=0.001" in sweep
     cancelled = json.loads((runs / "long" / "submit.json").read_text())["jobs"]["run"]
-    assert cluster.job(cancelled)["JobState"] == "CANCELLED"
+    cluster.wait_state(cancelled, "CANCELLED")
 
 
 def _check_ranks(run_dir: Path, ranks: int) -> None:
