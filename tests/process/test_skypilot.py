@@ -119,7 +119,8 @@ def test_the_exit_status_is_that_of_the_run_and_requeue_starts_it_again(
     (sky / "effilaunch").write_text(f"#!/bin/bash\necho error: told\nexit {exits}\n")
     (sky / "effilaunch").chmod(0o755)
     assert submit(recipe, *TO, tmp_path / "run") == status
-    assert "told" in capfd.readouterr().err
+    shown = capfd.readouterr()
+    assert "told" in shown.out + shown.err
     assert submit(tmp_path / "run", "--requeue") == 0
     assert len(json.loads((sky / "queue.json").read_text())) == 2
 
