@@ -3,9 +3,10 @@
     python benchmarks/mirror.py [--hidden 256] [--steps 30] [--repeats 3] [--url s3://bucket/runs]
 
 Without --url a moto server is started on loopback: it has no network to wait for, but takes a processor of
-this machine. Prints JSON: seconds of a step (medians over the steps, by repeat), of runs that save every ten
-steps; bytes of a checkpoint and seconds of its upload, reading back included; seconds from the start of
-`run --resume auto` to its first step, where the checkpoint is on the disk and where it is in the store alone.
+this machine. A rank has one thread, so that the process that copies has another core. Prints JSON: seconds of
+a step (medians over the steps, by repeat) and CPU seconds of whole runs that save every ten steps; bytes of a
+checkpoint and seconds of its upload, reading back included; seconds from the start of `run --resume auto` to
+its first step, where the checkpoint is on the disk and where it is in the store alone; the machine's load.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import itertools
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -90,11 +92,17 @@ def make_recipe(folder: Path, hidden: int, steps: int) -> Path:
 
 
 def run(recipe: Path, out: Path, *words: str) -> dict[str, Any]:
-    """One run; its result.json."""
+    """One run; its result.json, with the CPU seconds of all its processes as `cpu`."""
+    before = children_cpu()
     command = [sys.executable, "-m", "launcher", "run", str(recipe), "--output-dir", str(out), *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found: dict[str, Any] = json.loads((out / "result.json").read_text())
-    return found
+    return {**found, "cpu": children_cpu() - before}
+
+
+def children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def step_seconds(out: Path) -> float:
@@ -124,11 +132,15 @@ def first_step_seconds(recipe: Path, out: Path, step: int, *words: str) -> float
 def measured(folder: Path, url: str, hidden: int, steps: int, repeats: int) -> Mapping[str, Any]:
     recipe = make_recipe(folder, hidden, steps)
     plain, mirrored, uploads, size = [], [], [], 0
+    cpu: dict[str, list[float]] = {"without": [], "with": []}
+    loads = [os.getloadavg()[0]]
     for repeat in range(repeats):
-        run(recipe, folder / f"plain-{repeat}")
+        cpu["without"].append(run(recipe, folder / f"plain-{repeat}")["cpu"])
         plain.append(step_seconds(folder / f"plain-{repeat}"))
         to = ("--set", f"runtime.mirror={url}/{os.getpid()}-{repeat}")
         result = run(recipe, folder / f"mirrored-{repeat}", *to)
+        cpu["with"].append(result["cpu"])
+        loads.append(os.getloadavg()[0])
         mirrored.append(step_seconds(folder / f"mirrored-{repeat}"))
         rows = result["mirror"]["checkpoints"]
         uploads += [row["seconds"] for row in rows]
@@ -144,7 +156,10 @@ def measured(folder: Path, url: str, hidden: int, steps: int, repeats: int) -> M
         "step_seconds": {"without": plain, "with": mirrored, "ratio": median(mirrored) / median(plain)},
         "upload_seconds": uploads,
         "first_step_seconds": {"from_disk": disk, "from_store": store},
+        "cpu_seconds": cpu,
+        "uploads": len(uploads),
         "cores": os.cpu_count(),
+        "load": loads,
     }
 
 
@@ -155,6 +170,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--url", help="a folder of a store of yours; it is not cleaned up")
     asked = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
     folder = Path(tempfile.mkdtemp(prefix="effilaunch-mirror-"))
     try:
         with contextlib.nullcontext() if asked.url else moto():
