@@ -1,6 +1,6 @@
 """A sweep of training jobs on one GPU: memory measured beside predicted, and the time of a step.
 
-    python benchmarks/gpu_memory.py                 the sweep, written to records/gpu_<device>.json
+    python benchmarks/gpu_memory.py                 the sweep, written to records/gpu_memory_<device>.json
     python benchmarks/gpu_memory.py --only NAME …   these rows
     python benchmarks/gpu_memory.py --jobs 4        several at a time, where their memory suffices; no seconds
     python benchmarks/gpu_memory.py --rehearse      the same code on a CPU, with narrow models; no record
@@ -366,6 +366,11 @@ def write_record(path: Path, device: Device, entries: Sequence[Mapping[str, Any]
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
+def record_path(kind: str, device: Device) -> Path:
+    """records/KIND_<device>.json"""
+    return RECORDS / f"{kind}_{re.sub(r'[^a-z0-9]+', '_', device.name.lower()).strip('_')}.json"
+
+
 def rehearsed(row: GpuRow) -> GpuRow:
     from dataclasses import replace
 
@@ -398,8 +403,7 @@ def main() -> int:
     print(summary_of(entries))
     out = options.out
     if out is None and not device.rehearsal:
-        slug = re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_")
-        out = RECORDS / f"gpu_{slug}.json"
+        out = record_path("gpu_memory", device)
     if out is not None:
         write_record(out, device, entries, ABOUT)
     return 1 if any("error" in one for one in entries) else 0

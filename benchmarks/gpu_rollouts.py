@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpu_memory import RECORDS, find_device, write_record
+from gpu_memory import find_device, record_path, write_record
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -116,8 +115,7 @@ def main() -> int:
             entries.append(measured(Path(folder), backend, length))
             print(json.dumps(entries[-1]), flush=True)
     if not device.rehearsal:
-        slug = re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_")
-        write_record(RECORDS / f"gpu_rollouts_{slug}.json", device, entries, ABOUT)
+        write_record(record_path("gpu_rollouts", device), device, entries, ABOUT)
     return int(any("error" in entry for entry in entries))
 
 

@@ -17,7 +17,6 @@ import json
 import math
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import tokenizer_folder
-from gpu_memory import RECORDS, Device, Room, find_device, in_process, write_record
+from gpu_memory import Device, Room, find_device, in_process, record_path, write_record
 
 from launcher.facts.probe import shipped_model_config
 from launcher.planner.narrow import narrow_config
@@ -299,8 +298,7 @@ def main() -> int:
         entries = sweep(runs, device, folder, options.jobs, room, tokenizer)
     out = options.out
     if out is None and not device.rehearsal:
-        slug = re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_")
-        out = RECORDS / f"gpu_runs_{slug}.json"
+        out = record_path("gpu_runs", device)
     if out is not None:
         write_record(out, device, entries, ABOUT)
     return int(any("error" in entry for entry in entries))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from gpu_memory import (
-    RECORDS,
     Device,
     config_of,
     find_device,
     in_process,
     predict,
     predict_seconds,
+    record_path,
     write_record,
 )
 from gpu_speed_rows import ROWS, SpeedRow, datasheet_rate, matrix_params, step_flops
@@ -214,8 +213,7 @@ def main() -> int:
     entries = sweep(rows, device, options.budget - (time.monotonic() - started))
     out = options.out
     if out is None and not device.rehearsal:
-        slug = re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_")
-        out = RECORDS / f"gpu_throughput_{slug}.json"
+        out = record_path("gpu_throughput", device)
     if out is not None:
         write_record(out, device, entries, ABOUT)
     verdicts = [] if device.rehearsal else judge(entries)

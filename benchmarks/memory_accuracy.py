@@ -120,12 +120,8 @@ def compare_published(trace: bool) -> Iterator[Compared]:
 def compare_gpu() -> Iterator[Compared]:
     """The rows of each committed sweep on a GPU: what torch allocated, predicted now (T0)."""
     rows = {one.name: one for one in gpu_grid.ROWS}
-    for path in sorted(RECORD.parent.glob("gpu_*.json")):
+    for path in sorted(RECORD.parent.glob("gpu_memory_*.json")):
         record = read_record(path)
-        if "device_bytes" not in record or path.name.startswith(
-            ("gpu_runs", "gpu_throughput", "gpu_rollouts")
-        ):
-            continue
         hardware = replace(parse_hardware(f"1x{record['hardware']}"), device_bytes=record["device_bytes"])
         device = Device(record["device"], hardware, rehearsal=False)
         for entry in record["rows"]:

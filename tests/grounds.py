@@ -6,6 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+SLOW_STEPS = """\
+import os
+import time
+
+from transformers import TrainerCallback
+
+
+class Slow(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        time.sleep(float(os.environ.get("STEP_S", "0")))
+
+
+def callbacks():
+    return [Slow()]
+"""
+"""Hooks of a recipe: each step takes STEP_S seconds longer."""
+
 
 def tokenizer_of_1024_words() -> Any:
     """Words w0, w1, … with ids from 4, split at spaces."""

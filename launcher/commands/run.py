@@ -90,44 +90,21 @@ def run_command(
             node = {"member": gathering.place.member, "node_rank": gathering.place.node_rank}
             return Outcome(node, "the run has finished")
         with leading(gathering, begins.run_dir, asked, shown.say) as nodes:
-            if not (dry_run or tiny) and (absent := data_problems(loaded)):
+            if not alone and (absent := data_problems(loaded)):
                 raise RecipeError(absent)
-            return _run(
-                loaded, begins, nodes, shown, on=on, dry_run=dry_run, tiny=tiny, resume=resume is not None
-            )
+            url = None if alone else mirror_url(loaded.recipe.runtime.mirror, begins.run_dir)
+            own_dirs = partial(run_dirs, str(loaded.path), Path.cwd())
+            with mirrored(begins, url, own_dirs, shown.say) as (begins, mirroring):
+                return _run(
+                    loaded, begins, mirroring, nodes, shown,
+                    on=on, dry_run=dry_run, tiny=tiny, resume=resume is not None,
+                )  # fmt: skip
 
 
 def _run(
     loaded: LoadedRecipe,
     begins: Beginning,
-    nodes: Nodes | None,
-    shown: Showing,
-    *,
-    on: str | None,
-    dry_run: bool,
-    tiny: bool,
-    resume: bool,
-) -> Outcome:
-    url = None if dry_run or tiny else mirror_url(loaded.recipe.runtime.mirror, begins.run_dir)
-    own_dirs = partial(run_dirs, str(loaded.path), Path.cwd())
-    with mirrored(begins, url, own_dirs, shown.say) as (begins, mirroring):
-        return _start_from(
-            begins,
-            mirroring,
-            loaded,
-            nodes,
-            shown,
-            on=on,
-            dry_run=dry_run,
-            tiny=tiny,
-            resume=resume,
-        )
-
-
-def _start_from(
-    begins: Beginning,
     mirroring: Mirroring | None,
-    loaded: LoadedRecipe,
     nodes: Nodes | None,
     shown: Showing,
     *,
@@ -146,9 +123,8 @@ def _start_from(
     if dry_run:
         return _written_only(begins, bundle, resume=resume)
     if (before := finished_result(begins, bundle, say)) is not None:
-        if mirroring is not None:
-            ended = bundle.plan, before
-            _, before = run_mirrored(mirroring, begins, bundle.plan, lambda: ended)
+        ended = bundle.plan, before
+        _, before = run_mirrored(mirroring, begins, bundle.plan, lambda: ended)
         return _outcome(loaded, run_dir, before)
     devices = check_machine(bundle.plan, nodes)
     check_disk_space(bundle.plan, run_dir, begins.step)
@@ -208,8 +184,6 @@ def _hold_and(
         ):
             set_newer_aside(begins, say)
             with reported(begins.run_dir, say):
-                if mirroring is None:
-                    return start(resume=checkpoint)
                 return run_mirrored(mirroring, begins, bundle.plan, partial(start, resume=checkpoint))
 
 

@@ -378,13 +378,18 @@ def _own_beginning(
 
 
 def run_mirrored(
-    mirroring: Mirroring, begins: Beginning, plan: Plan, start: Callable[[], tuple[Plan, dict[str, Any]]]
+    mirroring: Mirroring | None,
+    begins: Beginning,
+    plan: Plan,
+    start: Callable[[], tuple[Plan, dict[str, Any]]],
 ) -> tuple[Plan, dict[str, Any]]:
     """Start a run whose directory is written, and upload until it has ended; its plan and result.json.
 
-    Raises what `start` raises, with what is not in the store; RunFailed if the newest checkpoint or the
-    result of a finished run is not there.
+    mirroring: None for a run without a store. Raises what `start` raises, with what is not in the store;
+    RunFailed if the newest checkpoint or the result of a finished run is not there.
     """
+    if mirroring is None:
+        return start()
     mirroring.begin(begins, plan)
     run_dir = begins.run_dir
     try:

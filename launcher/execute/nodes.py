@@ -29,7 +29,7 @@ from launcher.facts.safe_files import parse_json, write_text
 
 BEAT_S, SILENT_S = 3.0, 30.0
 LEAVE_S = 60.0
-"""So long the others have to end their part of an attempt when that of node rank 0 has ended."""
+"""After the end of node rank 0's part of an attempt the others must end theirs within this time."""
 _LOOK_S = 0.4
 _POLL_S = 0.2
 

@@ -46,6 +46,7 @@ NAME_S = 60.0
 _SILENT_S = 3.0
 """A user who waits longer than this is told for what."""
 _JUST_ENDED_S = 20.0
+"""An error that node rank 0 wrote at most this long before a node came is told to that node."""
 _CONNECT_S, _POLL_S = 5.0, 0.3
 _LEAVE_S = 60.0
 """After a signal before its first start a node waits so long for the end that node rank 0 tells."""

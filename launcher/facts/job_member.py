@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+RENDEZVOUS_PORT = 29400
+"""torchrun's own default: the port of node rank 0 where nothing names one."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobMember:

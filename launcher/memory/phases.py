@@ -19,8 +19,8 @@ from launcher.tasks import task_named
 
 CUDA_CONTEXT = 758 * MIB
 """What the driver counts for a process besides torch's reserved bytes: 742 or 758 MiB in each of 31
-processes on an H100 (driver 580, torch 2.11, CUDA 13.0; benchmarks/records/gpu_nvidia_h100_80gb_hbm3.json).
-Other devices were not measured. Before CUDA 11.7 all kernels were loaded early: 1,343 MiB on a V100."""
+processes on an H100 (driver 580, torch 2.11, CUDA 13.0; benchmarks/records/gpu_memory_*.json). Other devices
+were not measured. Before CUDA 11.7 all kernels were loaded early: 1,343 MiB on a V100."""
 HOPPER = (9, 0)
 BATCH_BYTES = 24
 """Of one token: its id, its mask and its label, 8 bytes each as collators make them."""

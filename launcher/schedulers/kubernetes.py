@@ -9,18 +9,19 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
+from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.bash_syntax import check_shell
 from launcher.facts.hardware import Hardware
 from launcher.recipe.schema import LaunchSection
 from launcher.schedulers.kubernetes_manifests import LABEL, NODE, Object, manifests
-from launcher.schedulers.queue import Checked, Ids, Job, Phase, Queue, Submission
+from launcher.schedulers.queue import Checked, Ids, Job, Phase, Queue, Submission, asked, submit_each
 from launcher.schedulers.remote import check_paths, dump_yaml
 
 JOB = "job.yaml"
@@ -68,25 +69,16 @@ class Kubernetes(Queue):
         problems = [*_check_section(job)]
         if problems or (dry_run and find_spec("kubernetes") is None):
             return Checked(problems, unasked="the package kubernetes is not installed on this machine")
-        try:
+
+        def ask() -> tuple[Sequence[Problem], Sequence[str]]:
             with _asking(job.launch.kubernetes.context) as api:
-                problems, answers = _check_cluster(api, job, files)
-        except MachineError as error:
-            if not dry_run:
-                raise
-            return Checked(unasked=error.problems[0].message)
-        return Checked(problems, answers=answers)
+                return _check_cluster(api, job, files)
+
+        return asked(ask, dry_run=dry_run)
 
     def submit(self, job: Submission, files: Mapping[str, str]) -> Ids:
         context = job.launch.kubernetes.context
-        made: list[str] = []
-        try:
-            made.extend(_create(text, context) for text in files.values())
-        except EffilaunchError:
-            with contextlib.suppress(EffilaunchError):
-                self.cancel(made)
-            raise
-        return Ids(made[0] if len(made) == 1 else job.name, made)
+        return submit_each(self, job, (partial(_create, text, context) for text in files.values()))
 
     def jobs(self, ids: Sequence[str]) -> Mapping[str, Job]:
         found = {}

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.execute.run_dir import SUBMITTED
+from launcher.facts.job_member import RENDEZVOUS_PORT
 from launcher.recipe.schema import KubernetesSection
 from launcher.schedulers.queue import ASKED_TO_STOP, PlannedRun, Submission
 from launcher.schedulers.remote import prepare_script, run_script
@@ -25,7 +26,6 @@ FOLDER = "/etc/effilaunch"
 NODE, PREPARE = "node", "prepare"
 """Names of the containers, and of the jobs in a JobSet. Kubeflow Trainer knows the first as the trainer."""
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
-PORT = 29400
 FINAL = (2, 3, 4)
 """Exit statuses that would repeat: the recipe, no plan that fits, the machine."""
 _LEAVE_S = 60
@@ -145,7 +145,7 @@ def _indexed_job(job: Submission, name: str) -> list[Object]:
         return [whole]
     pod["spec"]["subdomain"] = name
     service = _object("v1", "Service", name, asked)
-    ports = [{"name": "rendezvous", "port": PORT}]
+    ports = [{"name": "rendezvous", "port": RENDEZVOUS_PORT}]
     selects = {"clusterIP": "None", "publishNotReadyAddresses": True, "ports": ports}
     return [service | {"spec": {**selects, "selector": {LABEL: name}}}, whole]
 
@@ -157,14 +157,14 @@ def _script(job: Submission, name: str, role: str) -> str:
     setup = asked.setup
     match asked.kind:
         case "trainjob":
-            rank, head = '"$node_rank"', f'"$head:{PORT}"'
+            rank, head = '"$node_rank"', f'"$head:{RENDEZVOUS_PORT}"'
             # torchrun, which the run starts, would take Kubeflow's variables for its own options.
             ours = "node_rank=${PET_NODE_RANK:-0} head=${PET_MASTER_ADDR:-localhost}"
             setup = [ours, "unset ${!PET_@}", *setup]
         case "jobset":
-            rank, head = '"${JOB_COMPLETION_INDEX:-0}"', f"{name}-{NODE}-0-0.{name}:{PORT}"
+            rank, head = '"${JOB_COMPLETION_INDEX:-0}"', f"{name}-{NODE}-0-0.{name}:{RENDEZVOUS_PORT}"
         case _:
-            rank, head = '"${JOB_COMPLETION_INDEX:-0}"', f"{name}-0.{name}:{PORT}"
+            rank, head = '"${JOB_COMPLETION_INDEX:-0}"', f"{name}-0.{name}:{RENDEZVOUS_PORT}"
     return run_script(
         recipe, remote_run_dir(job, name), rank=rank, head=head, nodes=job.hardware.num_nodes, tiny=job.tiny,
         setup=setup,

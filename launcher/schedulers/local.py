@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.job_member import JobMember
+from launcher.facts.job_member import RENDEZVOUS_PORT, JobMember
 from launcher.schedulers.hostfile import is_host
 from launcher.schedulers.rendezvous import Gathering, Request
 from launcher.schedulers.scheduler import Scheduler
 
-DEFAULT_PORT = 29400
-"""torchrun's own: the port of node rank 0, where --master-addr names none."""
 _LAST_PORT = 65535
 _ADDRESS = re.compile(r"(?:\[([^]]+)\]|([^:]+))(?::([0-9]{1,5}))?")
 
@@ -63,10 +61,10 @@ def split_address(address: str) -> tuple[str, int]:
     """`HOST`, `HOST:PORT` or `[IPV6]:PORT`. RecipeError (2) for anything else."""
     found = _ADDRESS.fullmatch(address)
     host = address if found is None else found[1] or found[2]  # an IPv6 address has more colons
-    port = int(found[3]) if found is not None and found[3] else DEFAULT_PORT
+    port = int(found[3]) if found is not None and found[3] else RENDEZVOUS_PORT
     if not is_host(host) or not 0 < port <= _LAST_PORT:
         shown = repr(address if len(address) <= 80 else f"{address[:80]}…")
         message = f"--master-addr {shown}: expected HOST or HOST:PORT, PORT from 1 to {_LAST_PORT}"
-        hint = f"e.g. --master-addr node1:{DEFAULT_PORT}, 10.0.0.1 or [fd00::1]:{DEFAULT_PORT}"
+        hint = f"e.g. --master-addr node1:{RENDEZVOUS_PORT}, 10.0.0.1 or [fd00::1]:{RENDEZVOUS_PORT}"
         raise RecipeError(Problem("usage", message, hint=hint))
     return host, port

@@ -8,13 +8,14 @@ the plan, the run directories, the record, sweeps, the result.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from launcher.errors import Problem
+from launcher.errors import EffilaunchError, MachineError, Problem
 from launcher.facts.hardware import Hardware
 from launcher.plan.plan import Plan
 from launcher.recipe.schema import LaunchSection
@@ -174,3 +175,29 @@ class Queue(ABC):
     @abstractmethod
     def requeue(self, run_dir: Path, job: str) -> str:
         """Start a run whose job has ended again; it resumes. The id of its job; `job`: the one before."""
+
+
+def asked(
+    ask: Callable[[], tuple[Sequence[Problem], Sequence[str]]], warnings: Sequence[str] = (), *, dry_run: bool
+) -> Checked:
+    """What a scheduler says of jobs. ask: its problems and answers; MachineError where it does not answer."""
+    try:
+        problems, answers = ask()
+    except MachineError as error:
+        if not dry_run:
+            raise
+        return Checked((), warnings, unasked=error.problems[0].message)
+    return Checked(problems, warnings, answers)
+
+
+def submit_each(queue: Queue, job: Submission, submissions: Iterable[Callable[[], str]]) -> Ids:
+    """Submit a job for each run; after an error those that are queued already are cancelled."""
+    made: list[str] = []
+    try:
+        for submit in submissions:
+            made.append(submit())  # noqa: PERF401  (after an error those before it are cancelled)
+    except EffilaunchError:
+        with contextlib.suppress(EffilaunchError):
+            queue.cancel(made)
+        raise
+    return Ids(made[0] if len(made) == 1 else job.name, made)

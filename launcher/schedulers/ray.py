@@ -11,6 +11,7 @@ import os
 import shlex
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,23 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from launcher import __version__
-from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
+from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.safe_files import parse_json
 from launcher.recipe.schema import LaunchSection
 from launcher.render.bundle import dump_json
-from launcher.schedulers.queue import START, Checked, Ids, Job, Phase, PlannedRun, Queue, Submission
+from launcher.schedulers.queue import (
+    START,
+    Checked,
+    Ids,
+    Job,
+    Phase,
+    PlannedRun,
+    Queue,
+    Submission,
+    asked,
+    submit_each,
+)
 
 JOB, DRIVER = "ray.json", "launcher.schedulers.ray_job"
 LEAST_STOP_S, MARGIN_S = 60, 60
@@ -59,24 +71,16 @@ class Ray(Queue):
         problems = [*_check_section(job)]
         if problems or (dry_run and find_spec("ray") is None):
             return Checked(problems, unasked="the package ray is not installed here")
-        try:
+
+        def ask() -> tuple[Sequence[Problem], Sequence[str]]:
             with _asking(job.launch.ray.address) as client:
-                problems, answers = _check_cluster(client.get_address(), job)
-        except MachineError as error:
-            if not dry_run:
-                raise
-            return Checked((), unasked=error.problems[0].message)
-        return Checked(problems, answers=answers)
+                return _check_cluster(client.get_address(), job)
+
+        return asked(ask, dry_run=dry_run)
 
     def submit(self, job: Submission, files: Mapping[str, str]) -> Ids:
-        made: list[str] = []
-        try:
-            made += [_submit(run.run_dir, job.launch.ray.address) for run in job.runs]
-        except EffilaunchError:
-            with contextlib.suppress(EffilaunchError):
-                self.cancel(made)
-            raise
-        return Ids(made[0] if len(made) == 1 else job.name, made)
+        address = job.launch.ray.address
+        return submit_each(self, job, (partial(_submit, run.run_dir, address) for run in job.runs))
 
     def jobs(self, ids: Sequence[str]) -> Mapping[str, Job]:
         found = {}

@@ -14,20 +14,31 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
+from launcher.errors import MachineError, Problem, RecipeError
 from launcher.execute.run_dir import SUBMITTED
 from launcher.facts.bash_syntax import check_shell
 from launcher.facts.hardware import Hardware
+from launcher.facts.job_member import RENDEZVOUS_PORT
 from launcher.facts.redaction import hider, secret_values
 from launcher.recipe.schema import LaunchSection
-from launcher.schedulers.queue import ASKED_TO_STOP, Checked, Ids, Job, Phase, PlannedRun, Queue, Submission
+from launcher.schedulers.queue import (
+    ASKED_TO_STOP,
+    Checked,
+    Ids,
+    Job,
+    Phase,
+    PlannedRun,
+    Queue,
+    Submission,
+    submit_each,
+)
 from launcher.schedulers.remote import check_paths, dump_yaml, run_script
 
 JOB = "task.yaml"
-PORT = 29400
 _SECTION = "launch.skypilot"
 _RECIPE = f"/tmp/effilaunch-recipe/{SUBMITTED}"
 """Where the nodes see the recipe."""
@@ -86,14 +97,7 @@ class SkyPilot(Queue):
         return Checked((), warnings)
 
     def submit(self, job: Submission, files: Mapping[str, str]) -> Ids:
-        made: list[str] = []
-        try:
-            made.extend(_launch(job.folder / file) for file in files)
-        except EffilaunchError:
-            if made:
-                self.cancel(made)
-            raise
-        return Ids(made[0] if len(made) == 1 else job.name, made)
+        return submit_each(self, job, (partial(_launch, job.folder / file) for file in files))
 
     def jobs(self, ids: Sequence[str]) -> Mapping[str, Job]:
         words = ("jobs", "queue", "--all", "--output", "json")
@@ -147,8 +151,8 @@ def job_name(job: Submission, run: PlannedRun) -> str:
 def _task(job: Submission, run: PlannedRun) -> dict[str, Any]:
     asked, name, nodes = job.launch.skypilot, job_name(job, run), job.hardware.num_nodes
     script = run_script(
-        _RECIPE, f"{asked.runs}/{name}", rank='"$SKYPILOT_NODE_RANK"', head=f'"$head:{PORT}"', nodes=nodes,
-        tiny=job.tiny, setup=['head=$(head -n1 <<< "$SKYPILOT_NODE_IPS")'],
+        _RECIPE, f"{asked.runs}/{name}", rank='"$SKYPILOT_NODE_RANK"', head=f'"$head:{RENDEZVOUS_PORT}"',
+        nodes=nodes, tiny=job.tiny, setup=['head=$(head -n1 <<< "$SKYPILOT_NODE_IPS")'],
     )  # fmt: skip
     mounts: dict[str, Any] = {_RECIPE: str(run.run_dir / SUBMITTED)}
     mounts |= {

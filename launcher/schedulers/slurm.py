@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.bash_syntax import check_shell
 from launcher.facts.hardware import Hardware
 from launcher.recipe.schema import LaunchSection
-from launcher.schedulers.queue import Checked, Ids, Job, PlannedRun, Queue, Submission
+from launcher.schedulers.queue import Checked, Ids, Job, PlannedRun, Queue, Submission, asked
 from launcher.schedulers.slurm_check import check_scripts
 from launcher.schedulers.slurm_commands import as_job, ask, has_slurm, read_rows, sbatch
 from launcher.schedulers.slurm_script import (
@@ -61,13 +62,7 @@ class Slurm(Queue):
         problems = [problem for problem in found if problem is not None]
         if problems or (dry_run and not has_slurm()):
             return Checked(problems, warnings, unasked="Slurm is not installed on this machine")
-        try:
-            problems, answers = check_scripts(job, files)
-        except MachineError as error:
-            if not dry_run:
-                raise
-            return Checked((), warnings, unasked=error.problems[0].message)
-        return Checked(problems, warnings, answers)
+        return asked(partial(check_scripts, job, files), warnings, dry_run=dry_run)
 
     def submit(self, job: Submission, files: Mapping[str, str]) -> Ids:
         prepare = _submit(job.folder / PREPARE) if PREPARE in files else None

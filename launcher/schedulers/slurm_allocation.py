@@ -21,6 +21,8 @@ _DIGITS = 10
 """Of the largest number of 32 bits."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
 """Below the ports that a system gives to outgoing connections (32768 and above)."""
+_BETWEEN = 16
+"""Ports from that of one step to that of the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ def place_in(allocation: Allocation, address: Callable[[str], str] = str) -> Job
     """The place of this task of a step. address: host name -> address by which other nodes reach it."""
     step = allocation.step or 0
     count = allocation.tasks_per_node[0]
-    port = _FIRST_PORT + (int(allocation.job) * 37 + step) * 16 % _PORTS
+    port = _FIRST_PORT + (int(allocation.job) * 37 + step) * _BETWEEN % _PORTS
     return JobMember(
         job=allocation.name, member=allocation.task, members=allocation.tasks,
         num_nodes=len(allocation.hosts), node_rank=allocation.node_rank, tasks_per_node=count,

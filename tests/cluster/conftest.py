@@ -7,23 +7,8 @@ from pathlib import Path
 
 import pytest
 from cluster.slurm import Cluster, NoSlurm, install
-from grounds import make_base
+from grounds import SLOW_STEPS, make_base
 
-HOOKS = """\
-import os
-import time
-
-from transformers import TrainerCallback
-
-
-class Slow(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
-        time.sleep(float(os.environ.get("STEP_S", "0")))
-
-
-def callbacks():
-    return [Slow()]
-"""
 RECIPE = """\
 model: {{name_or_path: ./model}}
 data: {{train: [{{path: rows.jsonl}}], max_length: 32}}
@@ -53,7 +38,7 @@ def cluster(tmp_path_factory):
 def base(tmp_path_factory) -> Path:
     """model/, rows.jsonl and hooks.py, whose steps take STEP_S seconds."""
     folder = make_base(tmp_path_factory.mktemp("ground"))
-    (folder / "hooks.py").write_text(HOOKS)
+    (folder / "hooks.py").write_text(SLOW_STEPS)
     return folder
 
 

@@ -9,27 +9,12 @@ import socket
 import time
 
 import pytest
-from grounds import make_base
+from grounds import SLOW_STEPS, make_base
 from kubernetes_stub import Cluster
 
 from launcher.cli import main
 
 pytestmark = pytest.mark.timeout(280)
-HOOKS = """\
-import os
-import time
-
-from transformers import TrainerCallback
-
-
-class Slow(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
-        time.sleep(float(os.environ.get("STEP_S", "0")))
-
-
-def callbacks():
-    return [Slow()]
-"""
 RECIPE = """\
 model: {{name_or_path: {folder}/model}}
 data: {{train: [{{path: {folder}/rows.jsonl}}], max_length: 32}}
@@ -49,7 +34,7 @@ launch:
 def data(tmp_path_factory):
     """The volume: what pods and this machine see under the same path."""
     folder = make_base(tmp_path_factory.mktemp("volume"))
-    (folder / "hooks.py").write_text(HOOKS)
+    (folder / "hooks.py").write_text(SLOW_STEPS)
     return folder
 
 
