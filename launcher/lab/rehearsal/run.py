@@ -164,10 +164,11 @@ def rehearse_recipe(
     with leading(gathering, folder, digest, say) as nodes:
         planned, facts = gather(loaded, on)
         plan = make_plan(planned, facts)
+        rehearsal = plan_rehearsal(plan, seconds, meet_s)  # before the folder is made: it refuses the seconds
         if gathering is None and not output_dir:
             folder = claimed(folder)
         outcome = _rehearse(
-            plan, plan_rehearsal(plan, seconds, meet_s), folder, nodes, say,
+            plan, rehearsal, folder, nodes, say,
             subject=recipe + (f" on {on}" if on else ""),
         )  # fmt: skip
         if nodes is not None and outcome.exit_code:
