@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from launcher.errors import DoesNotFit
 from launcher.facts.hardware import parse_hardware
+from launcher.planner.elastic import plan_on
 from launcher.planner.planner import make_plan
 from launcher.recipe.schema import Recipe
 from launcher.render.bundle import render
@@ -197,6 +198,8 @@ CHANGED: dict[str, str] = {
     "hardware.device": "A100-40GB",
     "launch.launcher": "accelerate",
     "launch.env": "{NCCL_DEBUG: INFO}",
+    "launch.min_nodes": "1",
+    "launch.max_nodes": "4",
     "launch.max_restarts": "3",
     "launch.hang_factor": "0",
     "launch.hostfile": "hosts",
@@ -338,7 +341,7 @@ def is_read(name: str, read: set[str]) -> bool:
 
 
 # `run` itself does what on_oom and launch.max_restarts say: a worker that is gone cannot; and it watches.
-OF_THE_RUN = ("execute/attempts.py", "execute/start.py")
+OF_THE_RUN = ("execute/attempts.py", "execute/fewer_nodes.py", "execute/start.py")
 # The engine of a plan renders its configuration; `engine_of` finds it.
 RENDERED = ("engines/__init__.py", "engines/deepspeed_config.py")
 OTHERS = modules("execute", "engines")
@@ -416,7 +419,7 @@ def planned(folder: Path, text: str, **facts_changes: Any) -> dict[str, Any]:
     if loaded.recipe.sharding.config:
         facts_changes["profile"] = {"zero_optimization": {"stage": 2}}
     try:
-        plan = make_plan(loaded, facts(on, **facts_changes))
+        plan = plan_on(loaded, facts(on, **facts_changes))
     except DoesNotFit as error:
         plan = error.nearest_miss
     found: dict[str, Any] = json.loads(render(plan).files["plan.json"])
@@ -427,6 +430,7 @@ ROLLOUTS = {"task": "grpo", "adapter": "null", "reward": "[{function: numeric_an
             "data.max_length": "1024"}  # fmt: skip
 # What a leaf needs beside it to make sense.
 _EMBEDDING = {"task": "embedding"}
+_TWO_NODES = {"hardware.num_nodes": "2", "hardware.device": "A100-80GB"}
 CONTEXT: dict[str, dict[str, str]] = {
     "reward": ROLLOUTS,
     **{f"generation.{key}": ROLLOUTS for key in GENERATION},
@@ -468,6 +472,8 @@ CONTEXT: dict[str, dict[str, str]] = {
     "hardware.num_nodes": {"hardware.device": "A100-80GB"},
     "hardware.devices_per_node": {"hardware.device": "A100-80GB"},
     "launch.launcher": {"sharding.engine": "deepspeed"},
+    "launch.min_nodes": _TWO_NODES,
+    "launch.max_nodes": {**_TWO_NODES, "launch.min_nodes": "1"},
 }
 
 

@@ -15,7 +15,7 @@ from launcher.inputs.data_survey import Sight, goals_of, look, rows_for, rows_wo
 from launcher.inputs.fitting_method import Fitting, default_model, fit
 from launcher.inputs.planning_facts import gather
 from launcher.knowledge.lint.document import printable
-from launcher.planner.planner import make_plan
+from launcher.planner.elastic import plan_on
 from launcher.planner.starting import GOALS, Rows, draft
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.yaml_writer import recipe_text
@@ -177,7 +177,7 @@ def _write(fitting: Fitting, target: Path) -> Outcome:
         write_new(target, recipe_text(data, notes, _head(fitting, target)))
     try:
         loaded, facts = gather(load_recipe(target), None)
-        bundle = render(make_plan(loaded, facts))
+        bundle = render(plan_on(loaded, facts))
     except BaseException:
         target.unlink()
         raise

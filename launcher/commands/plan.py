@@ -12,7 +12,7 @@ from launcher.inputs.planning_facts import gather, nvme_warnings
 from launcher.knowledge.lint.document import printable
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
-from launcher.planner.planner import plan_first
+from launcher.planner.elastic import plan_on
 from launcher.planner.search import Search
 from launcher.planner.search import search as search_plans
 from launcher.recipe.loading import load_recipe
@@ -49,7 +49,7 @@ def plan_command(
     extra: dict[str, Any] = {}
     others: list[str] = []
     try:
-        bundle = render(plan_first(loaded, facts, found))
+        bundle = render(plan_on(loaded, facts, found=found))
     except DoesNotFit as error:
         bundle, problems = render(error.nearest_miss), error.problems
         extra = {"would_fit": [other.to_json() for other in error.would_fit]}

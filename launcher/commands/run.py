@@ -12,6 +12,7 @@ from typing import Any
 from launcher.errors import RecipeError
 from launcher.execute.attempts import Adapted, as_adapted, read_adapted, run_attempts, with_adapted
 from launcher.execute.endings import KnownFailure
+from launcher.execute.fewer_nodes import take_seats
 from launcher.execute.mirroring import Mirroring, mirror_url, mirrored, run_mirrored
 from launcher.execute.nodes import Nodes
 from launcher.execute.remember import remember_run
@@ -36,7 +37,7 @@ from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.knowledge.diagnose.patch import edits
 from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
-from launcher.planner.planner import make_plan
+from launcher.planner.elastic import plan_on
 from launcher.planner.resuming import Resumption
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, render
@@ -118,7 +119,10 @@ def _run(
     adapted, records = Adapted(), begins.records or run_dir
     if resume:
         adapted, facts = read_adapted(records), replace(facts, pace=earlier_pace(records))
-    bundle = with_adapted(render(make_plan(as_adapted(planned, adapted, records), facts)), adapted)
+    there = None if dry_run else 1 if nodes is None else nodes.place.num_nodes
+    bundle = with_adapted(render(plan_on(as_adapted(planned, adapted, records), facts, there)), adapted)
+    if nodes is not None:
+        take_seats(bundle.plan, nodes)
     resumption = check_resumption(begins, bundle, say)
     if dry_run:
         return _written_only(begins, bundle, resume=resume)

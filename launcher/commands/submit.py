@@ -28,7 +28,7 @@ from launcher.facts.safe_files import read_jsonl, write_text
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.plan.draft import Draft
-from launcher.planner.planner import make_plan
+from launcher.planner.elastic import plan_on
 from launcher.recipe.loading import LoadedRecipe, load_recipe, local_paths
 from launcher.recipe.sweep import Values, combine, folder_name, refuse_same, shown, swept_overrides
 from launcher.recipe.yaml_writer import snapshot
@@ -199,7 +199,7 @@ def _configuration(
     if cpus := queue.cpus_per_node(loaded.recipe.launch, facts.hardware):
         # Those of the job, not of this machine.
         facts = replace(facts, cpu_cores=cpus, processor=None)
-    bundle = render(make_plan(planned, facts))
+    bundle = render(plan_on(planned, facts))
     if tiny:  # a rehearsal uses one node, with the devices that it finds there
         hardware = replace(hardware, num_nodes=1)
     if queue.shares_files and not dry_run:

@@ -14,7 +14,7 @@ from launcher.inputs.planning_facts import (
     recipe_hardware,
 )
 from launcher.knowledge.lint.document import printable
-from launcher.planner.planner import make_plan
+from launcher.planner.elastic import plan_on
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.report.outcome import Outcome
 from launcher.schedulers.hostfile import hostfile_warnings
@@ -55,7 +55,7 @@ def _try_plan(loaded: LoadedRecipe) -> list[str]:
             check_model(loaded.recipe)
             return []
         loaded, facts = gather(loaded, None, allow_network=False, allow_torch=False)
-        warnings = nvme_warnings(make_plan(loaded, facts))
+        warnings = nvme_warnings(plan_on(loaded, facts))
     except DoesNotFit as error:
         return [problem.message for problem in error.problems]
     except RecipeError as error:

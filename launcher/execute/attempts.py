@@ -1,4 +1,5 @@
-"""Repeat a failed run: with less memory (`on_oom: adapt`) or unchanged (`launch.max_restarts`).
+"""Repeat a failed run: with less memory (`on_oom: adapt`), on fewer nodes (`launch.min_nodes`) or unchanged
+(`launch.max_restarts`).
 
 Attempts follow each other until one finishes, nothing is left to change, or no restart is left. plan.json
 records what was adapted, restarts.jsonl each restart.
@@ -18,6 +19,7 @@ from typing import Any
 from launcher.engines import engine_of
 from launcher.errors import Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST, KnownFailure
+from launcher.execute.fewer_nodes import is_loss, readable, seats_left
 from launcher.execute.following import Look, blind
 from launcher.execute.nodes import Nodes
 from launcher.execute.resume import choose_checkpoint
@@ -41,6 +43,7 @@ from launcher.facts.software import require_modules
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.planner.adapting import BY, Adaptation, adapt, is_out_of_memory, moment_of
+from launcher.planner.elastic import plan_on
 from launcher.recipe.loading import LoadedRecipe, with_changes
 from launcher.render.bundle import Bundle, dump_json, render
 
@@ -141,12 +144,13 @@ def run_attempts(
     shows its progress. Raises the errors of `execute`; RunFailed lists the attempts; RecipeError if another
     run uses the directory.
     """
-    adapted, prepare, failed = read_adapted(run_dir), True, list[RunFailed]()
+    prepare, failed = True, list[RunFailed]()
     with locked(run_dir) as lock:
         begun = Begun(run_dir, resume)
         restarts = Restarts(begun, int(bundle.plan.launch.max_restarts), say, first_pause_s)
         if nodes is not None:
             restarts.check = nodes.raise_if_over
+        following = _Following(loaded, facts, restarts, nodes, looking, read_adapted(run_dir))
         while True:
             with _naming_the_failure_before(failed):
                 try:
@@ -155,16 +159,61 @@ def run_attempts(
                         echo=say, look=looking(bundle.plan), prepare=prepare, limits=limits, lock=lock,
                         nodes=nodes,
                     )  # fmt: skip
-                except RunFailed as failure:
-                    failed.append(failure)
-                    if isinstance(failure, KnownFailure) and _is_adaptable(bundle.plan, failure):
-                        step = _next_adaptation(loaded, facts, bundle.plan, failure, adapted)
-                        bundle, adapted, resume = _write_adapted(begun, step, adapted, say)
-                    else:
-                        resume = restarts.next(failure)
+                except (RunFailed, MachineError) as failure:
+                    if isinstance(failure, RunFailed):
+                        failed.append(failure)
+                    bundle, resume = following.after(failure, bundle)
                 else:
                     return bundle.plan, restarts.recorded(bundle.plan, result)
             prepare = prepare and not is_prepared(run_dir)  # later attempts use the same samples
+
+
+@dataclass(slots=True)
+class _Following:
+    """What follows a failed attempt of a run."""
+
+    loaded: LoadedRecipe
+    facts: Facts
+    restarts: Restarts
+    nodes: Nodes | None
+    looking: Callable[[Plan], Look]
+    adapted: Adapted
+
+    def after(self, failure: RunFailed | MachineError, bundle: Bundle) -> tuple[Bundle, str | None]:
+        """The next attempt, and the checkpoint that it resumes. Raises the failure where there is none."""
+        if self.nodes is not None and is_loss(failure, bundle.plan):
+            return self._on_fewer(failure, bundle.plan, self.nodes)
+        if isinstance(failure, MachineError):
+            raise failure
+        if isinstance(failure, KnownFailure) and _is_adaptable(bundle.plan, failure):
+            step = _next_adaptation(self.loaded, self.facts, bundle.plan, failure, self.adapted)
+            bundle, self.adapted, resume = _write_adapted(
+                self.restarts.begun, step, self.adapted, self.restarts.say
+            )
+            return bundle, resume
+        try:
+            return bundle, self.restarts.next(failure)
+        except RunFailed as error:
+            if self.nodes is None or not is_loss(error, bundle.plan):
+                raise
+            return self._on_fewer(error, bundle.plan, self.nodes)  # lost in the pause
+
+    def _on_fewer(
+        self, failure: RunFailed | MachineError, plan: Plan, nodes: Nodes
+    ) -> tuple[Bundle, str | None]:
+        """The next attempt on the nodes that are left. Raises the failure where these are too few."""
+        restarts, begun = self.restarts, self.restarts.begun
+        reached, number = last_step(begun.run_dir), seats_left(plan, nodes, failure, restarts.say)
+        plan = plan_on(as_adapted(self.loaded, self.adapted, begun.run_dir), self.facts, number)
+        bundle = with_adapted(render(plan), self.adapted)
+        resumes, begins, lines = begun.resumes()
+        write_next_attempt(bundle, begun.run_dir, keeps_checkpoints=True)
+        for line in lines:
+            restarts.say(f"  {line}")
+        restarts.say(f"  {_start_text(begins, reached, '', None)}\n")
+        resume = readable(resumes, bundle, begun.run_dir, restarts.say, self.looking(plan))
+        restarts.record(failure, step=reached, resumed_from=begins, waited_s=0.0, num_nodes=number)
+        return bundle, resume
 
 
 @contextlib.contextmanager
@@ -380,10 +429,14 @@ class Restarts:
         resumes, begins, lines = self.begun.resumes()
         for line in lines:
             self.say(line)
-        hidden = hider(secret_values(os.environ))(cause)
-        row = {
-            "time": time.time(), "step": step, "cause": hidden, "resumed_from": begins, "waited_s": waited,
-        }  # fmt: skip
+        self.record(failure, step=step, resumed_from=begins, waited_s=waited)
+        return resumes
+
+    def record(self, failure: RunFailed | MachineError, **values: float) -> None:
+        """Add a restart to restarts.jsonl."""
+        run_dir = self.begun.run_dir
+        cause = hider(secret_values(os.environ))(failure.problems[0].message)
+        row = {"time": time.time(), "cause": cause, **values}
         try:
             with (run_dir / RESTARTS).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(row) + "\n")
@@ -391,7 +444,6 @@ class Restarts:
             self._unwritten.append(row)
             reason = error.strerror
             self.say(f"{run_dir / RESTARTS} cannot be written ({reason}): the run continues without it")
-        return resumes
 
     def _with_causes(self, failure: RunFailed, why: list[str]) -> RunFailed:
         """The failure with what was tried before it."""

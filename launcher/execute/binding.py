@@ -46,6 +46,10 @@ class Order:
     nvme: str | None = None
     """Folder on each node's own disk that an offload writes to."""
     limits: Limits = field(default_factory=Limits)
+    seats: tuple[int, ...] = ()
+    """Members that take part; the others wait."""
+    elastic: bool = False
+    """Whether the run continues without a node that is lost."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,7 +57,8 @@ class Order:
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Order:
         limits = Limits(**values["limits"])
-        return Order(**{**values, "command": tuple(values["command"]), "limits": limits})
+        tuples = {name: tuple(values[name]) for name in ("command", "seats")}
+        return Order(**{**values, **tuples, "limits": limits})
 
 
 @dataclass(frozen=True, slots=True)

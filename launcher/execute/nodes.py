@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -62,6 +62,8 @@ class Part:
     oom: bool | None = None
     """Whether the kernel killed processes there for their memory; None where nobody can tell."""
     log: str = ""
+    cut_off: bool = False
+    """Whether it no longer reaches node rank 0."""
 
 
 class Peers(Protocol):
@@ -112,6 +114,10 @@ class _Seen:
     def host(self) -> str:
         return str(self.values.get("host", "?"))
 
+    @property
+    def is_silent(self) -> bool:
+        return time.monotonic() - self.changed_at > SILENT_S
+
 
 class Nodes:
     """The other nodes of a run, as the `effilaunch` of one of them sees them."""
@@ -119,6 +125,8 @@ class Nodes:
     def __init__(self, place: JobMember, run_dir: Path, asked: str) -> None:
         """asked: a digest of the recipe and options, which all nodes must share."""
         self.place, self.asked, self.run_dir = place, asked, run_dir
+        self.seats = tuple(range(place.members))
+        """Members that take part in the attempt; the others wait."""
         self.failed: Callable[[], Sequence[Problem]] = lambda: ()
         """Why nodes that this one started cannot take part."""
         self._file = run_dir / NODES / f"{place.member}.json"
@@ -176,13 +184,19 @@ class Nodes:
                 seen.values, seen.changed_at = values, now
 
     def _others(self) -> list[_Seen]:
+        """Those that take part in the attempt."""
         self._look()
-        return [seen for _, seen in sorted(self._seen.items())]
+        return [seen for number, seen in sorted(self._seen.items()) if number in self.seats]
+
+    @property
+    def seat(self) -> JobMember:
+        """This node's position among those that take part in the attempt."""
+        return self.place.seated(self.seats)
 
     def _parts(self) -> Iterator[tuple[_Seen, dict[str, Any]]]:
         """The others' parts of this attempt."""
         for seen in self._others():
-            if seen.values.get("attempt") == self._own["attempt"]:
+            if self._is_in(seen):
                 yield seen, seen.values.get("part") or {}
 
     # --- for the loop that follows a start
@@ -200,9 +214,8 @@ class Nodes:
     def vanished(self) -> str:
         if not self.place.is_head and (told := self._from_head("vanished")):
             return str(told)
-        now = time.monotonic()
         for seen in self._others():
-            if now - seen.changed_at > SILENT_S:
+            if seen.is_silent:
                 first = "" if self.place.is_head else "first "
                 return (
                     f"the {first}node {seen.host} was lost: its effilaunch process has been silent for "
@@ -263,14 +276,14 @@ class Nodes:
 
     def not_started(self) -> Sequence[Problem]:
         """Why nodes cannot take part that this one has started."""
-        all_here = len(self._others()) == self.place.members - 1
+        all_here = len(self._others()) == len(self.seats) - 1
         return () if all_here or not self.place.is_head else self.failed()
 
     def begin(self, order: Order) -> None:
         """Let all nodes start their part of an attempt."""
         self.raise_if_over()
         self._first_trouble, self._in_attempt = None, True
-        self._put(attempt=self._own["attempt"] + 1, order=order.to_json(), part={})
+        self._put(attempt=self._own["attempt"] + 1, order=replace(order, seats=self.seats).to_json(), part={})
 
     def await_ended(self, limit_s: float = LEAVE_S) -> None:
         """Return when the others have ended their part of the attempt, or the time is over."""
@@ -278,6 +291,24 @@ class Nodes:
         while self.running and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         self._in_attempt = False
+
+    def alive(self, limit_s: float = LEAVE_S) -> list[int]:
+        """The members that can take part in another attempt, once they have ended their part of this one."""
+        deadline = time.monotonic() + limit_s
+        there: dict[int, _Seen] = {}
+        while time.monotonic() < deadline:
+            time.sleep(_LOOK_S)  # so that the files are read now
+            self._look()
+            there = {number: seen for number, seen in self._seen.items() if not seen.is_silent}
+            parts = [seen.values.get("part") or {} for seen in there.values() if self._is_in(seen)]
+            if all(part.get("code") is not None for part in parts):
+                break
+        cut = {number for number, seen in there.items() if (seen.values.get("part") or {}).get("cut_off")}
+        return [self.place.member, *sorted(there.keys() - cut)]
+
+    def _is_in(self, seen: _Seen) -> bool:
+        """Whether that node takes part in the attempt."""
+        return bool(seen.values.get("attempt") == self._own["attempt"])
 
     def raise_if_over(self) -> None:
         """Interrupted where a node was asked to stop; RunFailed where one is lost. Between attempts."""
@@ -292,7 +323,7 @@ class Nodes:
         """Name of a node -> how its part of the last attempt went."""
         found = {}
         for number, seen in sorted(self._seen.items()):
-            if seen.values.get("attempt") != self._own["attempt"]:
+            if not self._is_in(seen):
                 continue
             part = seen.values.get("part") or {}
             values = {
@@ -323,19 +354,28 @@ class Nodes:
         return str(self._from_head("host"))
 
     def take_order(self, after: int) -> tuple[int, Order] | None:
-        """The attempt that node rank 0 has begun, if it is a later one."""
+        """The attempt that node rank 0 has begun, if it is a later one; `seats` are then those of it."""
         number = int(self._from_head("attempt") or 0)
         if number <= after:
             return None
-        self._stacks = int(self._from_head("stacks") or 0)
-        self._put(attempt=number, part={})
-        return number, Order.from_json(self._from_head("order"))
+        order = Order.from_json(self._from_head("order"))
+        self._stacks, self.seats = int(self._from_head("stacks") or 0), order.seats
+        if self.takes_part:
+            self._put(attempt=number, part={})
+        return number, order
 
-    def end_part(self, code: int, log: str, *, oom: bool | None = None, trouble: str = "") -> None:
-        """This node's part of the attempt has ended."""
+    @property
+    def takes_part(self) -> bool:
+        """Whether this node has a part in the attempt."""
+        return self.place.member in self.seats
+
+    def end_part(
+        self, code: int, log: str, *, oom: bool | None = None, trouble: str = "", cut_off: bool = False
+    ) -> None:
+        """This node's part of the attempt has ended. cut_off: it no longer reaches node rank 0."""
         before = self._own.get("part") or {}
         more = {"trouble": trouble} if trouble else {}
-        self._put(part={**before, **more, "code": code, "oom": oom, "log": log})
+        self._put(part={**before, **more, "code": code, "oom": oom, "log": log, "cut_off": cut_off})
 
     @property
     def verdict(self) -> Mapping[str, Any] | None:

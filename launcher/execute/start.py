@@ -121,7 +121,7 @@ def execute(
     a process found the recipe, its data or the machine at fault or the run directory cannot be written,
     Interrupted (130) after a signal that asks to stop. No process outlives this call, whatever ends it.
     """
-    place, asked = (ALONE, "") if nodes is None else (nodes.place, nodes.asked)
+    place, asked = (ALONE, "") if nodes is None else (nodes.seat, nodes.asked)
     order = _order(bundle, run_dir, place.port or master_port, resume, limits or Limits(), place)
     ids = [device for device in devices.split(",") if device]
     bound = bind_order(order, place, ids, asked)
@@ -196,7 +196,7 @@ def _order(
         on_gpus=not plan.hardware.is_cpu,
         report_to=plan.trainer.report_to,
         stop_s=max(LEAST_STOP_S, 2 * save_s) + 5.0, save_s=save_s, resume=resume, limits=limits,
-        nvme=sharding.nvme_path if offloads else None,
+        nvme=sharding.nvme_path if offloads else None, elastic=bool(plan.elastic),
     )  # fmt: skip
 
 
@@ -237,7 +237,10 @@ def _watch(plan: Plan, run_dir: Path, limits: Limits, nodes: Nodes | None) -> Wa
     step_s = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
     watch = Watch(run_dir, plan.launch.hang_factor, _stop_seconds(plan), step_s, limits)
     if nodes is not None:
-        watch.own, watch.others = frozenset(nodes.place.ranks(plan.hardware.devices_per_node)), True
+        watch.own, watch.others = (
+            frozenset(nodes.seat.ranks(plan.hardware.devices_per_node)),
+            len(nodes.seats) > 1,
+        )
     return watch
 
 

@@ -35,8 +35,8 @@ def check_machine(plan: Plan, nodes: Nodes | None = None) -> str:
     """The ids of the devices to use. Raises MachineError if this node cannot run the plan."""
     require_modules(needed_modules(plan))
     hardware = plan.hardware
-    if hardware.num_nodes != (1 if nodes is None else nodes.place.num_nodes):
-        here = "this is one" if nodes is None else f"{nodes.place.num_nodes} take part"
+    if hardware.num_nodes != (1 if nodes is None else nodes.seat.num_nodes):
+        here = "this is one" if nodes is None else f"{nodes.seat.num_nodes} take part"
         raise MachineError(
             Problem(
                 "several-machines",

@@ -150,8 +150,7 @@ def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], Non
             say("\n".join([*begins.lines, ""]))
         return Resumption(())
     manifest = _manifest(begins.checkpoint)
-    new = StoredPlan(json.loads(bundle.files[PLAN]))
-    found = compare_plans(_plan_of(begins.checkpoint), new, manifest.world_size)
+    found = compare_plans(plan_of_checkpoint(begins.checkpoint), stored_plan(bundle), manifest.world_size)
     if found.refused:
         raise RecipeError([difference.problem() for difference in found.refused])
     versions = compare_versions(manifest.versions, bundle.plan.versions)
@@ -160,7 +159,12 @@ def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], Non
     return accepted
 
 
-def _plan_of(checkpoint: Path) -> StoredPlan:
+def stored_plan(bundle: Bundle) -> StoredPlan:
+    """The plan of a bundle as it will be read from a checkpoint."""
+    return StoredPlan(json.loads(bundle.files[PLAN]))
+
+
+def plan_of_checkpoint(checkpoint: Path) -> StoredPlan:
     """The plan of the run that wrote the checkpoint."""
     try:
         plan = StoredPlan(parse_json((checkpoint / PLAN).read_text("utf-8")))
@@ -254,7 +258,7 @@ def _planned_length(run_dir: Path, result: Mapping[str, Any]) -> Length:
     if isinstance(planned := result.get("planned"), dict):
         return Length(planned.get("max_steps"), planned.get("num_train_epochs"))
     if complete := complete_checkpoints(run_dir / "checkpoints"):
-        plan = _plan_of(complete[max(complete)])
+        plan = plan_of_checkpoint(complete[max(complete)])
     else:
         plan = StoredPlan(parse_json((run_dir / PLAN).read_text("utf-8")))
     return Length(plan.trainer.max_steps, plan.trainer.num_train_epochs)

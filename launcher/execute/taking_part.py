@@ -69,12 +69,14 @@ def take_part(
         run = _find_first(place, run_dir, asked, limits.come, stops, say)
         if run is None:
             raise _unseen(place, run_dir, asked, devices_per_node, say)
+        earlier = read_node(run_dir, place.member) or {}
+        began = int(earlier["attempt"]) if earlier.get("run") == run else 0
         with Nodes(place, run_dir, asked) as nodes:
             nodes.follow_run(run)
             say(
                 f"node {place.member} of {place.members} in {run_dir}; the first node is {nodes.first_host()}"
             )
-            _obey(nodes, stops, say)
+            _obey(nodes, stops, say, began)
 
 
 def _find_first(
@@ -164,9 +166,12 @@ def _unseen(place: JobMember, run_dir: Path, asked: str, devices_per_node: int, 
     return MachineError(problems or Problem("not-shared", message, hint=hint))
 
 
-def _obey(nodes: Nodes, stops: Stops, say: Say) -> None:
-    """Start this node's part of each attempt, until node rank 0 tells how the run has ended."""
-    done, lost = 0, ""
+def _obey(nodes: Nodes, stops: Stops, say: Say, began: int) -> None:
+    """Start this node's part of each attempt, until node rank 0 tells how the run has ended.
+
+    began: the attempt in which an `effilaunch` of this node took part that ended before this one came.
+    """
+    done, lost = began, ""
     leave_by = cause_by = float("inf")
     while True:
         now = time.monotonic()
@@ -177,14 +182,19 @@ def _obey(nodes: Nodes, stops: Stops, say: Say) -> None:
         if stops.first is not None:
             nodes.tell(Said(stop=stops.first))
             # Later it leaves only with node rank 0, whose ranks may be the last that stop.
-            leave_by = min(leave_by, now + _LEAVE_S) if done == 0 else float("inf")
-            if now > leave_by or stops.at_once:
+            leave_by = min(leave_by, now + _LEAVE_S) if done == began else float("inf")
+            if now > leave_by or stops.at_once or not nodes.takes_part:
                 raise Interrupted(stopped_between(stops))
         if (found := nodes.take_order(done)) is not None:
             done, order = found
+            if not nodes.takes_part:
+                say(f"{len(order.seats)} other nodes train; this one is a spare")
+                continue
             lost, cause_by = _take_part(nodes, order, say).lost_node, float("inf")
-            if lost:  # another one's loss is told by node rank 0
-                cause_by = time.monotonic() + (0.0 if lost.startswith(FIRST) else _CAUSE_S)
+            if lost.startswith(FIRST):
+                cause_by = 0.0
+            elif lost and not order.elastic:  # another one's loss is told by node rank 0
+                cause_by = time.monotonic() + _CAUSE_S
         time.sleep(_POLL_S)
 
 
@@ -206,10 +216,10 @@ def _holding_nvme(place: JobMember, order: Order) -> contextlib.AbstractContextM
 
 def _take_part(nodes: Nodes, order: Order, say: Say) -> Ended:
     """Start this node's ranks and follow them to their end; node rank 0 is told how they ended."""
-    place, run_dir = nodes.place, Path(order.run_dir)
+    place, run_dir = nodes.seat, Path(order.run_dir)
     own = frozenset(place.ranks(order.devices_per_node))
     watch = Watch(run_dir, 0.0, order.save_s, 0.0, order.limits, own=own)
-    log = run_dir / "logs" / f"launcher-{place.member}.log"
+    log = run_dir / "logs" / f"launcher-{nodes.place.member}.log"
     before, trouble = read_oom_kills(), ""
     try:
         devices = [gpu.index for gpu in probe.visible_gpus()] if order.on_gpus else []
@@ -228,5 +238,8 @@ def _take_part(nodes: Nodes, order: Order, say: Say) -> Ended:
         ended = Ended(code=1, killed=trouble)
     finally:
         remove_shared_buffers(order.master_port)
-    nodes.end_part(ended.code, log.name, oom=has_killed(before, read_oom_kills()), trouble=trouble)
+    nodes.end_part(
+        ended.code, log.name, oom=has_killed(before, read_oom_kills()), trouble=trouble,
+        cut_off=ended.lost_node.startswith(FIRST),
+    )  # fmt: skip
     return ended

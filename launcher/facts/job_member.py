@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 RENDEZVOUS_PORT = 29400
 """torchrun's own default: the port of node rank 0 where nothing names one."""
@@ -40,6 +41,19 @@ class JobMember:
     def is_one_rank(self) -> bool:
         """Whether this member starts one worker."""
         return self.tasks_per_node > 1
+
+    def seated(self, seats: Sequence[int]) -> JobMember:
+        """The position among the members that take part; each of them starts a whole node.
+
+        seats: their numbers, this one among them.
+        """
+        if len(seats) == self.members:
+            return self
+        number = seats.index(self.member)
+        hosts = tuple(self.hosts[seat] for seat in seats if seat < len(self.hosts))
+        return replace(
+            self, member=number, members=len(seats), num_nodes=len(seats), node_rank=number, hosts=hosts
+        )
 
     def ranks(self, devices_per_node: int) -> range:
         """The ranks that this member starts."""

@@ -102,6 +102,33 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCount:
+    """What a run does on so many nodes (`launch.min_nodes`)."""
+
+    num_nodes: int
+    batch: Batch | None
+    needed: int | None
+    """Bytes on each device, margin included; None where it cannot run."""
+    refused: str = ""
+    """Why this many nodes are not used, half a sentence; empty where they are."""
+    fits: bool = True
+    """False where the memory of the devices or nodes does not suffice."""
+    conversion: bool = False
+    """Whether a checkpoint of all nodes is converted first."""
+
+    def to_json(self) -> dict[str, object]:
+        """An entry of `elastic` in plan.json."""
+        return {
+            "num_nodes": self.num_nodes,
+            "batch": None if self.batch is None else self.batch.to_json(),
+            "needed_bytes": self.needed,
+            "fits": self.fits,
+            "converts_checkpoint": self.conversion,
+            "refused": self.refused or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Plan(HasSettings):
     """Everything decided before a device is touched; the worker reads its JSON form."""
 
@@ -129,6 +156,22 @@ class Plan(HasSettings):
     warnings: tuple[str, ...]
     images: PreparedImages | None = None
     """Statistics of the images in the prepared rows, which `memory` is computed from."""
+    elastic: tuple[NodeCount, ...] = ()
+    """With `launch.min_nodes`: every number of nodes of the run, most first."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes."""
+        return self.hardware.num_devices
+
+    @property
+    def samples_of_rank(self) -> int:
+        """Samples of a rank in one step."""
+        return self.batch.micro * self.batch.accumulation
+
+    def by(self, dotted: str) -> str:
+        """What set a setting: `recipes/x.yaml:12`, `--set`, …; empty where it is absent."""
+        return self.provenance[dotted].by if dotted in self.provenance else ""
 
     @property
     def trainable_params(self) -> int:

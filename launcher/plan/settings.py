@@ -345,6 +345,7 @@ class LaunchSettings(Section):
     launcher: Launcher
     max_restarts: int
     hang_factor: float
+    min_nodes: int | None = None
     hostfile: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 

@@ -8,7 +8,7 @@ had chosen changes, the global batch least of all: an estimate that was too low 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from launcher.engines import engine_of
@@ -44,10 +44,10 @@ _NO_BATCH_YET = {
 _GENERATES = "_generate_and_score_completions"
 """Of trl: completions of all micro-batches of a generation at once, however small those are."""
 
-_MICRO = "trainer.per_device_train_batch_size"
+MICRO = "trainer.per_device_train_batch_size"
 _EVAL = "trainer.per_device_eval_batch_size"
 _ACCUMULATION = "trainer.gradient_accumulation_steps"
-_GENERATION = "trainer.steps_per_generation"
+GENERATION = "trainer.steps_per_generation"
 _AGAIN = "trainer.activation_checkpointing"
 _ENGINE, _STAGE = "sharding.engine", "sharding.zero_stage"
 _OPTIMIZER, _PARAM = "sharding.offload_optimizer", "sharding.offload_param"
@@ -122,14 +122,15 @@ def adapt(
     one generates as many completions.
     What a fix refuses, or the planner expects not to fit, is skipped.
     """
+    facts = replace(facts, hardware=failed.hardware)  # of an elastic run, fewer nodes than at first
     for change, reason in _savings(failed, moment):
-        changes = {**before, **_kept(loaded, failed), **change}
+        changes = {**before, **kept_choices(loaded, failed), **change}
         asked = with_changes(loaded, changes, BY)
         try:
             found = search(asked, facts)
             if not found.first.fits:
                 continue
-            plan = plan_first(asked, facts, found)
+            plan = replace(plan_first(asked, facts, found), elastic=failed.elastic)
         except RecipeError:
             continue
         if _STAGE in change and plan.memory.needed >= failed.memory.needed:
@@ -144,13 +145,13 @@ def adapt(
     return None
 
 
-def _kept(loaded: LoadedRecipe, failed: Plan) -> Changes:
+def kept_choices(loaded: LoadedRecipe, failed: Plan) -> Changes:
     """The failed plan's own choices, so that only what is changed here differs."""
     job = failed.job
     kept: Changes = {
         "global_batch_size": failed.batch.global_size,
         _ACCUMULATION: None,  # follows from the global batch
-        _MICRO: failed.batch.micro,
+        MICRO: failed.batch.micro,
         _AGAIN: job.checkpointing,
         _ENGINE: job.engine.name,
         _STAGE: failed.sharding.zero_stage,
@@ -182,12 +183,12 @@ def _savings(failed: Plan, moment: Moment) -> Iterator[tuple[Changes, str]]:
             yield {f"{failed.task.section}.mini_batch_size": smaller}, reason
         if not compares and (micro := _half(failed, batch.micro)) is not None:
             accumulation = batch.micro * batch.accumulation // micro
-            change: Changes = {_MICRO: micro}
+            change: Changes = {MICRO: micro}
             if job.eval_batch > micro:
                 change[_EVAL] = micro
-            steps = failed.at(_GENERATION)
+            steps = failed.at(GENERATION)
             if isinstance(steps, int):  # as many completions as before
-                change[_GENERATION] = steps * batch.micro // micro
+                change[GENERATION] = steps * batch.micro // micro
             yield (
                 change,
                 f"micro-batch {batch.micro} ran out of memory: {micro} with accumulation {accumulation}, "

@@ -30,13 +30,7 @@ def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[st
     draft.put_recipe("task", recipe.task, "schema default")
     draft.put_recipe("seed", recipe.seed, "schema default")
     draft.put_recipe("on_oom", recipe.on_oom, "schema default")
-    draft.put_recipe("launch.max_restarts", recipe.launch.max_restarts, "a run that fails stays ended")
-    reason = "a step that takes 20 times the median, and minutes, comes to no end"
-    draft.put_recipe("launch.hang_factor", recipe.launch.hang_factor, reason)
-    if recipe.runtime.mirror is not None:
-        draft.put_recipe("runtime.mirror", recipe.runtime.mirror, "checkpoints stay on this disk")
-    if recipe.launch.hostfile is not None:
-        draft.put_recipe("launch.hostfile", recipe.launch.hostfile, "one machine")
+    _record_launch(draft, recipe)
     for name in MODEL_LEAVES:
         draft.put_recipe(f"model.{name}", getattr(recipe.model, name), "not asked for")
     if draft.task.sees_images:
@@ -67,6 +61,19 @@ def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[st
     draft.put_recipe("sharding.nvme_path", recipe.sharding.nvme_path, "nothing is offloaded to a disk")
     for name, value in recipe.trainer.items():
         draft.put_recipe(f"trainer.{name}", value, "")
+
+
+def _record_launch(draft: Draft, recipe: Recipe) -> None:
+    """How the run is started, and where its checkpoints go."""
+    launch = recipe.launch
+    draft.put_recipe("launch.max_restarts", launch.max_restarts, "a run that fails stays ended")
+    reason = "a step that takes 20 times the median, and minutes, comes to no end"
+    draft.put_recipe("launch.hang_factor", launch.hang_factor, reason)
+    for name in ("min_nodes", "hostfile"):
+        if (value := getattr(launch, name)) is not None:
+            draft.put_recipe(f"launch.{name}", value, "set in the recipe")
+    if recipe.runtime.mirror is not None:
+        draft.put_recipe("runtime.mirror", recipe.runtime.mirror, "set in the recipe")
 
 
 def frozen_parts(recipe: Recipe) -> list[str]:

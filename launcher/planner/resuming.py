@@ -14,6 +14,7 @@ from launcher.engines import engine_of
 from launcher.engines.deepspeed import ADAM
 from launcher.engines.engine import RANKS, counted
 from launcher.errors import Problem
+from launcher.plan.plan import Plan
 from launcher.plan.stored import StoredPlan
 from launcher.tasks import TASKS
 from launcher.tasks.grpo import KEY
@@ -21,6 +22,8 @@ from launcher.tasks.grpo import KEY
 Verdict = Literal["equal", "word", "free", "states", "samples"]
 """Must be equal · may differ, with a message · may differ · depends on the files of the checkpoint · on the
 prepared samples, and must be equal where rows are streamed."""
+
+AnyPlan = Plan | StoredPlan
 
 FIX = "restore the value, or start a new run in another --output-dir"
 _WEIGHTS = "start a new run from these weights: adapter.path, or model.name_or_path, names the folder"
@@ -213,7 +216,7 @@ class Resumption:
         return [difference.line() for difference in self.differences if not difference.refused]
 
 
-def compare_plans(old: StoredPlan, new: StoredPlan, ranks: int) -> Resumption:
+def compare_plans(old: AnyPlan, new: AnyPlan, ranks: int) -> Resumption:
     """old: the plan of the checkpoint; ranks: processes that wrote it; new: the plan that resumes from it."""
     states, conversion = _states(old, new, ranks)
     both = [*compare_settings(old, new), *states, *_order(old, new, ranks)]
@@ -230,7 +233,7 @@ def _names(pattern: str, setting: str) -> bool:
     return setting.startswith(head) and setting.endswith(tail) if star else setting == pattern
 
 
-def compare_settings(old: StoredPlan, new: StoredPlan) -> list[Difference]:
+def compare_settings(old: AnyPlan, new: AnyPlan) -> list[Difference]:
     """The differences that the table alone decides, refused ones first."""
     found = []
     for setting in sorted({*old.names, *new.names}):
@@ -248,13 +251,13 @@ def compare_settings(old: StoredPlan, new: StoredPlan) -> list[Difference]:
     return sorted(found, key=lambda difference: not difference.refused)
 
 
-def _stretched(plan: StoredPlan) -> bool:
+def _stretched(plan: AnyPlan) -> bool:
     """Whether the learning rate depends on the number of all steps."""
     trainer = plan.trainer
     return trainer.lr_scheduler_type not in _CONSTANT or 0 < (trainer.warmup_steps or 0) < 1
 
 
-def _states(old: StoredPlan, new: StoredPlan, ranks: int) -> tuple[list[Difference], str]:
+def _states(old: AnyPlan, new: AnyPlan, ranks: int) -> tuple[list[Difference], str]:
     """Differences about the engine's files, and why these must be converted."""
     if old.trainer.save_only_model:
         weights = "the checkpoint holds weights alone"
@@ -280,7 +283,7 @@ def _states(old: StoredPlan, new: StoredPlan, ranks: int) -> tuple[list[Differen
     return found, reading.conversion
 
 
-def _optimizer(old: StoredPlan, new: StoredPlan) -> list[Difference]:
+def _optimizer(old: AnyPlan, new: AnyPlan) -> list[Difference]:
     before, after = old.trainer.optim, new.trainer.optim
     if before == after:
         return []
@@ -290,7 +293,7 @@ def _optimizer(old: StoredPlan, new: StoredPlan) -> list[Difference]:
     return [_refuse(old, new, "trainer.optim", "one optimizer cannot use the states of another")]
 
 
-def _order(old: StoredPlan, new: StoredPlan, ranks: int) -> list[Difference]:
+def _order(old: AnyPlan, new: AnyPlan, ranks: int) -> list[Difference]:
     """What else would read rows twice, or not at all."""
     found = []
     if new.data.streaming:
@@ -298,6 +301,7 @@ def _order(old: StoredPlan, new: StoredPlan, ranks: int) -> list[Difference]:
             found.append(_refuse(old, new, "trainer.dataloader_num_workers", _STREAM))
         if new.ranks != ranks:
             found.append(_ranks(new, ranks, True, _STREAM))
+    found += _negatives(old, new, ranks)
     before, after = _completions(old, ranks), _completions(new, new.ranks)
     if before != after:
         reason = f"a generation had {before} completions and would have {after}: {_PLACE}"
@@ -311,7 +315,24 @@ def _order(old: StoredPlan, new: StoredPlan, ranks: int) -> list[Difference]:
     return found
 
 
-def _completions(plan: StoredPlan, ranks: int) -> int | None:
+def _negatives(old: AnyPlan, new: AnyPlan, ranks: int) -> list[Difference]:
+    """What decides how many samples are compared with each other, where the loss does that."""
+    micro = "trainer.per_device_train_batch_size"
+    if old.settings.task != new.settings.task or not new.task.compares(new):
+        return []
+    found = []
+    if old.at(micro) != new.at(micro):
+        reason = (
+            "the samples of a micro-batch are each other's negatives: another number learns something else"
+        )
+        found.append(_refuse(old, new, micro, reason))
+    if new.ranks != ranks and new.embedding.gather_across_devices:
+        reason = "with embedding.gather_across_devices the samples of all ranks are each other's negatives"
+        found.append(_ranks(new, ranks, True, reason))
+    return found
+
+
+def _completions(plan: AnyPlan, ranks: int) -> int | None:
     """Completions of one generation; None where the model writes none."""
     if plan.trainer.others.get("num_generations") is None:
         return None
@@ -327,16 +348,16 @@ _STREAM = (
 )
 
 
-def _refuse(old: StoredPlan, new: StoredPlan, setting: str, reason: str, fix: str = FIX) -> Difference:
+def _refuse(old: AnyPlan, new: AnyPlan, setting: str, reason: str, fix: str = FIX) -> Difference:
     return Difference(setting, old.at(setting), new.at(setting), True, reason, new.by(setting), fix)
 
 
-def _ranks(new: StoredPlan, ranks: int, refused: bool, reason: str) -> Difference:
+def _ranks(new: AnyPlan, ranks: int, refused: bool, reason: str) -> Difference:
     fix = f"run it on {counted(ranks)} (--on), or start a new run in another --output-dir"
     return Difference(RANKS, ranks, new.ranks, refused, reason, fix=fix)
 
 
-def _ways_out(old: StoredPlan) -> str:
+def _ways_out(old: AnyPlan) -> str:
     """Back to what it was, or on from the weights alone."""
     keys = ("sharding.engine", "sharding.zero_stage", "sharding.offload_optimizer")
     given = ", ".join(f"{key}: {old.at(key)}" for key in keys if old.at(key) is not None)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.engines import ENGINES, engine_of
-from launcher.errors import RecipeError
+from launcher.errors import Problem, RecipeError
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix
@@ -172,6 +172,17 @@ def _check(bench: Bench, candidate: Candidate, loaded: LoadedRecipe, facts: Fact
     trial = bench.draft.copy()
     record_size(trial, candidate)
     apply_fixes(situation_of(trial, facts), loaded.recipe.fixes.disable, early=False)
+    if loaded.recipe.launch.min_nodes is not None:
+        _check_elastic(trial, facts.hardware.num_devices)
+
+
+def _check_elastic(trial: Draft, ranks: int) -> None:
+    """RecipeError where other ranks cannot read the checkpoints."""
+    reading = engine_of(trial).reads(trial, trial, ranks, 2 * ranks)
+    if reading.refused:
+        message = f"other ranks than those that wrote a checkpoint cannot read it: {reading.reason}"
+        hint = "use sharding.engine: ddp or fsdp, or ZeRO from stage 1 with an optimizer of Adam's kind"
+        raise RecipeError(Problem("elastic-nodes", message, path="launch.min_nodes", hint=hint))
 
 
 def _values(bench: Bench, strategy: tuple[int, bool]) -> dict[str, object]:

@@ -526,6 +526,13 @@ class LaunchSection(Section):
     hostfile: str | None = None
     """A file with one host per line, `HOST slots=N`, including this one: the run starts on the others over
     ssh. Without `hardware` and --on, the file also sets the number of nodes and devices."""
+    min_nodes: Annotated[int, Field(ge=1, le=999_999)] | None = None
+    """The run continues with fewer nodes, at least so many, when nodes are lost or do not come: at the same
+    global batch, from the last complete checkpoint. `plan` shows each size with its memory. Absent: a lost
+    node ends the run."""
+    max_nodes: Annotated[int, Field(ge=1, le=999_999)] | None = None
+    """With min_nodes: the number of nodes that the batch of the recipe is meant for; absent: that of the
+    hardware. `submit --to slurm` asks for min_nodes to max_nodes nodes."""
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     """How often in a row a failed run is restarted from its last complete checkpoint, with pauses of 10 s to
     5 minutes. A new checkpoint resets the count. Failures that would repeat (the recipe, memory, a full disk)

@@ -105,6 +105,7 @@ def plan_json(
             "compute_capability": None if capability is None else float(f"{capability[0]}.{capability[1]}"),
         },
         "batch": plan.batch.to_json(),
+        **({"elastic": [size.to_json() for size in plan.elastic]} if plan.elastic else {}),
         "schedule": {
             "steps": schedule.steps,
             "epochs": schedule.epochs,

@@ -96,11 +96,34 @@ def _job(plan: Plan) -> list[str]:
         f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s) "
         f"= {batch.global_size} samples{_texts(plan)}, at most {schedule.tokens_per_step:,} tokens per step",
         *_negatives(plan),
+        *_elastic(plan),
         *([f"  layout    {plan.hardware.num_devices} devices: {copies}"] if shared else []),
         f"  length    {length}",
         f"  on oom    {'fail' if plan.on_oom == 'fail' else on_oom}",
         *([f"  mirror    {printable(plan.runtime.mirror)}"] if plan.runtime.mirror else []),
     ]
+
+
+def _elastic(plan: Plan) -> list[str]:
+    """Every number of nodes that the run may have, with its batch and memory."""
+    useful = [count for count in plan.elastic if not count.refused and count.batch is not None]
+    lines = []
+    for count in useful:
+        batch, memory = count.batch, "" if count.needed is None else f", {gib(count.needed)} a device"
+        assert batch is not None, "it is not refused"
+        numbers = f"{batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s)"
+        converted = "; a checkpoint is converted first" if count.conversion else ""
+        lines.append(f"{_nodes([count.num_nodes])}: {numbers}{memory}{converted}")
+    refused: dict[str, list[int]] = {}
+    for count in plan.elastic:
+        if count.refused:
+            refused.setdefault(count.refused, []).append(count.num_nodes)
+    lines += [f"not on {_nodes(numbers)}: {why}" for why, numbers in refused.items()]
+    return [f"  {'elastic' if line is lines[0] else '':<10}{line}" for line in lines]
+
+
+def _nodes(numbers: Sequence[int]) -> str:
+    return f"{', '.join(map(str, numbers))} {'node' if list(numbers) == [1] else 'nodes'}"
 
 
 def _frozen(plan: Plan) -> list[str]:

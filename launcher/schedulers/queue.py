@@ -69,6 +69,14 @@ class Submission:
         return bool(self.runs[0].values)
 
     @property
+    def node_counts(self) -> tuple[int, int]:
+        """The least and the most nodes of a job; alike unless the run is elastic."""
+        launch, asked = self.launch, self.hardware.num_nodes
+        if launch.min_nodes is None or self.tiny:
+            return asked, asked
+        return launch.min_nodes, launch.max_nodes or asked
+
+    @property
     def stop_seconds(self) -> int:
         """Seconds that the run which takes longest needs to stop: a step and a save."""
         return max(LEAST_STOP_S, *(run.plan.runtime.stop_seconds or 0 for run in self.runs))

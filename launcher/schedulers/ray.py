@@ -119,6 +119,7 @@ def _rendered(job: Submission, run: PlannedRun) -> dict[str, Any]:
     bundle = {"CPU": asked.cpus_per_node or hardware.devices_per_node, **asked.resources}
     if not hardware.is_cpu:
         bundle["GPU"] = hardware.devices_per_node
+    least, most = job.node_counts
     stop_s = max(LEAST_STOP_S, run.plan.runtime.stop_seconds or 0)
     env = {str(name): str(value) for name, value in asked.runtime_env.get("env_vars", {}).items()}
     # Ray's own limit is 3 s; the driver waits for the nodes, and kills what does not end.
@@ -141,7 +142,9 @@ def _rendered(job: Submission, run: PlannedRun) -> dict[str, Any]:
         },
         "driver": {
             "effilaunch": __version__,
-            "nodes": hardware.num_nodes,
+            "nodes": most,
+            "least": least,
+            "per_node": f"{hardware.devices_per_node}x{hardware.device}",
             "bundle": bundle,
             "tiny": job.tiny,
             "prepare": asked.prepare,
@@ -194,13 +197,13 @@ def _check_cluster(address: str, job: Submission) -> tuple[list[Problem], list[s
     ]
     needed = ", ".join(f"{count:g} {name}" for name, count in bundle.items())
     answer = f"{address}: {len(nodes)} node(s), {len(fits)} with {needed}"
-    if len(fits) >= job.hardware.num_nodes or asked.wait_seconds:
+    if len(fits) >= job.node_counts[0] or asked.wait_seconds:
         return [], [answer]
     own = ("CPU", "GPU", *asked.resources)
     has = sorted(
         {", ".join(f"{(node.resources_total or {}).get(name, 0):g} {name}" for name in own) for node in nodes}
     )
-    message = f"{job.hardware.num_nodes} node(s) with {needed} are needed, and the cluster has {len(fits)}"
+    message = f"{job.node_counts[0]} node(s) with {needed} are needed, and the cluster has {len(fits)}"
     hint = f"its nodes have {'; '.join(has)}; launch.ray.wait_seconds waits for nodes that are started later"
     return [Problem("ray-resources", message, path="hardware", hint=hint)], []
 

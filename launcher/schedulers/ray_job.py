@@ -51,6 +51,10 @@ class Spec:
     effilaunch: str
     """Version that wrote it."""
     nodes: int
+    least: int
+    """As many as `nodes` unless the run is elastic."""
+    per_node: str
+    """Hardware of a node, as --on writes it."""
     bundle: Mapping[str, float]
     """Resources of each node."""
     tiny: bool
@@ -63,6 +67,10 @@ class Spec:
     max_restarts: int
     env: Mapping[str, str]
     """Variables of the runtime environment."""
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.least < self.nodes
 
 
 @dataclass(slots=True)
@@ -123,8 +131,8 @@ def drive(run_dir: Path) -> int:
         with reserved(spec, run_dir, frozenset(lost), stop) as nodes:
             endings = run_on(nodes, spec, run_dir, stop)
         gone = [(nodes.name(rank), why) for rank, code, why in endings if code is None]
-        if not gone or stop.count:
-            return exit_code(endings)
+        if not gone or stop.count or (spec.is_elastic and endings[0][1] == 0):
+            return exit_code(endings, spec)
         names = ", ".join(name for name, _ in gone)
         step = newest_checkpoint(run_dir)
         failures, newest = (1 if step > newest else failures + 1), max(step, newest)
@@ -177,8 +185,8 @@ def suitable(spec: Spec, lost: frozenset[str]) -> list[str]:
 def require_room(spec: Spec, lost: frozenset[str], stop: Stop) -> None:
     """Return when the cluster has enough nodes. MachineError (4) if it has not after `wait_seconds`."""
     deadline, told = time.monotonic() + spec.wait_seconds, False
-    while (count := len(suitable(spec, lost))) < spec.nodes:
-        what = f"the cluster has {count} node(s) with {shown(spec.bundle)}, and the run needs {spec.nodes}"
+    while (count := len(suitable(spec, lost))) < spec.least:
+        what = f"the cluster has {count} node(s) with {shown(spec.bundle)}, and the run needs {spec.least}"
         if time.monotonic() >= deadline:
             hint = "launch.ray.wait_seconds lets the job wait for nodes that are started later"
             raise MachineError(Problem("ray-resources", what, hint=hint))
@@ -255,11 +263,12 @@ def prepare(spec: Spec, run_dir: Path, stop: Stop) -> int:
 @contextlib.contextmanager
 def reserved(spec: Spec, run_dir: Path, lost: frozenset[str], stop: Stop) -> Iterator[Reserved]:
     """The nodes, once all are free at the same time; released at the end."""
-    strategy = "STRICT_SPREAD" if spec.nodes > 1 else "PACK"
-    group = placement_group([dict(spec.bundle)] * spec.nodes, strategy=strategy)
+    count = min(spec.nodes, len(suitable(spec, lost)))
+    strategy = "STRICT_SPREAD" if count > 1 else "PACK"
+    group = placement_group([dict(spec.bundle)] * count, strategy=strategy)
     try:
         if not group.wait(_POLL_S):
-            say(f"waiting for {spec.nodes} node(s) with {shown(spec.bundle)}, which are in use")
+            say(f"waiting for {count} node(s) with {shown(spec.bundle)}, which are in use")
         while not group.wait(_POLL_S):
             stop.raise_if_asked()
             require_room(spec, lost, stop)
@@ -272,11 +281,11 @@ def reserved(spec: Spec, run_dir: Path, lost: frozenset[str], stop: Stop) -> Ite
                     max_concurrency=2,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
                 ).remote()
-                for index in range(spec.nodes)
+                for index in range(count)
             ]
         )
         nodes.facts = facts_of(nodes.actors, spec, run_dir)
-        say(f"nodes: {', '.join(map(nodes.name, range(spec.nodes)))}")
+        say(f"nodes: {', '.join(map(nodes.name, range(count)))}")
         yield nodes
     finally:
         remove_placement_group(group)  # kills the actors
@@ -286,10 +295,13 @@ def run_on(nodes: Reserved, spec: Spec, run_dir: Path, stop: Stop) -> list[Endin
     """Run the recipe on all nodes to its end."""
     words = ["run", str(run_dir / SUBMITTED), "--output-dir", str(run_dir), "--resume", "auto"]
     words += ["--tiny"] if spec.tiny else []
-    head = nodes.facts[0]
+    head, count = nodes.facts[0], len(nodes.actors)
+    if count < spec.nodes:  # of an elastic run; the batch stays that of all nodes
+        words += ["--on", spec.per_node if count == 1 else f"{count}x{spec.per_node}"]
+        words += ["--set", f"launch.max_nodes={spec.nodes}"]
     address = f"[{head['address']}]" if ":" in head["address"] else head["address"]
-    place = ["--master-addr", f"{address}:{head['port']}"] if spec.nodes > 1 else []
-    ranks = [[*place, "--node-rank", str(rank)] if place else [] for rank in range(spec.nodes)]
+    place = ["--master-addr", f"{address}:{head['port']}"] if count > 1 else []
+    ranks = [[*place, "--node-rank", str(rank)] if place else [] for rank in range(count)]
     return follow(nodes, [[*words, *rank] for rank in ranks], spec, run_dir, stop)
 
 
@@ -299,7 +311,7 @@ def follow(
     """Start a command on each node and return when all have ended, in the order of the ranks.
 
     A signal is passed on. When one node fails, the others have END_S to end by themselves, then
-    `stop_seconds` after SIGTERM.
+    `stop_seconds` after SIGTERM. An elastic run continues until node rank 0 ends.
     """
     ended: queue.Queue[Ending] = queue.Queue()
     folder = spec.cwd if Path(spec.cwd).is_dir() else str(run_dir)
@@ -312,7 +324,7 @@ def follow(
         with contextlib.suppress(queue.Empty):
             ending = ended.get(timeout=0.5)
             endings[ending[0]] = ending
-            if ending[1] != 0:
+            if ending[1] != 0 and (ending[0] == 0 or not spec.is_elastic):
                 steps.begin()
         if stop.count > stop.told:
             stop.told = stop.count
@@ -384,8 +396,13 @@ class _Escalation:
         return number
 
 
-def exit_code(endings: Sequence[Ending]) -> int:
-    """That of node rank 0, which decides for all, unless another node alone failed."""
+def exit_code(endings: Sequence[Ending], spec: Spec) -> int:
+    """That of node rank 0, which decides for all, unless another node alone failed.
+
+    An elastic run finishes without those that were lost.
+    """
+    if spec.is_elastic and endings[0][1] is not None:
+        return endings[0][1]
     codes = [RunFailed.exit_code if code is None else code for _, code, _ in endings]
     return codes[0] or max(codes)
 

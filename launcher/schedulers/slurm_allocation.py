@@ -151,14 +151,17 @@ def runs_alone(allocation: Allocation) -> str:
     )
 
 
-def wrong_tasks(allocation: Allocation, nodes: int, devices: int, command: str, fewer: str) -> Problem | None:
+def wrong_tasks(
+    allocation: Allocation, nodes: int, devices: int, command: str, fewer: str, elastic: range = range(0)
+) -> Problem | None:
     """The problem of a step whose tasks are neither one per node nor one per device of the plan's hardware.
 
-    The same in every task. fewer: the command for the nodes of the job, if the plan needs more.
+    The same in every task. fewer: the command for the nodes of the job, if the plan needs more. elastic: the
+    numbers of nodes that an elastic run may have.
     """
     counts = set(allocation.tasks_per_node)
     hosts = len(allocation.hosts)
-    if hosts == nodes and counts in ({1}, {devices}):
+    if (hosts == nodes and counts in ({1}, {devices})) or (hosts in elastic and counts == {1}):
         return None
     has = f"{allocation.tasks} task(s) on {hosts} node(s)"
     message = f"the step has {has}, but the plan is for {nodes} node(s) with {devices} device(s) each"

@@ -73,7 +73,7 @@ class _Asked:
         if name and not chosen:
             message = f"is {name}, and this cluster has no such partition"
             yield Problem("slurm-partition", message, path=self.key("partition"), hint=self._sizes())
-        time, nodes = self.value("time"), self.job.hardware.num_nodes
+        time, nodes = self.value("time"), self.job.node_counts[0]
         wanted = time_seconds(time) if time else None
         if chosen and wanted and all(p.limit_s is not None and p.limit_s < wanted for p in chosen):
             longer = [p.name for p in there if p.limit_s is None or p.limit_s >= wanted]

@@ -43,7 +43,9 @@ class SlurmNodes(Scheduler):
         nodes, devices = (1, 1) if request.alone else (hardware.num_nodes, hardware.devices_per_node)
         fewer = replace(hardware, num_nodes=allocation.job_nodes).label
         other = _line(_with_hardware(request.words, fewer))
-        if (wrong := wrong_tasks(allocation, nodes, devices, line, other)) is not None:
+        launch = request.loaded.recipe.launch
+        elastic = range(launch.min_nodes or 0, 1 + (launch.max_nodes or nodes) if launch.min_nodes else 0)
+        if (wrong := wrong_tasks(allocation, nodes, devices, line, other, elastic)) is not None:
             raise RecipeError(wrong)
         return None if allocation.tasks == 1 else Gathering(place_in(allocation, node_address))
 

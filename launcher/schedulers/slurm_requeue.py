@@ -1,11 +1,12 @@
 """Decide whether a job whose run did not finish is requeued.
 
-`python -m launcher.schedulers.slurm_requeue RUN_DIR [--lost]`, called by the job script when a signal ended
-the run, or with --lost when it failed. Preempted: yes, since Slurm requeues only jobs that it has to kill,
-not those that stopped within the grace time. Warned of the time limit (SIGUSR1): yes, if a checkpoint was
-saved since the last start. A node is gone: yes, without it; Slurm itself notices that only after minutes
-(SlurmdTimeout), and until then would start the job there again. Cancelled, stopped by a person, failed on
-sound nodes: no; `scontrol requeue` would bring a cancelled job back.
+`python -m launcher.schedulers.slurm_requeue RUN_DIR [--lost NODES]`, called by the job script when a signal
+ended the run, or with --lost when it failed; NODES is the least number of nodes that it needs. Preempted:
+yes, since Slurm requeues only jobs that it has to kill, not those that stopped within the grace time. Warned
+of the time limit (SIGUSR1): yes, if a checkpoint was saved since the last start. A node is gone: yes, without
+it; Slurm itself notices that only after minutes (SlurmdTimeout), and until then would start the job there
+again. Cancelled, stopped by a person, failed on sound nodes: no; `scontrol requeue` would bring a cancelled
+job back.
 """
 
 from __future__ import annotations
@@ -107,9 +108,10 @@ def last_requeue(run_dir: Path) -> dict[str, Any]:
         return {"checkpoint": 0}
 
 
-def requeue(run_dir: Path, number: str, *, failed: bool = False) -> str:
+def requeue(run_dir: Path, number: str, *, failed: bool = False, needed: int = 1) -> str:
     """Requeue the job if it should be; why it was not, else an empty text.
 
+    failed: whether the run failed, rather than that it was asked to stop. needed: the least nodes of the job.
     The job is looked up before each attempt: it may have been cancelled meanwhile.
     """
     newest = max(complete_checkpoints(run_dir / "checkpoints"), default=0)
@@ -130,7 +132,7 @@ def requeue(run_dir: Path, number: str, *, failed: bool = False) -> str:
                 is_recorded = True
                 _record(run_dir, {"job": number, "checkpoint": newest, "why": why, "lost": lost})
                 _print(f"requeued: {why}")
-            if not (failure := _ask_requeue(number, job, lost)):
+            if not (failure := _ask_requeue(number, job, lost, needed)):
                 return ""
         except MachineError as error:
             failure = error.problems[0].message
@@ -139,9 +141,9 @@ def requeue(run_dir: Path, number: str, *, failed: bool = False) -> str:
         time.sleep(_PAUSE_S)
 
 
-def _ask_requeue(number: str, job: Mapping[str, str], lost: Sequence[str]) -> str:
+def _ask_requeue(number: str, job: Mapping[str, str], lost: Sequence[str], needed: int) -> str:
     """Requeue the job, without the lost nodes; Slurm's error, else an empty text."""
-    excluded = without(job, lost, int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))) if lost else ""
+    excluded = without(job, lost, needed) if lost else ""
     # Slurm excludes nodes only from a waiting job, and ends this script as soon as the job is one.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     answer = ask("scontrol", "requeue", number, limit_s=_ANSWER_S)
@@ -171,9 +173,11 @@ def _print(text: str) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """RUN_DIR [--lost]; the job's number is in the environment."""
+    """RUN_DIR [--lost NODES]; the job's number is in the environment."""
+    run_dir, *lost = argv
     try:
-        failure = requeue(Path(argv[0]), own_number(os.environ), failed="--lost" in argv[1:])
+        needed = int(lost[1]) if lost else 1
+        failure = requeue(Path(run_dir), own_number(os.environ), failed=bool(lost), needed=needed)
     except OSError as error:
         failure = f"not requeued: {error}"
     if failure:

@@ -112,14 +112,17 @@ def _options(job: Submission, output: str) -> list[str]:
     """The options of a job that trains."""
     slurm, hardware = job.launch.slurm, job.hardware
     cpus = cpus_of_task(slurm, hardware)
+    least, most = job.node_counts
     sizes: dict[str, int | str | None] = {
-        "nodes": hardware.num_nodes, "ntasks-per-node": 1, "cpus-per-task": cpus,
+        "nodes": most if least == most else f"{least}-{most}", "ntasks-per-node": 1, "cpus-per-task": cpus,
     }  # fmt: skip
     if not hardware.is_cpu:
         by_count = slurm.gpus_per_node or hardware.devices_per_node
         sizes |= {"gpus-per-node": by_count} if slurm.gres is None else {"gres": slurm.gres}
     # To the tasks of the step, which save, and not to this script, which waits for them.
     signal = [_option("signal", f"USR1@{warning_seconds(job)}"), "#SBATCH --requeue"]
+    if least < most:  # the run continues without a node that fails
+        signal.append("#SBATCH --no-kill")
     return _header(job, job.name, slurm, sizes, signal, output)
 
 
@@ -172,9 +175,12 @@ def _option(name: str, value: object) -> str:
 
 def _run(job: Submission) -> list[str]:
     """The step, and the requeue after it was asked to stop."""
-    nodes, cpus = job.hardware.num_nodes, cpus_of_task(job.launch.slurm, job.hardware)
+    (least, most), cpus = job.node_counts, cpus_of_task(job.launch.slurm, job.hardware)
     python = shlex.quote(job.python)
+    nodes = str(most) if least == most else '"$SLURM_JOB_NUM_NODES"'
     words = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *_ENDS]
+    if least < most:
+        words.append("--no-kill")
     if cpus:  # srun does not inherit it from the job
         words.append(f"--cpus-per-task={cpus}")
     tiny = " --tiny" if job.tiny else ""
@@ -192,7 +198,7 @@ def _run(job: Submission) -> list[str]:
         "0 | 2 | 3 | 4) ;;",
         "*)",
         "  # Failed: a job that lost a node is requeued on others.",
-        f'  {python} -m {REQUEUE} "$run_dir" --lost',
+        f'  {python} -m {REQUEUE} "$run_dir" --lost {least}',
         "  ;;",
         "esac",
         'exit "$code"',

@@ -40,10 +40,10 @@ def submit(recipe, tmp_path):
     """Submits a recipe; the exit code and the run directory."""
 
     def run(nodes: int, *words: str, steps: int = 6, step_s: float = 0.0, run_dir: Path | None = None, **ray):
-        restarts = ray.pop("max_restarts", 0)
+        restarts, least = ray.pop("max_restarts", 0), ray.pop("min_nodes", None)
         env = {"env_vars": {"STEP_S": str(step_s)}}
         options = {"prepare": False, "python": sys.executable, "runtime_env": env} | ray
-        launch = json.dumps({"ray": options, "max_restarts": restarts})
+        launch = json.dumps({"ray": options, "max_restarts": restarts, "min_nodes": least})
         hardware = f"hardware: {{num_nodes: {nodes}, devices_per_node: 1, device: cpu}}"
         path = recipe(f"{hardware}\nlaunch: {launch}\n", steps=steps)
         run_dir = run_dir or tmp_path / "run"
@@ -131,6 +131,23 @@ def test_a_lost_node_without_room_ends_the_run_and_a_requeue_resumes_it(ray, sub
     assert main(["submit", str(run_dir), "--requeue"]) == 0
     code, told = follow(run_dir, capfd)
     assert (code, told["result"]["steps"]) == (0, 9)
+
+
+def test_an_elastic_run_continues_without_a_lost_node_and_starts_on_fewer(ray, submit, tmp_path, capfd):
+    code, run_dir = submit(2, "--detach", step_s=1.0, steps=9, min_nodes=1)
+    assert code == 0
+    wait_for_step(run_dir, 5)
+    ray.lose(node_of(run_dir, 1))
+    try:
+        code, told = follow(run_dir, capfd)
+        assert (code, told["result"]["steps"]) == (0, 9)
+        (row,) = told["result"]["restarts"]
+        assert (row["num_nodes"], row["resumed_from"]) == (1, 4)
+        code, run_dir = submit(2, "--json", min_nodes=1, run_dir=tmp_path / "fewer")
+        plan = json.loads((run_dir / "plan.json").read_text())
+        assert (code, plan["hardware"]["num_nodes"], plan["batch"]["global"]) == (0, 1, 2)
+    finally:
+        ray.add()
 
 
 def test_a_lost_node_is_replaced(ray, submit, capfd):

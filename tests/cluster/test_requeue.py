@@ -195,3 +195,40 @@ def test_ctrl_c_while_following_leaves_the_job_alone(cluster, recipe, tmp_path, 
     number = submitted(run_dir)
     assert cluster.job(number)["JobState"] == "RUNNING"
     cluster.run("scancel", number)
+
+
+@pytest.mark.timeout(400)
+def test_an_elastic_run_continues_in_its_job_without_a_lost_node(cluster, recipe, tmp_path, monkeypatch):
+    """Also when Slurm, too, gives up on the node. The next start takes what there is."""
+    monkeypatch.setenv("STEP_S", "1")
+    run_dir = tmp_path / "run"
+    more = (
+        "hardware: {num_nodes: 2, devices_per_node: 1, device: cpu}\nglobal_batch_size: 4\n"
+        "launch: {min_nodes: 1, slurm: {partition: wide, nodelist: 'n[2-3]', time: 10, prepare: false}}\n"
+    )
+    path = recipe(more, steps=200)
+    assert main(["submit", str(path), "--output-dir", str(run_dir), "--detach"]) == 0
+    number = submitted(run_dir)
+    wait_for_step(run_dir, 5, timeout=240)
+    job = cluster.job(number)
+    (lost,) = {*expand_hosts(job["NodeList"])} - {job["BatchHost"]}
+    cluster.lose(lost, number)
+    try:
+        restarts = run_dir / "restarts.jsonl"
+        deadline = time.monotonic() + 120
+        while not restarts.is_file():
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
+        row = json.loads(restarts.read_text())
+        assert (row["num_nodes"], row["resumed_from"]) == (1, row["resumed_from"] // 4 * 4)
+        cluster.run("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=test")
+        wait_for_step(run_dir, row["step"] + 3, timeout=120)
+        now = cluster.job(number)
+        assert (now["JobState"], now["Restarts"]) == ("RUNNING", "0")
+        plan = json.loads((run_dir / "plan.json").read_text())
+        assert plan["batch"] == {"micro": 1, "accumulation": 4, "data_parallel": 1, "global": 4}
+        assert main(["submit", str(run_dir), "--cancel"]) == 0
+        assert main(["submit", str(run_dir), "--follow"]) == 130
+    finally:
+        cluster.run("scancel", number, check=False)
+        cluster.bring_back(lost)

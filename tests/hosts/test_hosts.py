@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,7 +12,9 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+from grounds import SLOW_STEPS
 from network import NAMES, ROOT, Network
 from supervised import wait_for
 
@@ -300,3 +303,62 @@ def test_a_folder_that_one_machine_does_not_see_is_named(ground, network, hidden
     said = ground.ended(first, 4, 120)
     assert f"hostb does not see {folder}/" in said
     ground.ended(second, 4, 30, "hostb")
+
+
+def killed_with_its_processes(network: Network, process: subprocess.Popen[bytes]) -> None:
+    """End a node's `effilaunch` and all that it has started, as a machine does that loses its power."""
+    tree = psutil.Process(process.pid)
+    for one in [tree, *tree.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait()
+
+
+def test_a_run_continues_on_the_nodes_that_are_left_with_the_same_batches(ground, network):
+    """Three nodes, two of them on hosta. hostb loses its power, later one of hosta's two nodes."""
+    (ground.folder / "slow.py").write_text(SLOW_STEPS)
+    rows = (ground.folder / "rows.jsonl").read_text().splitlines(keepends=True)
+    (ground.folder / "rows.jsonl").unlink()  # a link to those of all tests
+    (ground.folder / "rows.jsonl").write_text("".join(rows[:60]))  # five steps an epoch
+    rest = (
+        "hardware: {num_nodes: 3, devices_per_node: 1, device: cpu}\nlaunch: {min_nodes: 1}\npython: slow.py"
+    )
+    text = RECIPE.replace("global_batch_size: 8", "global_batch_size: 12").replace(
+        "save_steps: 100", "save_steps: 5"
+    )
+    recipe = ground.folder / "r.yaml"
+    recipe.write_text(text.format(sharding=ZERO2, rest=rest, steps=40))
+    given = (str(recipe), "--output-dir", str(ground.out), "--master-addr", network.machines["hosta"].address)
+
+    def node(name: str, number: int) -> subprocess.Popen[bytes]:
+        log = ground.folder / f"{number}.log"
+        words = ("run", *given, "--node-rank", str(number))
+        return network.effilaunch(name, *words, log=log, **ground.env, STEP_S="0.3")
+
+    nodes = [node("hosta", 0), node("hosta", 1), node("hostb", 2)]
+
+    def saved(step: int) -> None:
+        manifest = ground.out / "checkpoints" / f"checkpoint-{step}" / "manifest.json"
+        wait_for(lambda: manifest.is_file() or nodes[0].poll() is not None, 240)
+        assert manifest.is_file(), ground.said("0")[-4000:]
+
+    try:
+        saved(5)
+        network.cut()
+        killed_with_its_processes(network, nodes[2])
+        saved(20)
+    finally:
+        network.mend()
+    killed_with_its_processes(network, nodes[1])
+    ground.ended(nodes[0], 0, 240, "0")
+    first, second = [json.loads(line) for line in (ground.out / "restarts.jsonl").read_text().splitlines()]
+    assert [row["num_nodes"] for row in (first, second)] == [2, 1]
+    assert 5 <= first["resumed_from"] < second["resumed_from"]
+    plans = [json.loads((ground.out / f"plan{end}.json").read_text()) for end in ("-1", "-2", "")]
+    assert [plan["hardware"]["num_nodes"] for plan in plans] == [3, 2, 1]
+    assert {plan["batch"]["global"] for plan in plans} == {12}
+    recipe.write_text(recipe.read_text().replace("num_nodes: 3", "num_nodes: 1").replace("min_nodes: 1", ""))
+    undisturbed = ground.folder / "undisturbed"
+    ground.ended(ground.start("hosta", str(recipe), "--output-dir", str(undisturbed)), 0, 300)
+    assert losses(ground.out) == pytest.approx(losses(undisturbed), rel=1e-4)
+    only_sshd_is_left(network, *NAMES)

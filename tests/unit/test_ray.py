@@ -139,7 +139,12 @@ ENDINGS = [
 
 @pytest.mark.parametrize(("codes", "status"), ENDINGS)
 def test_one_exit_status_of_all_nodes(driver, codes, status):
-    assert driver.exit_code([(rank, code, "") for rank, code in enumerate(codes)]) == status
+    endings = [(rank, code, "") for rank, code in enumerate(codes)]
+    assert driver.exit_code(endings, SimpleNamespace(is_elastic=False)) == status
+    first = 5 if codes[0] is None else codes[0]
+    assert driver.exit_code(endings, SimpleNamespace(is_elastic=True)) == (
+        status if codes[0] is None else first
+    )
 
 
 def test_a_run_directory_that_the_head_does_not_see_is_a_machine_error(driver, tmp_path, capsys):

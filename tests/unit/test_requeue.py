@@ -58,21 +58,21 @@ LOST = (
 def test_a_lost_node_is_excluded_where_there_are_others(nodes, change, slurm, tmp_path):
     asked, answers = slurm
     answers |= {"srun": [Answer(1, "", LOST)], "sinfo": [Answer(0, f"{nodes}\n", "")]}
-    slurm_requeue.main([str(tmp_path), "--lost"])
+    slurm_requeue.main([str(tmp_path), "--lost", "2"])
     update = [("scontrol", "update", "JobId=21_1", change)] if change else []
     assert [words for words in asked if words[0] == "scontrol"] == [
         ("scontrol", "requeue", "21_1"), *update,
     ]  # fmt: skip
     assert json.loads((tmp_path / "requeues.jsonl").read_text())["lost"] == ["n2"]
     asked.clear()  # lost once more, and nothing was saved in between
-    slurm_requeue.main([str(tmp_path), "--lost"])
+    slurm_requeue.main([str(tmp_path), "--lost", "2"])
     assert [words[0] for words in asked] == ["srun", "squeue"]
 
 
 def test_a_run_that_failed_on_sound_nodes_is_not_requeued(slurm, tmp_path):
     asked, answers = slurm
     answers["srun"] = [Answer(0, "", "")]
-    slurm_requeue.main([str(tmp_path), "--lost"])
+    slurm_requeue.main([str(tmp_path), "--lost", "2"])
     assert [words[0] for words in asked] == ["srun", "squeue"]
 
 

@@ -73,7 +73,7 @@ case "$code" in
 0 | 2 | 3 | 4) ;;
 *)
   # Failed: a job that lost a node is requeued on others.
-  /opt/venv/bin/python -m launcher.schedulers.slurm_requeue "$run_dir" --lost
+  /opt/venv/bin/python -m launcher.schedulers.slurm_requeue "$run_dir" --lost 2
   ;;
 esac
 exit "$code"
@@ -148,6 +148,18 @@ def test_a_job_on_gpus_and_its_prepare_job(tmp_path):
     assert prepare == PREPARES
     checked(script, tmp_path)
     checked(prepare, tmp_path)
+
+
+def test_an_elastic_job_takes_from_the_least_to_the_most_nodes_and_outlives_one(tmp_path):
+    asked = job(tmp_path, "", on="3x8xA100-80GB")
+    sizes = asked.launch.model_copy(update={"min_nodes": 2, "max_nodes": 4})
+    script = render_job(replace(asked, launch=sizes))
+    lines = script.splitlines()
+    assert {"#SBATCH --nodes=2-4", "#SBATCH --no-kill"} <= {*lines}
+    (step,) = [line.split() for line in lines if line.startswith("srun ")]
+    assert {'--nodes="$SLURM_JOB_NUM_NODES"', '--ntasks="$SLURM_JOB_NUM_NODES"', "--no-kill"} <= {*step}
+    assert '"$run_dir" --lost 2' in script
+    checked(script, tmp_path)
 
 
 @pytest.mark.parametrize(
