@@ -66,6 +66,9 @@ _KNOWN_TO_PASS = (
 """Known failures that may not come again. The others are caused by the recipe, the machine or its memory."""
 
 
+Failure = RunFailed | MachineError | Interrupted
+
+
 @dataclass(frozen=True, slots=True)
 class Adapted:
     """All that `on_oom: adapt` has changed in a run."""
@@ -159,7 +162,7 @@ def run_attempts(
                         echo=say, look=looking(bundle.plan), prepare=prepare, limits=limits, lock=lock,
                         nodes=nodes,
                     )  # fmt: skip
-                except (RunFailed, MachineError) as failure:
+                except (RunFailed, MachineError, Interrupted) as failure:
                     if isinstance(failure, RunFailed):
                         failed.append(failure)
                     bundle, resume = following.after(failure, bundle)
@@ -179,11 +182,11 @@ class _Following:
     looking: Callable[[Plan], Look]
     adapted: Adapted
 
-    def after(self, failure: RunFailed | MachineError, bundle: Bundle) -> tuple[Bundle, str | None]:
+    def after(self, failure: Failure, bundle: Bundle) -> tuple[Bundle, str | None]:
         """The next attempt, and the checkpoint that it resumes. Raises the failure where there is none."""
-        if self.nodes is not None and is_loss(failure, bundle.plan):
-            return self._on_fewer(failure, bundle.plan, self.nodes)
-        if isinstance(failure, MachineError):
+        if is_loss(failure, bundle.plan, self.nodes):
+            return self._on_fewer(failure, bundle.plan)
+        if not isinstance(failure, RunFailed):
             raise failure
         if isinstance(failure, KnownFailure) and _is_adaptable(bundle.plan, failure):
             step = _next_adaptation(self.loaded, self.facts, bundle.plan, failure, self.adapted)
@@ -193,17 +196,16 @@ class _Following:
             return bundle, resume
         try:
             return bundle, self.restarts.next(failure)
-        except RunFailed as error:
-            if self.nodes is None or not is_loss(error, bundle.plan):
+        except (RunFailed, Interrupted) as error:
+            if not is_loss(error, bundle.plan, self.nodes):
                 raise
-            return self._on_fewer(error, bundle.plan, self.nodes)  # lost in the pause
+            return self._on_fewer(error, bundle.plan)  # lost in the pause
 
-    def _on_fewer(
-        self, failure: RunFailed | MachineError, plan: Plan, nodes: Nodes
-    ) -> tuple[Bundle, str | None]:
+    def _on_fewer(self, failure: Failure, plan: Plan) -> tuple[Bundle, str | None]:
         """The next attempt on the nodes that are left. Raises the failure where these are too few."""
+        assert self.nodes is not None, "it is a loss of nodes"
         restarts, begun = self.restarts, self.restarts.begun
-        reached, number = last_step(begun.run_dir), seats_left(plan, nodes, failure, restarts.say)
+        reached, number = last_step(begun.run_dir), seats_left(plan, self.nodes, failure, restarts.say)
         plan = plan_on(as_adapted(self.loaded, self.adapted, begun.run_dir), self.facts, number)
         bundle = with_adapted(render(plan), self.adapted)
         resumes, begins, lines = begun.resumes()
@@ -432,7 +434,7 @@ class Restarts:
         self.record(failure, step=step, resumed_from=begins, waited_s=waited)
         return resumes
 
-    def record(self, failure: RunFailed | MachineError, **values: float) -> None:
+    def record(self, failure: Failure, **values: float) -> None:
         """Add a restart to restarts.jsonl."""
         run_dir = self.begun.run_dir
         cause = hider(secret_values(os.environ))(failure.problems[0].message)

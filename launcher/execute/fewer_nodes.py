@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError, RunFailed
+from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.following import Look
 from launcher.execute.nodes import Nodes
 from launcher.execute.resume import CONVERTED, converted, remove_converted
@@ -32,9 +32,16 @@ def take_seats(plan: Plan, nodes: Nodes) -> None:
     nodes.seats = tuple(range(plan.hardware.num_nodes))
 
 
-def is_loss(failure: EffilaunchError, plan: Plan) -> bool:
-    """Whether a failure is the loss of nodes without which a run of this plan may continue."""
-    return bool(plan.elastic) and failure.problems[0].code in (HOST_LOST, HOST_MISSING)
+def is_loss(failure: EffilaunchError, plan: Plan, nodes: Nodes | None) -> bool:
+    """Whether a failure is the loss of nodes without which a run of this plan may continue.
+
+    Those that were asked to stop leave the run to the others, unless node rank 0 was asked, too.
+    """
+    if nodes is None or not plan.elastic:
+        return False
+    if isinstance(failure, Interrupted):
+        return nodes.others_leave
+    return failure.problems[0].code in (HOST_LOST, HOST_MISSING)
 
 
 def seats_left(plan: Plan, nodes: Nodes, failure: EffilaunchError, say: Callable[[str], None]) -> int:
@@ -45,6 +52,8 @@ def seats_left(plan: Plan, nodes: Nodes, failure: EffilaunchError, say: Callable
     alive, problem = nodes.alive(), failure.problems[0]
     useful = [count.num_nodes for count in plan.elastic if not count.refused]
     number = max((count for count in useful if count <= len(alive)), default=0)
+    if not number and isinstance(failure, Interrupted):
+        raise failure
     if not number:
         left = f"{len(alive)} of at least {plan.launch.min_nodes} nodes are left (launch.min_nodes)"
         hint = "start it again on enough nodes with --resume auto"

@@ -108,7 +108,7 @@ class Ended:
     watch: Watch | None = None
     hang: Hang | None = None
     stopped_elsewhere: bool = False
-    """Whether `stopped_by` came to another node of the run."""
+    """Whether only other nodes of the run were asked to stop."""
     asked: bool = False
     """Whether this process asked ranks to stop whose launcher had ended."""
     elsewhere: Mapping[str, Part] = field(default_factory=dict)
@@ -294,13 +294,14 @@ class _Following:
         if number is None:
             return
         if self.ended.stopped_by is None:
-            self.ended.stopped_by, self.ended.stopped_elsewhere = number, self.stops.first is None
+            self.ended.stopped_by = number
             self._look()
-            where = " on another node" if self.ended.stopped_elsewhere else ""
+            where = " on another node" if self.stops.first is None else ""
             self.start.echo(
                 f"{number.name}{where}: {self._stop_workers()}; press Ctrl-C again to stop at once"
             )
             self._set_limit(self._stop_s(), f"it took more than {self._stop_s():.0f} s to stop")
+        self.ended.stopped_elsewhere = self.stops.first is None
         if self.stops.at_once:
             self._kill("a second signal asked to stop at once")
 

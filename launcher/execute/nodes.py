@@ -143,7 +143,7 @@ class Nodes:
         self._looked = 0.0
         self._stacks = 0
         self._first_trouble: int | None = None
-        self._in_attempt = False
+        self._in_attempt = self._was_asked = False
         self._writing, self._closed = threading.Lock(), threading.Event()
 
     def __enter__(self) -> Self:
@@ -241,6 +241,7 @@ class Nodes:
 
     def tell(self, said: Said) -> None:
         """Tell what happened here; node rank 0 passes on what it reads."""
+        self._was_asked = self._was_asked or said.stop is not None
         is_head = self.place.is_head
         stop = said.stop or (self.stop if is_head else None)
         trouble = said.trouble or (self.trouble if is_head else "")
@@ -283,7 +284,9 @@ class Nodes:
         """Let all nodes start their part of an attempt."""
         self.raise_if_over()
         self._first_trouble, self._in_attempt = None, True
-        self._put(attempt=self._own["attempt"] + 1, order=replace(order, seats=self.seats).to_json(), part={})
+        number, order = self._own["attempt"] + 1, replace(order, seats=self.seats)
+        # What it passed on of nodes that no longer take part is over.
+        self._put(attempt=number, order=order.to_json(), part={}, stop=None, vanished="")
 
     def await_ended(self, limit_s: float = LEAVE_S) -> None:
         """Return when the others have ended their part of the attempt, or the time is over."""
@@ -303,8 +306,14 @@ class Nodes:
             parts = [seen.values.get("part") or {} for seen in there.values() if self._is_in(seen)]
             if all(part.get("code") is not None for part in parts):
                 break
-        cut = {number for number, seen in there.items() if (seen.values.get("part") or {}).get("cut_off")}
-        return [self.place.member, *sorted(there.keys() - cut)]
+        gone = {n for n, seen in there.items() if (seen.values.get("part") or {}).get("cut_off")}
+        gone |= {number for number, seen in there.items() if seen.values.get("stop")}
+        return [self.place.member, *sorted(there.keys() - gone)]
+
+    @property
+    def others_leave(self) -> bool:
+        """Whether other nodes were asked to stop, and this one was not."""
+        return self.stop is not None and not self._was_asked
 
     def _is_in(self, seen: _Seen) -> bool:
         """Whether that node takes part in the attempt."""

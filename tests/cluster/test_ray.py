@@ -14,7 +14,11 @@ from cluster.ray_cluster import RayCluster  # which does not import ray: that re
 
 from launcher.cli import main
 
-pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]  # of Ray: unclosed sockets
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings("ignore"),
+]  # of Ray: unclosed sockets
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from grounds import SLOW_STEPS
 from network import NAMES, ROOT, Network
 from supervised import wait_for
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("hosts")]
 
 RECIPE = """\
 model: {{name_or_path: model}}
@@ -190,7 +191,9 @@ def test_killed_processes_of_a_machine_end_the_run_at_once(ground, network):
 
 
 def test_a_signal_to_one_host_stops_both_with_one_checkpoint_and_the_run_resumes(ground, network):
-    recipe = ground.recipe(DDP, TWO, steps=10**6)
+    """On an empty disk, from a store."""
+    store = f"file://{ground.folder}/store"
+    recipe = ground.recipe(DDP, f"{TWO}\nruntime: {{mirror: '{store}'}}", steps=10**6)
     first, second = ground.pair(recipe)
     ground.training(first, second)
     second.send_signal(signal.SIGTERM)
@@ -199,10 +202,11 @@ def test_a_signal_to_one_host_stops_both_with_one_checkpoint_and_the_run_resumes
     assert stopped["signal"] == "SIGTERM"
     assert all(f"with {stopped['checkpoint']}" in words for words in said)
     only_sshd_is_left(network, *NAMES)
+    shutil.rmtree(ground.out)
     more = ("--set", f"trainer.max_steps={stopped['step'] + 2}", "--resume", "auto")
     for process, name in zip(ground.pair(recipe, *more), NAMES, strict=True):
         ground.ended(process, 0, 240, name)
-    assert f"resumes from {ground.out}/checkpoints/{stopped['checkpoint']}" in ground.said()
+    assert f"resumes from {store}/checkpoints/{stopped['checkpoint']}-" in ground.said()
     assert len(losses(ground.out)) == stopped["step"] + 2
 
 
@@ -315,7 +319,7 @@ def killed_with_its_processes(network: Network, process: subprocess.Popen[bytes]
 
 
 def test_a_run_continues_on_the_nodes_that_are_left_with_the_same_batches(ground, network):
-    """Three nodes, two of them on hosta. hostb loses its power, later one of hosta's two nodes."""
+    """Three nodes, two of them on hosta. hostb loses its power; later one of hosta's two is asked to stop."""
     (ground.folder / "slow.py").write_text(SLOW_STEPS)
     rows = (ground.folder / "rows.jsonl").read_text().splitlines(keepends=True)
     (ground.folder / "rows.jsonl").unlink()  # a link to those of all tests
@@ -349,7 +353,8 @@ def test_a_run_continues_on_the_nodes_that_are_left_with_the_same_batches(ground
         saved(20)
     finally:
         network.mend()
-    killed_with_its_processes(network, nodes[1])
+    nodes[1].send_signal(signal.SIGTERM)
+    ground.ended(nodes[1], 130, 60, "1")
     ground.ended(nodes[0], 0, 240, "0")
     first, second = [json.loads(line) for line in (ground.out / "restarts.jsonl").read_text().splitlines()]
     assert [row["num_nodes"] for row in (first, second)] == [2, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,12 @@ from factories import facts, recipe
 from supervised import wait_for
 
 from launcher.commands.plan import plan_command
-from launcher.errors import DoesNotFit, MachineError, Problem, RecipeError, RunFailed
+from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute import attempts, fewer_nodes
 from launcher.execute import nodes as module
 from launcher.execute.binding import Order
 from launcher.execute.fewer_nodes import is_loss, seats_left, take_seats
-from launcher.execute.nodes import Nodes
+from launcher.execute.nodes import Nodes, Said
 from launcher.execute.run_dir import write_run_dir
 from launcher.facts.job_member import JobMember
 from launcher.facts.node_facts import HOST_LOST, HOST_MISSING
@@ -163,7 +164,7 @@ def test_the_nodes_that_are_left_get_new_ranks_in_their_order(tmp_path):
         cut.end_part(5, "launcher-1.log", cut_off=True)
         other.end_part(5, "launcher-3.log")
         failure = RunFailed(Problem(HOST_LOST, "the node c was lost"))
-        assert is_loss(failure, plan)
+        assert is_loss(failure, plan, head)
         assert seats_left(plan, head, failure, said.append) == 2
         assert head.seats == (0, 3)
         head.begin(ORDER)
@@ -175,6 +176,34 @@ def test_the_nodes_that_are_left_get_new_ranks_in_their_order(tmp_path):
         assert head.vanished == "", "a node that is left out is not missed"
         other.end_part(0, "launcher-3.log")
         wait_for(lambda: not head.running)
+
+
+@pytest.mark.parametrize("first_too", [False, True])
+def test_a_node_that_is_asked_to_stop_leaves_and_the_first_one_ends_all(tmp_path, first_too):
+    plan = planned(tmp_path)
+    with Nodes(PLACES[0], tmp_path, "") as head, Nodes(PLACES[1], tmp_path, "") as asked, \
+            Nodes(PLACES[2], tmp_path, "") as other:  # fmt: skip
+        for node in (asked, other):
+            node.follow_run(head._own["run"])
+        head.begin(ORDER)
+        for node in (asked, other):
+            wait_for(lambda node=node: node.take_order(0) is not None)
+        other.end_part(130, "launcher-2.log")
+        asked.tell(Said(stop=signal.SIGTERM))
+        asked.end_part(130, "launcher-1.log")
+        wait_for(lambda: head.stop == signal.SIGTERM)
+        head.tell(Said(stop=signal.SIGTERM if first_too else None))
+        failure = Interrupted(Problem("interrupted", "SIGTERM: stopped"))
+        assert is_loss(failure, plan, head) is not first_too
+        if not first_too:
+            assert seats_left(plan, head, failure, lambda line: None) == 2
+            assert head.seats == (0, 2)
+            head.begin(ORDER)
+            wait_for(lambda: other.take_order(1) is not None)
+            assert (head.stop, other.stop) == (None, None), "the signal was not for these"
+            other.end_part(0, "launcher-2.log")
+            with pytest.raises(Interrupted):
+                seats_left(planned(tmp_path, launch__min_nodes=4), head, failure, print)
 
 
 def test_too_few_nodes_end_the_run_with_the_loss_and_its_status(tmp_path):
@@ -224,5 +253,5 @@ def test_nodes_that_do_not_come_are_left_out_of_the_next_attempt(tmp_path, monke
 def test_a_run_without_min_nodes_takes_a_loss_for_its_end(tmp_path):
     plan = planned(tmp_path, launch__min_nodes="null")
     assert plan.elastic == ()
-    assert not is_loss(RunFailed(Problem(HOST_LOST, "gone")), plan)
+    assert not is_loss(RunFailed(Problem(HOST_LOST, "gone")), plan, Nodes(PLACES[0], tmp_path, ""))
     assert fewer_nodes.readable(None, render(plan), tmp_path, print, print) is None
