@@ -35,6 +35,7 @@ _SECTIONS = (
     run_sections.training_section,
     run_sections.result_section,
     memory_section,
+    plan_sections.nodes_section,
     plan_sections.decisions_section,
     plan_sections.fixes_section,
     run_sections.data_section,

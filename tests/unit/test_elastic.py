@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from dataclasses import replace
 
@@ -104,6 +105,24 @@ def test_a_least_number_that_lacks_memory_is_refused_with_3_and_the_number_that_
     )
     assert shown.exit_code == 3
     assert [count["fits"] for count in shown.data["elastic"]].count(False) == 1
+
+
+def test_every_number_of_nodes_is_on_the_pages(tmp_path):
+    path = tmp_path / "plan.html"
+    loaded = recipe(tmp_path, FULL)
+    shown = plan_command(
+        str(loaded.path), overrides=(), on="4x4xA100-80GB", explain=None, trace=False, search=False,
+        html=str(path),
+    )  # fmt: skip
+    table = path.read_text().partition('id="nodes"')[2].partition("</table>")[0]
+    rows = [re.findall(r"<t[hd][^>]*>([^<]*)", row) for row in table.split("<tr>")[2:]]
+    counts = shown.data["elastic"]
+    assert [row[0] for row in rows] == [str(count["num_nodes"]) for count in counts]
+    assert [row[2] for row in rows if row[2].isdigit()] == ["4", "8", "16"]
+    assert [bool(row[5]) for row in rows] == [count["refused"] is not None for count in counts]
+    for count in counts:
+        if count["batch"]:
+            assert f"1 x {count['batch']['accumulation']} accumulation" in shown.text
 
 
 @pytest.mark.parametrize("gathers", ["true", "false"])

@@ -135,6 +135,26 @@ def _setting_row(key: str, setting: Mapping[str, Any]) -> tuple[Markup, ...]:
     )
 
 
+def nodes_section(record: RunRecord) -> Section | None:
+    """Every number of nodes that an elastic run may have."""
+    counts = objects(record.plan.get("elastic"))
+    if not counts:
+        return None
+    head = ("nodes", "micro-batch", "accumulation", "ranks", "memory of each device", "not used because")
+    return Section(
+        "nodes", "Numbers of nodes", table("Numbers of nodes", head, map(_nodes_row, counts), "stack")
+    )
+
+
+def _nodes_row(found: Mapping[str, Any]) -> tuple[object, ...]:
+    batch = mapping(found.get("batch"))
+    shares = (
+        count(batch.get(name)) if batch else NONE for name in ("micro", "accumulation", "data_parallel")
+    )
+    needed = NONE if found.get("needed_bytes") is None else size(found.get("needed_bytes"))
+    return (count(found.get("num_nodes")), *shares, needed, cut(str(found.get("refused") or ""), _REASON))
+
+
 def fixes_section(record: RunRecord) -> Section | None:
     """The known fixes of the plan with what each has changed, and the plan's warnings."""
     fixes, warnings = objects(record.plan.get("fixes")), listed(record.plan.get("warnings"))
