@@ -17,6 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from devices_page import devices_page
 from failures_page import linked, page_text
 from migration_tables import ROW_TYPES, mapping_rows
 from models_page import models_page
@@ -214,6 +215,7 @@ PAGES_OF: Mapping[str, Callable[[], str]] = {
     "reference/recipe.md": recipe_page,
     "reference/commands.md": commands_page,
     "reference/fixes.md": fixes_page,
+    "reference/devices.md": devices_page,
     "models.md": models_page,
     "plan.svg": plan_picture,
     **{page: partial(mapping_page, page) for page in MAPPED},

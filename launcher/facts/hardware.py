@@ -59,7 +59,7 @@ class Figures:
     link: float
     """Bytes/s and direction to another device of the node: NVLink, else PCIe."""
     host: float
-    """Bytes/s and direction to host memory, over PCIe."""
+    """Bytes/s and direction to host memory, over PCIe or NVLink-C2C."""
     source: str
 
 
@@ -68,10 +68,11 @@ class Device:
     """One entry of the catalogue."""
 
     bytes: int
-    """As `nvidia-smi --query-gpu=memory.total` reports it."""
-    capability: tuple[int, int]
-    """From NVIDIA's table of CUDA GPUs."""
-    figures: Figures
+    """As `nvidia-smi --query-gpu=memory.total` reports it; of AMD's devices as `amd-smi`."""
+    capability: tuple[int, int] | None
+    """From NVIDIA's table of CUDA GPUs; None for AMD's devices, of which the capacity alone is known here."""
+    figures: Figures | None
+    """None where the catalogue has no source for them: plans are ranked, never timed."""
 
 
 def _device(
@@ -83,8 +84,14 @@ def _device(
     return Device(mib * MIB, capability, figures)
 
 
+def _capacity(mib: int) -> Device:
+    return Device(mib * MIB, None, None)
+
+
 _PCIE3, _PCIE4, _PCIE5 = 16, 32, 64
 """GB/s in one direction of 16 lanes: half of the figure in the data sheets."""
+_C2C = 450
+"""The same of NVLink-C2C between a Grace processor and its GPUs; two GPUs share it in a GB200."""
 _P100 = "NVIDIA Tesla P100 PCIe data sheet"
 _V100 = "NVIDIA V100 data sheet (SXM2)"
 _TURING = "NVIDIA Turing GPU architecture white paper (RTX 2080 Ti, reference clocks)"
@@ -94,6 +101,13 @@ _GA102 = "NVIDIA Ampere GA102 GPU architecture white paper"
 _ADA = "NVIDIA Ada GPU architecture white paper"
 _H100 = "NVIDIA H100 data sheet (SXM5)"
 _BLACKWELL = "NVIDIA RTX Blackwell GPU architecture white paper"
+# Devices without a data sheet of their own in public: the differences are from these places.
+_A800 = f"{_A100}, with 400 GB/s of NVLink: Datura-ai/lium-io#1199"
+_H800 = f"{_H100}, with 400 GB/s of NVLink: philisun.com, NVIDIA H800 vs H100"
+_H20 = "NVIDIA H20: zangshuxian.com/new/674733024499207168; willitrunai.com/gpus/h20-96gb (NVLink)"
+_L20 = "NVIDIA L20: xlite-dev/LeetCUDA, kernels/hgemm (FP16; TF32 has half); topcpu.net, A40 PCIe vs L20"
+_ADA_CARDS = f"{_ADA}; cores x boost clock of the product page"
+_PRO = "NVIDIA RTX Blackwell PRO GPU architecture white paper (Workstation Edition)"
 
 DEVICES: dict[str, Device] = {
     "P100-16GB": _device(16276, (6, 0), 18.7, 9.3, 9.3, 732, _PCIE3, _PCIE3, _P100),
@@ -103,23 +117,40 @@ DEVICES: dict[str, Device] = {
     "RTX2080Ti-11GB": _device(11264, (7, 5), 53.8, 13.4, 13.4, 616, _PCIE3, _PCIE3, _TURING),
     "A100-40GB": _device(40960, (8, 0), 312, 156, 19.5, 1555, 300, _PCIE4, _A100),
     "A100-80GB": _device(81920, (8, 0), 312, 156, 19.5, 2039, 300, _PCIE4, _A100),
+    "A800-80GB": _device(81920, (8, 0), 312, 156, 19.5, 2039, 200, _PCIE4, _A800),
     "A30-24GB": _device(24576, (8, 0), 165, 82, 10.3, 933, _PCIE4, _PCIE4, "NVIDIA A30 data sheet"),
     "A10-24GB": _device(23028, (8, 6), 125, 62.5, 31.2, 600, _PCIE4, _PCIE4, "NVIDIA A10 data sheet"),
     "A10G-24GB": _device(23028, (8, 6), 70, 35, 31.5, 600, _PCIE4, _PCIE4, "NVIDIA A10G data sheet"),
     "A40-48GB": _device(46068, (8, 6), 149.7, 74.8, 37.4, 696, _PCIE4, _PCIE4, "NVIDIA A40 data sheet"),
     "A6000-48GB": _device(49140, (8, 6), 154.8, 77.4, 38.7, 768, _PCIE4, _PCIE4, _A6000),
     "RTX3090-24GB": _device(24576, (8, 6), 71, 35.6, 35.6, 936, _PCIE4, _PCIE4, _GA102),
+    "RTX4070-12GB": _device(12282, (8, 9), 58.3, 29.1, 29.1, 504, _PCIE4, _PCIE4, _ADA_CARDS),
+    "RTX4070TiSuper-16GB": _device(16376, (8, 9), 88.2, 44.1, 44.1, 672, _PCIE4, _PCIE4, _ADA_CARDS),
+    "RTX4080-16GB": _device(16376, (8, 9), 97.5, 48.7, 48.7, 717, _PCIE4, _PCIE4, _ADA),
     "RTX4090-24GB": _device(24564, (8, 9), 165.2, 82.6, 82.6, 1008, _PCIE4, _PCIE4, _ADA),
     "L4-24GB": _device(23034, (8, 9), 121, 60, 30.3, 300, _PCIE4, _PCIE4, "NVIDIA L4 data sheet"),
+    "L20-48GB": _device(46068, (8, 9), 119.5, 59.75, 59.35, 864, _PCIE4, _PCIE4, _L20),
     "L40S-48GB": _device(46068, (8, 9), 362, 183, 91.6, 864, _PCIE4, _PCIE4, "NVIDIA L40S data sheet"),
     "H100-80GB": _device(81559, (9, 0), 989, 494.7, 67, 3350, 450, _PCIE5, _H100),
+    "H800-80GB": _device(81559, (9, 0), 989, 494.7, 67, 3350, 200, _PCIE5, _H800),
+    "H20-96GB": _device(97871, (9, 0), 148, 74, 44, 4000, 450, _PCIE5, _H20),
+    "GH200-96GB": _device(97871, (9, 0), 989, 494, 67, 4000, 450, _C2C, "NVIDIA GH200 data sheet"),
     "H200-141GB": _device(143771, (9, 0), 989, 494.7, 67, 4800, 450, _PCIE5, "NVIDIA H200 data sheet"),
     "B200-180GB": _device(183359, (10, 0), 2250, 1125, 75, 7700, 900, _PCIE5, "NVIDIA HGX B200 data sheet"),
+    "GB200-186GB": _device(
+        189471, (10, 0), 2500, 1250, 80, 8000, 900, _C2C / 2, "NVIDIA GB200 NVL72 data sheet"
+    ),
+    "B300-288GB": _device(275040, (10, 3), 2250, 1125, 75, 8000, 900, _PCIE5, "NVIDIA HGX B300 data sheet"),
+    "RTX5080-16GB": _device(16303, (12, 0), 112.6, 56.3, 56.3, 960, _PCIE5, _PCIE5, _BLACKWELL),
     "RTX5090-32GB": _device(32607, (12, 0), 209.5, 104.8, 104.8, 1792, _PCIE5, _PCIE5, _BLACKWELL),
+    "RTXPRO6000-96GB": _device(97887, (12, 0), 503.8, 251.9, 126, 1792, _PCIE5, _PCIE5, _PRO),
+    "MI300X-192GB": _capacity(196592),
+    "MI325X-256GB": _capacity(262128),
 }
 """Published figures, none measured by this project. Peaks are dense: of figures with structured sparsity,
 half. Where a name has several boards, the fastest. Cards that a bridge can join in pairs (A30, A40, A6000,
-RTX 3090) are counted without it."""
+RTX 3090) are counted without it. The bytes of the devices without a data sheet are from public output of
+nvidia-smi and amd-smi."""
 
 # Six digits, so that nothing computed from them overflows.
 _NOTATION = r"(?:(?P<a>[0-9]{1,6})x)?(?:(?P<b>[0-9]{1,6})x)?(?P<device>[A-Za-z0-9-]{1,40})"
@@ -144,6 +175,12 @@ def device_facts(name: str) -> tuple[str, int | None, tuple[int, int] | None]:
         raise RecipeError(Problem("unknown-device", f"no device {name!r} in the catalogue", hint=hint))
     device = DEVICES[found[0]]
     return found[0], device.bytes, device.capability
+
+
+def is_capacity_only(hardware: Hardware) -> bool:
+    """Whether this is a device of the catalogue that is no CUDA device."""
+    device = DEVICES.get(hardware.device)
+    return device is not None and device.capability is None
 
 
 def parse_hardware(text: str) -> Hardware:
@@ -188,7 +225,8 @@ def figures_of(
     """
     if not hardware.is_cpu:
         found = DEVICES.get(hardware.device)
-        return (UNNAMED, False) if found is None else (found.figures, True)
+        figures = None if found is None else found.figures
+        return (UNNAMED, False) if figures is None else (figures, True)
     if processor is None:
         return A_CPU, False
     own = cores / hardware.devices_per_node  # other processes are reached through memory

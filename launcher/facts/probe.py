@@ -158,7 +158,8 @@ class Gpu:
     @property
     def device(self) -> str:
         """Catalogue name (`A100-80GB`) where the memory agrees within 3 %; else the product name."""
-        words = re.split(r"[^a-z0-9]+", self.name.lower())
+        product = self.name.lower().partition(" blackwell")[0]  # RTX PRO 6000 Blackwell Server Edition
+        words = re.split(r"[^a-z0-9]+", product)
         joined = "".join(words)
         for name, device in DEVICES.items():
             family = name.rpartition("-")[0].lower()

@@ -96,12 +96,12 @@ def _first(loaded: LoadedRecipe, facts: Facts, machines: Iterator[Hardware]) -> 
 
 
 def _larger_devices(hardware: Hardware) -> Iterator[Hardware]:
-    """As many larger devices of the catalogue, smallest first."""
+    """As many larger CUDA devices of the catalogue, smallest first."""
     if hardware.is_cpu:
         return
     for name in sorted(DEVICES, key=lambda known: DEVICES[known].bytes):
         _, size, capability = device_facts(name)
-        if size is not None and size > (hardware.device_bytes or 0):
+        if capability is not None and size is not None and size > (hardware.device_bytes or 0):
             yield replace(hardware, device=name, device_bytes=size, compute_capability=capability)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.engines.deepspeed_config import idle_keys
 from launcher.errors import DoesNotFit, Problem
+from launcher.facts.hardware import Hardware, is_capacity_only
 from launcher.facts.model_types import why_not_chunked
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.plan.draft import Draft
@@ -84,11 +85,22 @@ def _assemble(
         warnings=(
             *facts.warnings,
             *draft.warnings,
+            *_device_warnings(facts.hardware),
             *_host_warnings(chosen, facts),
             *_logits_warnings(chosen, facts, draft),
             *_profile_warnings(chosen, draft),
         ),
         images=facts.images,
+    )
+
+
+def _device_warnings(hardware: Hardware) -> tuple[str, ...]:
+    """A device whose capacity alone is known: nothing says whether the parts of the plan exist on it."""
+    if not is_capacity_only(hardware):
+        return ()
+    return (
+        f"{hardware.device}: only its capacity is known; whether this plan runs on ROCm was not checked "
+        "(NCCL and the kernels of bitsandbytes are CUDA's)",
     )
 
 

@@ -255,6 +255,11 @@ def test_the_failures_that_it_mends_are_known_by_these_ids():
         ("cuda-oom", ["forward", "compute_loss", "training_step", "_inner_training_loop", "fit"], "training"),
         ("cuda-oom", ["to", "from_pretrained", "load_model", "train", "main"], "loading"),
         ("cuda-oom", ["partition", "initialize", "_prepare_for_training", "fit"], "loading"),
+        (
+            "whole-model-oom",
+            ["to", "_configure_distributed_model", "_prepare_for_training"],
+            "loading",
+        ),
         ("cuda-oom", ["_init_group", "step", "_inner_training_loop", "fit"], "loading"),
         ("eval-oom", ["forward", "prediction_step", "evaluation_loop"], "evaluating"),
         (

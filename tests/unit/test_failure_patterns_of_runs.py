@@ -196,6 +196,7 @@ SPELLINGS = {
     "oom-fragmentation": [OOM + ". 3.76 GiB is reserved by PyTorch but unallocated."],
     "logits-oom": [OOM + CALLS.format("cross_entropy")],
     "eval-oom": [OOM + CALLS.format("evaluation_loop")],
+    "whole-model-oom": [OOM + CALLS.format("_configure_distributed_model")],
     "auto-batch-eval-oom": [
         "RuntimeError: Evaluation hit an out-of-memory error. `auto_find_batch_size` only"
     ],

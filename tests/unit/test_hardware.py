@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.facts.hardware import DEVICES, parse_hardware, with_host_memory
+from launcher.facts.hardware import DEVICES, UNNAMED, figures_of, parse_hardware, with_host_memory
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,11 @@ from launcher.facts.hardware import DEVICES, parse_hardware, with_host_memory
         ("2xcpu", 1, 2, "cpu"),
         ("1x24GB", 1, 1, "24GB"),
         ("t4", 1, 1, "T4-16GB"),
+        ("8xH20", 1, 8, "H20-96GB"),
+        ("4xgb200", 1, 4, "GB200-186GB"),
+        ("RTX4070", 1, 1, "RTX4070-12GB"),
+        ("RTX4070TiSuper", 1, 1, "RTX4070TiSuper-16GB"),
+        ("8xMI300X", 1, 8, "MI300X-192GB"),
     ],
 )
 def test_notation(text: str, nodes: int, devices: int, device: str) -> None:
@@ -32,6 +37,20 @@ def test_notation(text: str, nodes: int, devices: int, device: str) -> None:
 @pytest.mark.parametrize("name", DEVICES)
 def test_every_catalogue_device_reads_back_from_its_label(name: str) -> None:
     assert parse_hardware(f"4x{name}").label == f"4x{name}"
+
+
+def test_a_device_without_sourced_figures_is_ranked_and_never_timed() -> None:
+    known = {name for name in DEVICES if figures_of(parse_hardware(name))[1]}
+    assert set(DEVICES) - known == {"MI300X-192GB", "MI325X-256GB"}
+    assert {name for name, device in DEVICES.items() if device.capability is None} == set(DEVICES) - known
+    assert figures_of(parse_hardware("MI300X")) == (UNNAMED, False)
+
+
+def test_the_name_tells_the_capacity_within_the_vendors_rounding() -> None:
+    """A typed digit of `mib` would move it out."""
+    for name, device in DEVICES.items():
+        told = int(name.rpartition("-")[2].removesuffix("GB"))
+        assert told * 10**9 * 0.98 <= device.bytes <= told * 2**30 * 1.001, name
 
 
 def test_unnamed_device_has_no_compute_capability() -> None:

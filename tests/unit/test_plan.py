@@ -348,3 +348,10 @@ def test_no_row_is_said_to_be_padded_where_none_is(tmp_path):
     made = plan(tmp_path)
     assert (made.data.padding_free, made.data.packing) == (True, False)
     assert "padded" not in made.provenance["data.packing"].reason
+
+
+def test_a_plan_for_a_device_without_cuda_says_that_only_its_capacity_is_known(tmp_path):
+    made = plan(tmp_path, "1xMI300X-192GB", precision="fp16")
+    assert made.precision == "fp16"
+    assert any("MI300X-192GB" in warning for warning in made.warnings)
+    assert not any("capacity" in warning for warning in plan(tmp_path, "1xH200-141GB").warnings)

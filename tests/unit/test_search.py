@@ -15,6 +15,7 @@ from launcher.errors import DoesNotFit, RecipeError
 from launcher.facts.hardware import DEVICES, device_facts, parse_hardware
 from launcher.memory.estimate import estimate_memory
 from launcher.planner import candidates
+from launcher.planner.alternatives import _larger_devices
 from launcher.planner.candidates import Candidate
 from launcher.planner.planner import make_plan
 from launcher.planner.search import Search, search, search_rows, trade
@@ -352,6 +353,14 @@ def _as_yaml(dotted: str, value: Any) -> str:
     section, _, name = dotted.partition(".")
     inner = {name: value} if name else value
     return f"{section}: {{{', '.join(f'{key}: {item}' for key, item in inner.items())}}}"
+
+
+def test_no_device_is_suggested_whose_capacity_alone_is_known():
+    smaller = parse_hardware("1xB200-180GB")
+    larger = [device_facts(name) for name in DEVICES if DEVICES[name].bytes > (smaller.device_bytes or 0)]
+    assert None in {capability for _, _, capability in larger}
+    offered = [hardware.device for hardware in _larger_devices(smaller)]
+    assert offered == ["GB200-186GB", "B300-288GB"]
 
 
 @pytest.mark.parametrize("on", ["2xT4-16GB", "2xA100-40GB"])
