@@ -44,7 +44,7 @@ OFFERED = [
 # what is typed before the tab key -> what the line ends with afterwards
 COMPLETED = [
     ("pla", "plan "), ("plan smok", "smoke "), ("plan mine", "mine.yaml "),
-    ("plan smoke --expl", "--explain "), ("plan --on H20", "H200-141GB "),
+    ("plan smoke --expl", "--explain "), ("plan --on H200", "H200-141GB "),
     ("generate ru", "runs/"), ("completion zs", "zsh "),
 ]  # fmt: skip
 
