@@ -218,6 +218,7 @@ dist.all_reduce(total)
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
 (pathlib.Path(sys.argv[1]) / f"node-{os.environ['NODE']}-{os.environ['LOCAL_RANK']}.json").write_text(
     json.dumps({name: os.environ[name] for name in names} | {"sum": total.item()}))
+dist.destroy_process_group()  # else gloo's threads may abort the process as it ends
 """
 
 
