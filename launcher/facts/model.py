@@ -180,6 +180,8 @@ class ModelSpec:
     all."""
     foreign_experts: tuple[int, ...] = ()
     """Of an unknown family: elements of each parameter that holds all experts of a layer."""
+    foreign_parameters: tuple[tuple[tuple[int, ...], bool, int], ...] = ()
+    """Of an unknown family: shapes of its parameters, whether embeddings, and how many of each."""
     adapters: tuple[tuple[str, Adapted], ...] = ()
     """Results of the real peft for adapters without a closed form, by `adapter_key`."""
 
@@ -296,6 +298,9 @@ def foreign_spec(
         has_sdpa=answer["has_sdpa"],
         vision=vision,
         foreign_experts=tuple(answer["experts"]),
+        foreign_parameters=tuple(
+            (tuple(x["shape"]), x["embedding"], x["count"]) for x in answer["parameters"]
+        ),
     )
 
 

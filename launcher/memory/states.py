@@ -7,6 +7,7 @@ trainer_optimizer.py for the names) and peft 0.21 (adapters of a 16-bit base are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -199,7 +200,12 @@ class Shape:
 
 
 def model_shapes(spec: ModelSpec) -> list[Shape]:
-    """The parameters of a model as tensors; norms, routers and the like as vectors of the hidden width."""
+    """The parameters of a model as tensors.
+
+    Of an unknown family its own; else norms, routers and the like as vectors of the hidden width.
+    """
+    if spec.foreign_parameters:
+        return [_shape(*found) for found in spec.foreign_parameters]
     layout, hidden = spec.layout, spec.hidden_size
     shapes = []
     for linear in spec.linears:
@@ -226,6 +232,11 @@ def model_shapes(spec: ModelSpec) -> list[Shape]:
         if head.bias and not head.tied:
             shapes.append(Shape(head.out_features))
     return shapes
+
+
+def _shape(sizes: tuple[int, ...], embedding: bool, count: int) -> Shape:
+    *stacks, rows, columns = (1, *sizes, 1) if len(sizes) < 2 else sizes
+    return Shape(rows, columns, count, math.prod(stacks), embedding)
 
 
 def _vectors(values: int, width: int) -> list[Shape]:

@@ -52,6 +52,7 @@ def describe(config: Any, task: str, freeze: Sequence[str] | None = None) -> dic
         "layer_extra": extra,
         # What layers of several kinds have besides their mean counts outside of them.
         "model_extra": params - depth * extra - in_layers - outside - rows * width - head["own"],
+        "parameters": _parameters(model),
         "experts": [
             getattr(module, last).numel()
             for name, module, last in expert_parameters(model)
@@ -63,6 +64,13 @@ def describe(config: Any, task: str, freeze: Sequence[str] | None = None) -> dic
         "rms_norm": any("RMS" in type(norm).__name__ for norm in norms),
         "has_sdpa": has_sdpa(model),
     }
+
+
+def _parameters(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """Shapes of all parameters, equal ones counted; a tied head is the embedding."""
+    embedded = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    found = Counter((tuple(p.shape), id(p) in embedded) for p in model.parameters())
+    return [{"shape": shape, "embedding": is_one, "count": n} for (shape, is_one), n in found.items()]
 
 
 def adapter(
