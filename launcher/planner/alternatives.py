@@ -10,6 +10,7 @@ from launcher.errors import RecipeError
 from launcher.facts.hardware import DEVICES, Hardware, device_facts
 from launcher.plan.inputs import Facts
 from launcher.planner.candidates import Candidate
+from launcher.planner.decide import SIZES
 from launcher.planner.search import could_fit, search
 from launcher.recipe.loading import LoadedRecipe, with_changes
 from launcher.recipe.schema import Recipe
@@ -17,6 +18,8 @@ from launcher.recipe.schema import Recipe
 PER_NODE = (2, 4, 8)
 """Devices per node that are tried, then nodes with the largest number."""
 NODES = (2, 4, 8, 16, 32)
+_RUN_SHARED = ("sp_size", "tp_size")
+"""Context parallelism was planned from its source alone."""
 LENGTH_STEP = 64
 """Tokens: data.max_length is tried at its multiples."""
 
@@ -58,12 +61,14 @@ def _yaml(value: object) -> str:
 
 
 def would_fit(loaded: LoadedRecipe, facts: Facts) -> tuple[Alternative, ...]:
-    """The smallest device, the fewest devices, the longest rows and the closed options that fit."""
+    """The smallest device, the fewest devices, the longest rows, the closed options and the fewest ranks that
+    share a copy, each of which fits."""
     found = [
         *_first(loaded, facts, _larger_devices(facts.hardware)),
         *_first(loaded, facts, _more_devices(facts.hardware)),
         *_longest(loaded, facts),
         *_options(loaded, facts),
+        *_shared(loaded, facts),
     ]
     return tuple(found)
 
@@ -148,6 +153,19 @@ def _options(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:
             yield Alternative(change, candidate)
     if not done and (candidate := _fitting(with_changes(loaded, everything, None), facts)) is not None:
         yield Alternative(everything, candidate)
+
+
+def _shared(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:
+    """The fewest ranks of a node that share a copy; of each kind that was run and that the recipe has not."""
+    sharding, devices = loaded.recipe.sharding, facts.hardware.devices_per_node
+    if any(getattr(sharding, name) > 1 for name in SIZES):
+        return
+    for name in _RUN_SHARED:
+        for size in (size for size in PER_NODE if devices % size == 0):
+            change: dict[str, object] = {f"sharding.{name}": size}
+            if (candidate := _fitting(with_changes(loaded, change, None), facts)) is not None:
+                yield Alternative(change, candidate)
+                break
 
 
 def _changes(recipe: Recipe, hardware: Hardware) -> list[dict[str, object]]:

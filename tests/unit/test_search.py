@@ -392,6 +392,21 @@ def test_the_longest_rows_that_fit_are_said(tmp_path):
         assert bool(search(shorter, known).ranked) is fits
 
 
+def test_the_fewest_ranks_that_share_a_sample_are_said(tmp_path):
+    name = "meta-llama/Llama-3.1-8B"
+    text = FULL.replace("huggyllama/llama-7b", name).replace("max_length: 512", "max_length: 131072")
+    loaded, known = recipe(tmp_path, text), facts("8xH100-80GB", name)
+    with pytest.raises(DoesNotFit) as caught:
+        make_plan(loaded, known)
+    (other,) = [one for one in caught.value.would_fit if "sharding.sp_size" in one.change]
+    assert other.change == {"sharding.sp_size": 4}
+    for size, fits in ((2, False), (4, True)):
+        asked = recipe(tmp_path, text, sharding__sp_size=size)
+        assert bool(search(asked, known).ranked) is fits
+    assert make_plan(asked, known).memory == other.candidate.memory
+    assert not [one for one in caught.value.would_fit if "sharding.cp_size" in one.change], "never run"
+
+
 def test_what_the_recipe_pins_is_among_the_hints(tmp_path):
     copying = SDPA.replace("r: 8}", "r: 8, cast_input_dtype_enabled: true}")
     pinned = copying.replace("max_length: 512", "max_length: 4096").replace(
