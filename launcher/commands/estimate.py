@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,26 @@ from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
 from launcher.facts.measured_runs import Calibration
 from launcher.facts.model import FAMILY_TASKS, ModelSpec, architectures_of
 from launcher.facts.model_config import find_model_config
+from launcher.facts.software import installed_versions
 from launcher.inputs.model_spec import find_spec
-from launcher.inputs.planning_facts import find_calibration, find_hardware, gather
-from launcher.memory.estimate import estimate_memory, max_micro_batch
+from launcher.inputs.planning_facts import find_calibration, find_hardware, gather, usable_cores
+from launcher.memory.estimate import MemoryEstimate, estimate_memory, max_micro_batch
 from launcher.memory.job import MemoryJob
 from launcher.memory.published import hf_page_bytes, zero_paper_bytes
 from launcher.memory.tensor_parallel import check_ranks
 from launcher.plan.draft import EXPLICIT
+from launcher.plan.inputs import Facts
 from launcher.planner.parallel import trains_in_parts
 from launcher.planner.planner import make_plan
-from launcher.planner.strategies import model_jobs, on_hardware, open_jobs, worth_a_row
-from launcher.recipe.loading import LoadedRecipe, load_recipe
+from launcher.planner.search import search
+from launcher.planner.strategies import (
+    model_recipe,
+    model_strategies,
+    on_hardware,
+    open_jobs,
+    worth_a_row,
+)
+from launcher.recipe.loading import LoadedRecipe, load_recipe, with_changes
 from launcher.recipe.merged_yaml import shipped_names
 from launcher.report.outcome import Outcome
 from launcher.report.plan_text import estimate_text
@@ -33,55 +43,126 @@ def estimate_command(
     target: str, *, on: Sequence[str], overrides: Sequence[str], tensor_parallel: int
 ) -> Outcome:
     """Estimate a recipe for all values that it leaves open, or a model for the usual strategies."""
+    machines = [_with_memory(parse_hardware(text)) for text in on]
     if _is_recipe(target):
-        loaded = load_recipe(target, overrides)
-        spec, jobs, machines = _recipe_jobs(loaded, on)
+        spec, found = _of_recipe(load_recipe(target, overrides), machines, tensor_parallel)
     else:
         if overrides:
             message = f"--set needs a recipe, and {target!r} is a model"
             raise RecipeError(Problem("set-without-recipe", message, hint="name a recipe"))
-        config, origin = find_model_config(target)
-        spec, _ = find_spec(target, config, origin, _task_of(config), ask=False)
-        machines = [_with_memory(parse_hardware(text)) for text in on] or [probe.probe_hardware()]
-        jobs = model_jobs(spec)
-    rows = []
-    for hardware in machines:
-        check_ranks(spec, tensor_parallel, hardware)
-        calibration = find_calibration(hardware)
-        for name, job in jobs:
-            sized = on_hardware(job, hardware, tensor_parallel)
-            if (len(jobs) == 1 or worth_a_row(sized)) and trains_in_parts(sized):
-                rows.append(_row(spec, name, sized, hardware, calibration))
-        if not any(row["hardware"] == hardware.label for row in rows):
-            message = f"no strategy supports --tensor-parallel {tensor_parallel} on {hardware.label}"
-            hint = "full fine-tuning in bf16 or fp32 with ZeRO-1 or 2 can: docs/parallelism.md"
-            raise RecipeError(Problem("bad-tensor-parallel", message, path="--tensor-parallel", hint=hint))
+        spec, found = _of_model(target, machines or [probe.probe_hardware()], tensor_parallel)
+    left_out = [one for one in found if isinstance(one, LeftOut)]
+    rows = [one for one in found if isinstance(one, Row)]
+    for hardware in dict.fromkeys(one.hardware for one in found):
+        if not any(row.hardware == hardware for row in rows):
+            raise RecipeError(_nothing_runs(hardware, left_out, tensor_parallel))
+    job = rows[0].job
     model = {
         "name": spec.name,
         "params": spec.params,
-        "trainable": jobs[0][1].trainable_params,
-        "sequence_length": jobs[0][1].sequence_length,
-        "micro_batch": jobs[0][1].micro_batch,
+        "trainable": job.trainable_params,
+        "sequence_length": job.sequence_length,
+        "micro_batch": job.micro_batch,
         "published": {
             "zero_paper": int(zero_paper_bytes(spec.params, 1, 0)),
             "hf_page": hf_page_bytes(spec.params),
         },
     }
-    return Outcome({"model": model, "rows": rows}, estimate_text(model, rows))
+    shown, refused = [row.to_json() for row in rows], [asdict(one) for one in left_out]
+    text = estimate_text(model, shown, refused)
+    return Outcome({"model": model, "rows": shown, "left_out": refused}, text)
 
 
-def _row(
-    spec: ModelSpec, name: str, job: MemoryJob, hardware: Hardware, calibration: Calibration
-) -> dict[str, Any]:
+def _nothing_runs(hardware: str, left_out: Sequence[LeftOut], tensor_parallel: int) -> Problem:
+    """The problem of hardware on which no strategy runs."""
+    if tensor_parallel > 1:
+        message = f"no strategy supports --tensor-parallel {tensor_parallel} on {hardware}"
+        hint = "full fine-tuning in bf16 or fp32 with ZeRO-1 or 2 can: docs/parallelism.md"
+        return Problem("bad-tensor-parallel", message, path="--tensor-parallel", hint=hint)
+    reason = next(one.reason for one in left_out if one.hardware == hardware)
+    return Problem("no-strategy", f"no strategy runs on {hardware}: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One strategy on one machine."""
+
+    hardware: str
+    strategy: str
+    job: MemoryJob
+    memory: MemoryEstimate
+    largest: int | None
+    """Micro-batch; None where the memory of the device is unknown."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "hardware": self.hardware,
+            "strategy": self.strategy,
+            "memory": self.memory.to_json(),
+            "max_micro_batch": self.largest,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A strategy that cannot run there."""
+
+    hardware: str
+    strategy: str
+    reason: str
+
+
+def _of_model(
+    name: str, machines: Sequence[Hardware], tensor_parallel: int
+) -> tuple[ModelSpec, list[Row | LeftOut]]:
+    """What `plan` finds for a recipe of this model with each of the usual strategies."""
+    config, origin = find_model_config(name)
+    task = _task_of(config)
+    spec, _ = find_spec(name, config, origin, task, ask=False)
+    recipe, versions = model_recipe(spec, task_named(task)), installed_versions()
+    shared = {"sharding.tp_size": tensor_parallel} if tensor_parallel > 1 else {}
+    found: list[Row | LeftOut] = []
+    for hardware in machines:
+        check_ranks(spec, tensor_parallel, hardware)
+        calibration = find_calibration(hardware)
+        facts = Facts(hardware, spec, versions, cpu_cores=usable_cores(), calibration=calibration)
+        for strategy, changes in model_strategies(spec, hardware):
+            try:
+                asked = with_changes(recipe, {**changes, **shared}, "estimate")
+                job = search(asked, facts).first.job
+            except RecipeError as error:
+                found.append(LeftOut(hardware.label, strategy, error.problems[0].message))
+                continue
+            if worth_a_row(job):
+                found.append(_row(spec, strategy, job, hardware, calibration))
+    return spec, found
+
+
+def _of_recipe(
+    loaded: LoadedRecipe, machines: Sequence[Hardware], tensor_parallel: int
+) -> tuple[ModelSpec, list[Row | LeftOut]]:
+    """The job of the recipe over what it leaves open."""
+    spec, jobs, machines = _recipe_jobs(loaded, machines)
+    found: list[Row | LeftOut] = []
+    for hardware in machines:
+        check_ranks(spec, tensor_parallel, hardware)
+        calibration = find_calibration(hardware)
+        for name, job in jobs:
+            sized = on_hardware(job, hardware, tensor_parallel)
+            if not trains_in_parts(sized):
+                reason = f"not with {tensor_parallel} tensor-parallel ranks"
+                found.append(LeftOut(hardware.label, name, reason))
+            elif len(jobs) == 1 or worth_a_row(sized):
+                found.append(_row(spec, name, sized, hardware, calibration))
+    return spec, found
+
+
+def _row(spec: ModelSpec, name: str, job: MemoryJob, hardware: Hardware, calibration: Calibration) -> Row:
     largest = max_micro_batch(spec, job, hardware, calibration=calibration)
     if job.sequence_parallel > 1 and largest is not None:
         largest = min(1, largest)  # ranks that share the tokens of a sample train one sample at a time
-    return {
-        "hardware": hardware.label,
-        "strategy": name,
-        "memory": estimate_memory(spec, job, hardware, calibration=calibration).to_json(),
-        "max_micro_batch": largest,
-    }
+    memory = estimate_memory(spec, job, hardware, calibration=calibration)
+    return Row(hardware.label, name, job, memory, largest)
 
 
 def _is_recipe(target: str) -> bool:
@@ -104,10 +185,9 @@ def _with_memory(hardware: Hardware) -> Hardware:
 
 
 def _recipe_jobs(
-    loaded: LoadedRecipe, on: Sequence[str]
-) -> tuple[ModelSpec, list[tuple[str, MemoryJob]], list[Hardware]]:
+    loaded: LoadedRecipe, machines: Sequence[Hardware]
+) -> tuple[ModelSpec, list[tuple[str, MemoryJob]], Sequence[Hardware]]:
     """The job of the recipe, planned for the first hardware, and its variants for values left open."""
-    machines = [_with_memory(parse_hardware(text)) for text in on]
     machines = machines or [find_hardware(loaded.recipe, None)]
     loaded, facts = gather(loaded, machines[0].label, allow_torch=False)
     try:

@@ -1,84 +1,101 @@
-"""The configurations worth comparing for a model, and a recipe's job over what it leaves open. Pure."""
+"""The ways to train a model that are worth comparing, and a recipe's job over what it leaves open. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from launcher.engines.ddp import DDP
-from launcher.engines.deepspeed import DEEPSPEED
-from launcher.engines.fsdp import FSDP
 from launcher.errors import Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import MemoryJob
+from launcher.recipe.loading import LoadedRecipe
+from launcher.recipe.schema import Recipe
+from launcher.tasks.task import Task
 
+Changes = Mapping[str, object]
+"""Dotted recipe key -> value."""
 LORA_RANK = 16
 USUAL_LENGTH = 2048
-BUCKET_VALUES = 200_000_000
 ATTENTION_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "c_attn", "qkv_proj", "query_key_value", "q", "k",
                    "v", "o", "query", "key", "value", "out_proj")  # fmt: skip
 
 
-def model_jobs(spec: ModelSpec) -> list[tuple[str, MemoryJob]]:
-    """Named jobs at micro-batch 1 with checkpointing; the devices are put in by `on_hardware`."""
-    longest = spec.max_position_embeddings or USUAL_LENGTH
-    zero = MemoryJob(
-        micro_batch=1,
-        sequence_length=spec.tokens_per_sample or min(USUAL_LENGTH, longest),
-        data_parallel=1, devices_per_node=1, precision="bf16", dtype="bfloat16",
-        quantization="none", double_quant=False, trainable_params=spec.loaded_params, adapter=False,
-        engine=DEEPSPEED, zero_stage=0, offload_optimizer="none", offload_param="none",
-        optim="adamw_torch_fused", checkpointing=True, attention="sdpa",
-        reduce_bucket_size=BUCKET_VALUES, allgather_bucket_size=BUCKET_VALUES,
-        overlap_comm=False, eval_batch=1,
-    )  # fmt: skip
-    ddp = replace(zero, engine=DDP, dtype="float32")
-    pure = replace(ddp, precision="bf16-true", dtype="bfloat16")
-    jobs = [("full, DDP", ddp)]
-    jobs += [(f"full, ZeRO-{stage}", replace(zero, zero_stage=stage)) for stage in range(4)]
-    jobs += [(f"full, {name}", job) for name, job in _offloaded(zero)]
-    fsdp = replace(ddp, engine=FSDP)
-    jobs += [
-        ("full, FSDP2", fsdp),
-        ("full, FSDP2, all on CPU", replace(fsdp, offload_optimizer="cpu", offload_param="cpu")),
-        ("full, DDP, 8-bit AdamW", replace(ddp, optim="adamw_bnb_8bit")),
-        ("full, DDP, Adafactor", replace(ddp, optim="adafactor")),
-        ("full, DDP, SGD", replace(ddp, optim="sgd")),
-        ("full pure 16-bit, DDP", pure),
-        ("full pure 16-bit, FSDP2", replace(pure, engine=FSDP)),
-        ("full pure 16-bit, DDP, 8-bit AdamW", replace(pure, optim="adamw_bnb_8bit")),
-        ("full pure 16-bit, DDP, SGD", replace(pure, optim="sgd")),
-    ]
-    return jobs + _adapter_jobs(spec, zero)
+def model_strategies(spec: ModelSpec, hardware: Hardware) -> list[tuple[str, Changes]]:
+    """Named ways to train a model, as changes of `model_recipe`."""
+    is_old = hardware.compute_capability is not None and hardware.compute_capability < (8, 0)
+    full = [("full, DDP", _DDP)]
+    full += [(f"full, ZeRO-{stage}", _zero(stage)) for stage in range(4)]
+    full += [(f"full, {name}", changes) for name, changes in _offloaded((2, 3))]
+    full.append(("full, FSDP2", _FSDP))
+    for name, optim in (("8-bit AdamW", "adamw_bnb_8bit"), ("Adafactor", "adafactor"), ("SGD", "sgd")):
+        full.append((f"full, DDP, {name}", {**_DDP, "trainer.optim": optim}))
+    pure = {"precision": "fp16-true" if is_old else "bf16-true"}
+    full += [("full pure 16-bit, DDP", {**_DDP, **pure}), ("full pure 16-bit, FSDP2", {**_FSDP, **pure})]
+    for name, optim in (("8-bit AdamW", "adamw_bnb_8bit"), ("SGD", "sgd")):
+        full.append((f"full pure 16-bit, DDP, {name}", {**_DDP, **pure, "trainer.optim": optim}))
+    return [*full, *_adapter_strategies(spec)]
 
 
-def _offloaded(zero: MemoryJob) -> Iterator[tuple[str, MemoryJob]]:
-    for stage, device in ((2, "cpu"), (3, "cpu")):
-        yield f"ZeRO-{stage}, optimizer on CPU", replace(zero, zero_stage=stage, offload_optimizer=device)
-    for device, place in (("cpu", "CPU"), ("nvme", "NVMe")):
-        moved = replace(zero, zero_stage=3, offload_optimizer=device, offload_param=device)
-        yield f"ZeRO-3, all on {place}", moved
-
-
-def _adapter_jobs(spec: ModelSpec, zero: MemoryJob) -> list[tuple[str, MemoryJob]]:
-    lora = replace(zero, adapter=True, trainable_params=spec.lora_params(LORA_RANK, "all-linear"))
-    ddp, name = replace(lora, engine=DDP), f"LoRA r{LORA_RANK}"
-    jobs = [(f"{name}, DDP", ddp)]
+def _adapter_strategies(spec: ModelSpec) -> Iterator[tuple[str, Changes]]:
+    lora, name = _lora("all-linear"), f"LoRA r{LORA_RANK}"
+    yield f"{name}, DDP", {**_DDP, **lora}
     attention = sorted({linear.name for linear in spec.linears} & set(ATTENTION_NAMES))
     if attention:
-        fewer = spec.lora_params(LORA_RANK, attention)
-        paths = spec.adapted_paths(attention)
-        jobs.append((f"{name} attention only, DDP", replace(ddp, trainable_params=fewer, adapted=paths)))
-    jobs += [(f"{name}, ZeRO-{stage}", replace(lora, zero_stage=stage)) for stage in range(4)]
-    jobs += [(f"{name}, {place}", job) for place, job in _offloaded(lora) if "all" in place]
-    jobs.append((f"{name}, FSDP2", replace(ddp, engine=FSDP)))
+        yield f"{name} attention only, DDP", {**_DDP, **_lora(attention)}
+    for stage in range(4):
+        yield f"{name}, ZeRO-{stage}", {**_zero(stage), **lora}
+    for place, changes in _offloaded((3,)):
+        if "all" in place:
+            yield f"{name}, {place}", {**changes, **lora}
+    yield f"{name}, FSDP2", {**_FSDP, **lora}
     for kind in ("int8", "nf4"):
-        quantised = replace(ddp, quantization=kind, double_quant=kind == "nf4")
-        jobs.append((f"{kind} {name}, DDP", quantised))
-        jobs.append((f"{kind} {name}, ZeRO-2", replace(quantised, engine=DEEPSPEED, zero_stage=2)))
-    paged = replace(quantised, optim="paged_adamw_8bit")
-    return [*jobs, (f"nf4 {name}, DDP, paged 8-bit AdamW", paged)]
+        quantised = {**lora, "model.quantization": kind}
+        yield f"{kind} {name}, DDP", {**_DDP, **quantised}
+        yield f"{kind} {name}, ZeRO-2", {**_zero(2), **quantised}
+    yield f"nf4 {name}, DDP, paged 8-bit AdamW", {**_DDP, **quantised, "trainer.optim": "paged_adamw_8bit"}
+
+
+def _offloaded(stages: Collection[int]) -> Iterator[tuple[str, Changes]]:
+    for stage in stages:
+        yield f"ZeRO-{stage}, optimizer on CPU", {**_zero(stage), **_on("cpu", "none")}
+    for device, place in (("cpu", "CPU"), ("nvme", "NVMe")):
+        yield f"ZeRO-3, all on {place}", {**_zero(3), **_on(device, device)}
+
+
+def _zero(stage: int) -> Changes:
+    return {**_on("none", "none"), "sharding.engine": "deepspeed", "sharding.zero_stage": stage}
+
+
+def _on(optimizer: str, params: str) -> Changes:
+    path = {"sharding.nvme_path": "/nvme"} if "nvme" in (optimizer, params) else {}
+    return {"sharding.offload_optimizer": optimizer, "sharding.offload_param": params, **path}
+
+
+def _lora(modules: object) -> Changes:
+    return {"adapter": {"type": "lora", "r": LORA_RANK, "target_modules": modules}}
+
+
+_DDP: Changes = {"sharding.engine": "ddp"}
+_FSDP: Changes = {"sharding.engine": "fsdp"}
+
+
+def model_recipe(spec: ModelSpec, task: Task) -> LoadedRecipe:
+    """A recipe for the smallest micro-batch, with activation checkpointing; the rest is the planner's."""
+    longest = spec.max_position_embeddings or USUAL_LENGTH
+    recipe = Recipe.model_validate(
+        {
+            "task": task.name,
+            "model": {"name_or_path": spec.name},
+            "data": {"train": [{"path": "rows.jsonl"}], "max_length": min(USUAL_LENGTH, longest)},
+            "trainer": {
+                "max_steps": 1, "report_to": "none", "activation_checkpointing": True,
+                "per_device_train_batch_size": task.first_least_batch, "gradient_accumulation_steps": 1,
+            },
+        }
+    )  # fmt: skip
+    return LoadedRecipe(recipe, "", Path(spec.name), {})
 
 
 def open_jobs(job: MemoryJob, fixed: Collection[str]) -> list[tuple[str, MemoryJob]]:

@@ -291,7 +291,17 @@ _COLUMNS = ("weight", "grads", "optim", "activ", "logits", "other", "needs", "fi
 _STRATEGY_WIDTH, _NUMBER_WIDTH = 39, 6
 
 
-def estimate_text(model: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+_COMMON = "backward"
+"""The moment of training at which the parts of all rows are compared."""
+_MARKS = {
+    "forward": "f", "recompute": "r", "gradients": "g", "step": "o", "generate": "c", "saving": "s",
+    "evaluating": "e", "loading": "l",
+}  # fmt: skip
+
+
+def estimate_text(
+    model: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], left_out: Sequence[Mapping[str, str]]
+) -> str:
     """One block per machine and one line per strategy, in GiB, at most 113 columns wide."""
     published = model["published"]
     lines = [
@@ -308,11 +318,18 @@ def estimate_text(model: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
         lines += [_estimate_line(row["strategy"], _cells(row)) for row in block]
     lines += [
         "",
-        "batch: largest micro-batch that fits; host: of a node, without data sets; needs: highest peak, in",
-        "training or in saving (s), evaluating (e), loading (l); other: buffers, temporaries, CUDA context",
+        "weight to other: in the backward pass (other: buffers, temporaries, CUDA context); needs: highest",
+        "peak, if not there: forward (f), recomputing (r), gradients (g), optimizer step (o), saving (s),",
+        "evaluating (e), loading (l); batch: largest micro-batch that fits; host: of a node, data sets aside",
     ]
     notes = dict.fromkeys(note for row in rows for note in row["memory"]["notes"])
-    return "\n".join([*lines, *(f"note: {note}" for note in notes)]) + "\n"
+    reasons: dict[str, list[str]] = {}
+    for one in left_out:
+        reasons.setdefault(one["reason"], []).append(one["strategy"])
+    lines += [f"note: {note}" for note in notes]
+    for reason, names in reasons.items():
+        lines += wrapped(f"left out: {', '.join(dict.fromkeys(names))}: {reason}", "")
+    return "\n".join(lines) + "\n"
 
 
 def _estimate_line(name: str, cells: Sequence[str]) -> str:
@@ -321,8 +338,10 @@ def _estimate_line(name: str, cells: Sequence[str]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    memory, parts = row["memory"], row["memory"]["components"]
-    mark = {"training": "", "saving": "s", "evaluating": "e", "loading": "l"}[memory["moment"]]
+    memory = row["memory"]
+    parts = memory["phases"].get(_COMMON, memory["components"])
+    moment = memory["phase"] if memory["moment"] == "training" else memory["moment"]
+    mark = _MARKS.get(moment, "")
     sizes = [parts[name] for name in ("weights", "gradients", "optimizer", "activations", "logits")]
     sizes.append(parts["buffers"] + parts["temporary"] + parts["context"])
     batch = row["max_micro_batch"]

@@ -94,6 +94,7 @@ class Embedding(Task):
     )
     packages = ("sentence_transformers",)
     extra = "embedding"
+    first_least_batch = 2
     section: ClassVar[str] = "embedding"
     row_formats = (POSITIVE_PAIR, SCORED_PAIR)
     unread_columns = dict.fromkeys(("score", "label", "labels", "similarity"), "a score of the pair")

@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from factories import BASE, facts, recipe
@@ -13,14 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_cases import A100, CPU, FULL, JOB_1B, LLAMA_1B, LLAMA_7B, LORA_1B, NODE, ZERO, spec
 
+from launcher.commands.estimate import _task_of, estimate_command
 from launcher.engines import ENGINES
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.engines.fsdp import FSDP
 from launcher.facts.hardware import parse_hardware
+from launcher.facts.model_config import find_model_config
+from launcher.facts.software import installed_versions
+from launcher.inputs.model_spec import find_spec
+from launcher.inputs.planning_facts import usable_cores
 from launcher.memory.estimate import MemoryEstimate, estimate_memory, max_micro_batch
 from launcher.memory.job import MemoryJob
+from launcher.plan.inputs import Facts
 from launcher.planner.planner import make_plan
-from launcher.planner.strategies import model_jobs, on_hardware, open_jobs, strategy_name, worth_a_row
+from launcher.planner.search import search
+from launcher.planner.strategies import model_recipe, model_strategies, open_jobs, strategy_name
+from launcher.recipe.loading import with_changes
+from launcher.tasks import task_named
 
 
 def test_json_is_complete_and_the_total_is_the_sum_of_the_components() -> None:
@@ -192,40 +202,68 @@ def test_the_closed_form_part_of_a_plan_takes_50_ms(tmp_path: Path, on: str) -> 
     assert min(times) < 0.05
 
 
+def estimated(model: str, *on: str, tensor_parallel: int = 1) -> dict[str, Any]:
+    """`estimate --json` of a model; (hardware, strategy) -> row."""
+    data = estimate_command(model, on=on, overrides=(), tensor_parallel=tensor_parallel).data
+    return {(row["hardware"], row["strategy"]): row for row in data["rows"]}
+
+
 def test_strategies_cover_engines_precisions_adapters_and_optimizers() -> None:
-    jobs = dict(model_jobs(LLAMA_7B))
-    assert len(jobs) == len(model_jobs(LLAMA_7B))
-    assert {job.engine for job in jobs.values()} == set(ENGINES)
-    assert {job.zero_stage for job in jobs.values()} == {0, 1, 2, 3}
-    assert {job.offload_param for job in jobs.values()} == {"none", "cpu", "nvme"}
-    assert {job.quantization for job in jobs.values()} == {"none", "int8", "nf4"}
-    assert {"bf16", "bf16-true"} == {job.precision for job in jobs.values()}
-    assert len({job.optim for job in jobs.values()}) == 5
-    attention, everything = jobs["LoRA r16 attention only, DDP"], jobs["LoRA r16, DDP"]
-    assert attention.trainable_params == 32 * 4 * 16 * 2 * 4096 < everything.trainable_params
+    ways = dict(model_strategies(LLAMA_7B, A100))
+    assert len(ways) == len(model_strategies(LLAMA_7B, A100))
+    values: dict[str, set[Any]] = {}
+    for changes in ways.values():
+        for key, value in changes.items():
+            values.setdefault(key, set()).add(repr(value))
+    assert values["sharding.engine"] == {repr(engine.name) for engine in ENGINES}
+    assert values["sharding.zero_stage"] == {"0", "1", "2", "3"}
+    assert values["sharding.offload_param"] == {"'none'", "'cpu'", "'nvme'"}
+    assert values["model.quantization"] == {"'int8'", "'nf4'"}
+    assert values["precision"] == {"'bf16-true'"}
+    old = dict(model_strategies(LLAMA_7B, parse_hardware("4xV100-32GB")))
+    assert old["full pure 16-bit, DDP"]["precision"] == "fp16-true"
 
 
 @pytest.mark.parametrize(
-    "name", ["google-bert/bert-large-uncased", "google/vit-large-patch16-224", "bigscience/mt0-large"]
-)
+    "name",
+    ["google-bert/bert-large-uncased", "google/vit-large-patch16-224", "bigscience/mt0-large",
+     "BAAI/bge-base-en-v1.5"],
+)  # fmt: skip
 def test_strategies_of_encoders(name: str) -> None:
-    model = spec(name)
-    for _, job in model_jobs(model):
-        assert estimate_memory(model, on_hardware(job, NODE, 1), NODE).needed > 0
-
-
-def test_strategies_on_old_devices_use_float16() -> None:
-    job = dict(model_jobs(LLAMA_7B))["full pure 16-bit, DDP"]
-    old = on_hardware(job, parse_hardware("4xV100-32GB"), 1)
-    assert (old.precision, old.dtype, old.data_parallel) == ("fp16-true", "float16", 4)
-    shared = on_hardware(job, NODE, 2)
-    assert (shared.precision, shared.data_parallel, shared.tensor_parallel) == ("bf16-true", 4, 2)
+    found = estimated(name, "8xA100-80GB")
+    assert {name for _, name in found} >= {"full, DDP", "full, ZeRO-3", "LoRA r16, DDP"}
+    assert all(row["memory"]["needed"] > 0 for row in found.values())
 
 
 def test_nothing_is_sharded_over_one_copy() -> None:
-    rows = [name for name, job in model_jobs(LLAMA_7B) if worth_a_row(on_hardware(job, A100, 1))]
-    assert {"full, DDP", "full, ZeRO-3, all on CPU"} <= set(rows)
-    assert not {"full, ZeRO-3", "full, FSDP2"} & set(rows)
+    rows = {name for _, name in estimated("huggyllama/llama-7b", "1xA100-80GB")}
+    assert {"full, DDP", "full, ZeRO-3, all on CPU"} <= rows
+    assert not {"full, ZeRO-3", "full, FSDP2"} & rows
+
+
+@pytest.mark.parametrize(
+    ("model", "on"),
+    [("meta-llama/Llama-3.1-8B", "8xH100-80GB"), ("meta-llama/Llama-3.1-8B", "1xRTX4090-24GB"),
+     ("Qwen/Qwen3-0.6B", "4xV100-32GB"), ("bigscience/mt0-large", "2xA100-40GB"),
+     ("google-bert/bert-large-uncased", "1xT4-16GB")],
+)  # fmt: skip
+def test_estimate_and_plan_give_one_answer(model: str, on: str) -> None:
+    """Of each strategy: the memory of its smallest batch, and the largest batch that fits."""
+    hardware = parse_hardware(on)
+    for (_, strategy), row in estimated(model, on).items():
+        config, origin = find_model_config(model)
+        task = _task_of(config)
+        about, _ = find_spec(model, config, origin, task, ask=False)
+        asked = with_changes(
+            model_recipe(about, task_named(task)), dict(model_strategies(about, hardware))[strategy], "test"
+        )
+        known = Facts(hardware, about, installed_versions(), cpu_cores=usable_cores())
+        assert search(asked, known).first.memory.needed == row["memory"]["needed"], strategy
+        largest = row["max_micro_batch"]
+        for size, fits in ((largest, True), (largest + 1, False)):
+            if 0 < size <= 64:
+                sized = with_changes(asked, {"trainer.per_device_train_batch_size": size}, "test")
+                assert search(sized, known).first.fits is fits, (strategy, size)
 
 
 def test_a_recipes_job_over_what_it_leaves_open() -> None:
