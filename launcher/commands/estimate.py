@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +129,13 @@ def _of_model(
         for strategy, changes in model_strategies(spec, hardware):
             try:
                 asked = with_changes(recipe, {**changes, **shared}, "estimate")
-                job = search(asked, facts).first.job
+                plans = search(asked, facts)
             except RecipeError as error:
                 found.append(LeftOut(hardware.label, strategy, error.problems[0].message))
                 continue
+            job, bench = plans.first.job, plans.of(plans.first)
             if worth_a_row(job):
-                found.append(_row(spec, strategy, job, hardware, calibration))
+                found.append(_row(spec, strategy, job, hardware, calibration, may_chunk=bench.may_chunk))
     return spec, found
 
 
@@ -157,8 +158,19 @@ def _of_recipe(
     return spec, found
 
 
-def _row(spec: ModelSpec, name: str, job: MemoryJob, hardware: Hardware, calibration: Calibration) -> Row:
-    largest = max_micro_batch(spec, job, hardware, calibration=calibration)
+def _row(
+    spec: ModelSpec,
+    name: str,
+    job: MemoryJob,
+    hardware: Hardware,
+    calibration: Calibration,
+    *,
+    may_chunk: bool = False,
+) -> Row:
+    """may_chunk: whether a larger batch may have its loss computed in chunks."""
+    ways = [job, replace(job, chunked=True)] if may_chunk else [job]
+    batches = [max_micro_batch(spec, way, hardware, calibration=calibration) for way in ways]
+    largest = max((batch for batch in batches if batch is not None), default=None)
     if job.sequence_parallel > 1 and largest is not None:
         largest = min(1, largest)  # ranks that share the tokens of a sample train one sample at a time
     memory = estimate_memory(spec, job, hardware, calibration=calibration)

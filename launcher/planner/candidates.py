@@ -226,8 +226,7 @@ class Bench:
         """Whether the smallest micro-batch fits, or the one without accumulation, which keeps no
         gradients between steps."""
         for batch in {self.batches[-1], self.batches[0]}:
-            job, memory = self._with_evaluation(self._sized(strategy, batch))
-            if self._fits(job, memory):
+            if self._fits(*self._lighter(strategy, batch)):
                 return True
         return False
 
@@ -240,7 +239,7 @@ class Bench:
 
     def _estimate(self, strategy: tuple[int, bool], batch: Batch) -> Candidate:
         facts = self._facts
-        job, memory = self._with_evaluation(self._sized(strategy, batch))
+        job, memory = self._lighter(strategy, batch)
         tf32 = bool(self.draft.trainer.tf32)
         time = predict_step(
             facts.model, job, facts.hardware,
@@ -248,6 +247,20 @@ class Bench:
         )  # fmt: skip
         fits, host = self._fits(job, memory), self._host_bytes(job)
         return Candidate(self.variant, batch, job, memory, time, fits, host)
+
+    @property
+    def may_chunk(self) -> bool:
+        """Whether the loss may be computed in chunks, and need not."""
+        return self._job.chunked and not self.draft.explicit("model.loss")
+
+    def _lighter(self, strategy: tuple[int, bool], batch: Batch) -> tuple[MemoryJob, MemoryEstimate]:
+        """With the loss in chunks or of all logits, whichever needs less, unless the recipe says which."""
+        job, memory = self._with_evaluation(self._sized(strategy, batch))
+        tokens = job.micro_batch * job.sequence_length
+        if not self.may_chunk or tokens > 2 * self._facts.model.hidden_size:
+            return job, memory
+        full, other = self._with_evaluation(replace(self._sized(strategy, batch), chunked=False))
+        return (full, other) if other.needed < memory.needed else (job, memory)
 
     def _sized(self, strategy: tuple[int, bool], batch: Batch) -> MemoryJob:
         stage, checkpointing = strategy

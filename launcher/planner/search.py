@@ -231,6 +231,10 @@ def record_size(draft: Draft, chosen: Candidate, reasons: Mapping[str, str] | No
     for dotted, (value, reason) in sizes.items():
         if draft.at(dotted) is None:
             draft.put(dotted, value, reason, source="search")
+    if draft.model.loss == "chunked" and not chosen.job.chunked:
+        tokens = batch.micro * chosen.job.sequence_length
+        reason = f"the logits of {tokens:,} tokens take less memory than what computing them in chunks adds"
+        draft.put("model.loss", "full", reason, source="search")
     decide_eval_groups(draft, batch.data_parallel)
     buckets = {
         "deepspeed.reduce_bucket_size": chosen.job.reduce_bucket_size,

@@ -80,7 +80,7 @@ class ModelSection(Section):
     loss: Literal["full", "chunked"] | None = None
     """How the loss is computed; `chunked`: logits for some hundred target tokens at a time, so that the full
     logits are never materialised; absent: `chunked` for task `causal-lm` where the model type was shown to
-    have the same loss with it, and nothing else replaces the loss."""
+    have the same loss with it, nothing else replaces the loss, and it needs less memory."""
     compile_blocks: bool | None = None
     """Compile each layer (`torch.compile`); absent: where the model type was shown to compute the same and
     the run is predicted to take an hour or more (needs `trainer.max_steps`), on GPUs of compute capability

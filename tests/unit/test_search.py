@@ -407,6 +407,22 @@ def test_the_fewest_ranks_that_share_a_sample_are_said(tmp_path):
     assert not [one for one in caught.value.would_fit if "sharding.cp_size" in one.change], "never run"
 
 
+@pytest.mark.parametrize(
+    ("length", "loss"), [(256, "chunked"), (512, "full"), (2048, "full"), (4096, "chunked")]
+)
+def test_the_loss_is_computed_as_needs_less(tmp_path, length, loss):
+    """With 256 tokens the optimizer's step rules, and both need as much."""
+    text = FULL.replace("max_length: 512", f"max_length: {length}") + "sharding: {zero_stage: 3}\n"
+    known = facts("8xA100-80GB")
+    asked = {"trainer__per_device_train_batch_size": 1}
+    full, chunked = (
+        make_plan(recipe(tmp_path, text, model__loss=one, **asked), known) for one in ("full", "chunked")
+    )
+    made = make_plan(recipe(tmp_path, text, **asked), known)
+    assert (made.model.loss, made.memory.needed) == (loss, min(full.memory.needed, chunked.memory.needed))
+    assert made.job.chunked is (made.model.loss == "chunked")
+
+
 def test_what_the_recipe_pins_is_among_the_hints(tmp_path):
     copying = SDPA.replace("r: 8}", "r: 8, cast_input_dtype_enabled: true}")
     pinned = copying.replace("max_length: 512", "max_length: 4096").replace(
