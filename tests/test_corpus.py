@@ -58,6 +58,7 @@ WITHOUT_A_LOG = {
     "tensor-parallel-copies",
     "tensor-parallel-data",
     "tensor-parallel-plan",
+    "whole-model-oom",
     "tensor-parallel-resume",
 }
 IDS = {failure.id for failure in FAILURES}
