@@ -299,7 +299,7 @@ def foreign_spec(
         vision=vision,
         foreign_experts=tuple(answer["experts"]),
         foreign_parameters=tuple(
-            (tuple(x["shape"]), x["embedding"], x["count"]) for x in answer["parameters"]
+            (tuple(x["shape"]), x["embedded"], x["count"]) for x in answer["parameters"]
         ),
     )
 

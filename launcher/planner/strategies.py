@@ -6,6 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.engines.ddp import DDP
+from launcher.engines.deepspeed import DEEPSPEED
+from launcher.engines.fsdp import FSDP
 from launcher.errors import Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
@@ -65,7 +68,7 @@ def _offloaded(stages: Collection[int]) -> Iterator[tuple[str, Changes]]:
 
 
 def _zero(stage: int) -> Changes:
-    return {**_on("none", "none"), "sharding.engine": "deepspeed", "sharding.zero_stage": stage}
+    return {**_on("none", "none"), "sharding.engine": DEEPSPEED.name, "sharding.zero_stage": stage}
 
 
 def _on(optimizer: str, params: str) -> Changes:
@@ -77,8 +80,8 @@ def _lora(modules: object) -> Changes:
     return {"adapter": {"type": "lora", "r": LORA_RANK, "target_modules": modules}}
 
 
-_DDP: Changes = {"sharding.engine": "ddp"}
-_FSDP: Changes = {"sharding.engine": "fsdp"}
+_DDP: Changes = {"sharding.engine": DDP.name}
+_FSDP: Changes = {"sharding.engine": FSDP.name}
 
 
 def model_recipe(spec: ModelSpec, task: Task) -> LoadedRecipe:

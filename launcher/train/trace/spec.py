@@ -70,7 +70,7 @@ def _parameters(model: torch.nn.Module) -> list[dict[str, Any]]:
     """Shapes of all parameters, equal ones counted; a tied head is the embedding."""
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     found = Counter((tuple(p.shape), id(p) in embedded) for p in model.parameters())
-    return [{"shape": shape, "embedding": is_one, "count": n} for (shape, is_one), n in found.items()]
+    return [{"shape": shape, "embedded": is_one, "count": n} for (shape, is_one), n in found.items()]
 
 
 def adapter(
