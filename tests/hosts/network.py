@@ -6,6 +6,7 @@ Their disks are this machine's, so that they share everything. As on a Debian ea
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -168,6 +169,16 @@ class Network:
             check=False,
         )
         return [int(pid) for pid in found.stdout.split()]
+
+    def commands(self, name: str) -> dict[int, str]:
+        """All that runs on a machine without its sshd, and the command line of each."""
+        sshd, found = self.machines[name].sshd, {}
+        for pid in self.processes(name):
+            if sshd is None or pid != sshd.pid:
+                with contextlib.suppress(OSError):
+                    words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                    found[pid] = words.decode(errors="replace")
+        return found
 
     def down(self) -> None:
         """Remove them, with all that still runs there."""

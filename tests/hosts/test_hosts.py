@@ -13,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from grounds import SLOW_STEPS
 from network import NAMES, ROOT, Network
@@ -103,10 +102,17 @@ def alone(tmp_path_factory, base, network) -> list[float]:
 
 
 def only_sshd_is_left(network: Network, *names: str) -> None:
-    def left() -> bool:
-        return all(len(network.processes(name)) == 1 for name in names)
+    deadline = time.monotonic() + 20
+    while left := {name: found for name in names if (found := network.commands(name))}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
 
-    wait_for(left, 20)
+
+def without_power(network: Network, name: str) -> None:
+    """End all that runs on a machine but its sshd, which the next test needs."""
+    for pid in network.commands(name):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_zero_2_through_a_hostfile(ground, network, alone):
@@ -146,12 +152,9 @@ def test_a_machine_that_goes_down_ends_the_run_within_a_minute_with_its_name(gro
     ground.hosts()
     first = ground.start("hosta", ground.recipe(DDP, FILE, steps=10**6), "--output-dir", str(ground.out))
     ground.training(first)
-    sshd = network.machines["hostb"].sshd
     network.cut()
     try:
-        for pid in network.processes("hostb"):
-            if pid != sshd.pid:
-                os.kill(pid, signal.SIGKILL)
+        without_power(network, "hostb")
         began = time.monotonic()
         said = ground.ended(first, 5, 90)
         assert time.monotonic() - began < 60
@@ -178,11 +181,8 @@ def test_a_pulled_cable_ends_both_within_a_minute(ground, network):
 def test_killed_processes_of_a_machine_end_the_run_at_once(ground, network):
     first, second = ground.pair(ground.recipe(DDP, TWO, steps=10**6))
     ground.training(first, second)
-    sshd = network.machines["hostb"].sshd
     began = time.monotonic()
-    for pid in network.processes("hostb"):
-        if pid != sshd.pid:
-            os.kill(pid, signal.SIGKILL)
+    without_power(network, "hostb")
     said = ground.ended(first, 5, 60)
     assert time.monotonic() - began < 50
     assert "the node hostb was lost: " in said
@@ -309,15 +309,6 @@ def test_a_folder_that_one_machine_does_not_see_is_named(ground, network, hidden
     ground.ended(second, 4, 30, "hostb")
 
 
-def killed_with_its_processes(network: Network, process: subprocess.Popen[bytes]) -> None:
-    """End a node's `effilaunch` and all that it has started, as a machine does that loses its power."""
-    tree = psutil.Process(process.pid)
-    for one in [tree, *tree.children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    process.wait()
-
-
 def test_a_run_continues_on_the_nodes_that_are_left_with_the_same_batches(ground, network):
     """Three nodes, two of them on hosta. hostb loses its power; later one of hosta's two is asked to stop."""
     (ground.folder / "slow.py").write_text(SLOW_STEPS)
@@ -349,7 +340,8 @@ def test_a_run_continues_on_the_nodes_that_are_left_with_the_same_batches(ground
     try:
         saved(5)
         network.cut()
-        killed_with_its_processes(network, nodes[2])
+        without_power(network, "hostb")
+        nodes[2].wait()
         saved(20)
     finally:
         network.mend()
