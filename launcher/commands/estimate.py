@@ -148,13 +148,14 @@ def _of_recipe(
     for hardware in machines:
         check_ranks(spec, tensor_parallel, hardware)
         calibration = find_calibration(hardware)
-        for name, job in jobs:
-            sized = on_hardware(job, hardware, tensor_parallel)
-            if not trains_in_parts(sized):
-                reason = f"not with {tensor_parallel} tensor-parallel ranks"
-                found.append(LeftOut(hardware.label, name, reason))
-            elif len(jobs) == 1 or worth_a_row(sized):
-                found.append(_row(spec, name, sized, hardware, calibration))
+        sized = {name: on_hardware(job, hardware, tensor_parallel) for name, job in jobs}
+        usable = {name: job for name, job in sized.items() if trains_in_parts(job)}
+        for name in (name for name in sized if name not in usable):
+            reason = f"not with {sized[name].tensor_parallel} tensor-parallel ranks"
+            found.append(LeftOut(hardware.label, name, reason))
+        # A recipe may have nothing simpler than a stage that shards nothing on one device.
+        worth = {name: job for name, job in usable.items() if worth_a_row(job)} or usable
+        found += [_row(spec, name, job, hardware, calibration) for name, job in worth.items()]
     return spec, found
 
 

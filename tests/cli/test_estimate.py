@@ -81,6 +81,15 @@ def test_a_recipe_over_what_it_leaves_open(called: Any, tmp_path: Path) -> None:
     assert {name for _, name in rows(text)} == {"ZeRO-2", "ZeRO-2, checkpointing"}
 
 
+def test_a_recipe_that_pins_a_stage_has_its_rows_on_one_device_too(called: Any, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(RECIPE, encoding="utf-8")
+    pinned = ("--set", "sharding.zero_stage=3", "--set", "sharding.offload_optimizer=none")
+    code, text = called(str(file), "--on", "1xA100-80GB", *pinned, "--json")
+    assert code == 0
+    assert {name for _, name in rows(text)} == {"ZeRO-3", "ZeRO-3, checkpointing"}
+
+
 def test_tensor_parallel_ranks_share_the_matrices(called: Any) -> None:
     _, alone = called("huggyllama/llama-7b", "--on", "8xA100-80GB", "--json")
     code, shared = called("huggyllama/llama-7b", "--on", "8xA100-80GB", "--tensor-parallel", "8", "--json")
