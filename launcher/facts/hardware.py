@@ -125,7 +125,7 @@ DEVICES: dict[str, Device] = {
     "A6000-48GB": _device(49140, (8, 6), 154.8, 77.4, 38.7, 768, _PCIE4, _PCIE4, _A6000),
     "RTX3090-24GB": _device(24576, (8, 6), 71, 35.6, 35.6, 936, _PCIE4, _PCIE4, _GA102),
     "RTX4070-12GB": _device(12282, (8, 9), 58.3, 29.1, 29.1, 504, _PCIE4, _PCIE4, _ADA_CARDS),
-    "RTX4070TiSuper-16GB": _device(16376, (8, 9), 88.2, 44.1, 44.1, 672, _PCIE4, _PCIE4, _ADA_CARDS),
+    "RTX4070TiSuper-16GB": Device(16376 * MIB, (8, 9), None),
     "RTX4080-16GB": _device(16376, (8, 9), 97.5, 48.7, 48.7, 717, _PCIE4, _PCIE4, _ADA),
     "RTX4090-24GB": _device(24564, (8, 9), 165.2, 82.6, 82.6, 1008, _PCIE4, _PCIE4, _ADA),
     "L4-24GB": _device(23034, (8, 9), 121, 60, 30.3, 300, _PCIE4, _PCIE4, "NVIDIA L4 data sheet"),
