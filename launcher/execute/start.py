@@ -237,10 +237,8 @@ def _watch(plan: Plan, run_dir: Path, limits: Limits, nodes: Nodes | None) -> Wa
     step_s = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
     watch = Watch(run_dir, plan.launch.hang_factor, _stop_seconds(plan), step_s, limits)
     if nodes is not None:
-        watch.own, watch.others = (
-            frozenset(nodes.seat.ranks(plan.hardware.devices_per_node)),
-            len(nodes.seats) > 1,
-        )
+        watch.own = frozenset(nodes.seat.ranks(plan.hardware.devices_per_node))
+        watch.others = len(nodes.seats) > 1
     return watch
 
 

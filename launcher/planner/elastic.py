@@ -58,10 +58,7 @@ def plan_on(
 def _check_bounds(least: int, most: int, there: int) -> None:
     path = "launch.min_nodes"
     if most == 1:
-        message, hint = (
-            "the run has one node",
-            "plan for several: hardware.num_nodes, --on or launch.max_nodes",
-        )
+        message, hint = "the run has one node", "plan for several: hardware.num_nodes or launch.max_nodes"
     elif least > most:
         message, hint = f"is {least}, and the run has at most {most} nodes", f"write {most} or less"
     elif there < least:
