@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.lora import Reach, adapted_by, reach_of
@@ -29,21 +29,35 @@ class StepTime:
     """False: computed from a stand-in's figures, so that only ratios are meaningful."""
     generating: tuple[float, float] | None = None
     """Least and most share of it that the model writes its own samples; None: it does not."""
+    basis: str = ""
+    """What the likely value rests on."""
 
     @property
     def seconds(self) -> tuple[float, float] | None:
         """The range, None where the device's figures are not known."""
         return (self.low, self.high) if self.figures_known else None
 
-    def to_json(self, steps: int | None) -> dict[str, list[float] | None]:
+    def to_json(self, steps: int | None) -> dict[str, Any]:
         """The `time` object of `plan --json`: of a step, and of a run of so many steps without its
-        start, evaluations and checkpoints."""
+        start, evaluations and checkpoints. Pairs are the ends, `likely` is what people are shown."""
         if self.seconds is None:
             return {"seconds_per_step": None, "total": None}
-        split = {} if self.generating is None else {"generating": [round(end, 2) for end in self.generating]}
-        per_step = [float(f"{end:.3g}") for end in self.seconds]
-        total = None if steps is None else [float(f"{steps * end:.3g}") for end in self.seconds]
-        return {"seconds_per_step": per_step, "total": total, **split}
+
+        def rounded(seconds: float) -> float:
+            return float(f"{seconds:.3g}")
+
+        found: dict[str, Any] = {
+            "seconds_per_step": [rounded(end) for end in self.seconds],
+            "total": None if steps is None else [rounded(steps * end) for end in self.seconds],
+            "likely": {
+                "seconds_per_step": rounded(self.likely),
+                "total": None if steps is None else rounded(steps * self.likely),
+                "basis": self.basis,
+            },
+        }
+        if self.generating is not None:
+            found["generating"] = [round(end, 2) for end in self.generating]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

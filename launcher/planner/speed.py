@@ -1,8 +1,8 @@
 """Seconds of one optimizer step, predicted from what it computes and moves. Pure arithmetic.
 
 A ranking of configurations is what this is for. Nobody measured these shares of the published peaks
-here: each is an assumption with a pessimistic, a likely and an optimistic end, and what is shown is
-the range between the ends.
+here: each is an assumption with a pessimistic, a likely and an optimistic end. What is shown is the
+likely value with what it rests on; the ends are for those who need a limit (the time of a stop).
 """
 
 from __future__ import annotations
@@ -107,18 +107,29 @@ def predict_step(
     far = hardware.num_nodes > 1 and job.data_parallel * group > 1
     spans = group > hardware.devices_per_node
 
-    shares = []
-
-    def seconds(end: str) -> float:
+    def seconds(end: str) -> dict[str, float]:
+        """By what they are spent on."""
         peak = _product_peak(figures, job.precision, hardware.is_cpu, tf32, end)
-        trains = _seconds(work, figures, peak, far, spans, end)
-        generates = _generating(spec, job, figures, peak, end)
-        shares.append(generates / (trains + generates))
-        return trains + generates
+        parts = _seconds(work, figures, peak, far, spans, end)
+        return {**parts, WRITING: _generating(spec, job, figures, peak, end)}
 
-    low, likely, high = map(seconds, ("best", "likely", "worst"))
+    each = {end: seconds(end) for end in ("best", "likely", "worst")}
+    low, likely, high = (sum(parts.values()) for parts in each.values())
+    shares = [parts[WRITING] / sum(parts.values()) for parts in each.values()]
     split = None if job.rollout is None else (min(shares), max(shares))
-    return StepTime(low, likely, high, known, split)
+    reached = _product_peak(figures, job.precision, hardware.is_cpu, tf32, "likely")
+    return StepTime(low, likely, high, known, split, _basis(each["likely"], reached))
+
+
+WRITING = "written completions"
+
+
+def _basis(parts: dict[str, float], products: float) -> str:
+    """Parts of the likely time from a tenth on, and the speed that products are taken to have."""
+    whole = sum(parts.values())
+    large = [(value / whole, name) for name, value in parts.items() if value >= whole / 10]
+    named = ", ".join(f"{share:.0%} {name}".replace("%", " %") for share, name in sorted(large, reverse=True))
+    return f"{named}; products at {products / 1e12:.3g} TFLOP/s"
 
 
 def _product_peak(figures: Figures, precision: str, on_cpu: bool, tf32: bool, end: str) -> float:
@@ -132,8 +143,11 @@ def _product_peak(figures: Figures, precision: str, on_cpu: bool, tf32: bool, en
     return reached
 
 
-def _seconds(work: Work, figures: Figures, peak: float, far: bool, spans: bool, end: str) -> float:
-    """`peak`: of products; `far`: copies talk over the network; `spans`: the ranks of one copy do, too."""
+def _seconds(work: Work, figures: Figures, peak: float, far: bool, spans: bool, end: str) -> dict[str, float]:
+    """By what they are spent on.
+
+    `peak`: of products; `far`: copies talk over the network; `spans`: the ranks of one copy do, too.
+    """
 
     def at(assumption: Assumption) -> float:
         value: float = getattr(assumption, end)
@@ -141,15 +155,15 @@ def _seconds(work: Work, figures: Figures, peak: float, far: bool, spans: bool, 
 
     inside = figures.link * at(LINK_SHARE)
     network = min(inside, at(NETWORK_BYTES))
-    return (
-        work.flops / peak
-        + work.traffic / (figures.memory * at(MEMORY_SHARE))
-        + at(EXPOSED_SHARE) * work.sent / (network if far else inside)
-        + at(EXPOSED_SHARE) * work.shared / (network if spans else inside)
-        + work.hosted / (figures.host * at(HOST_SHARE))
-        + work.host_traffic / at(HOST_MEMORY_BYTES)
-        + work.launches * at(LAUNCH_SECONDS)
-    )
+    exposed = at(EXPOSED_SHARE)
+    return {
+        "matrix products": work.flops / peak,
+        "device memory": work.traffic / (figures.memory * at(MEMORY_SHARE)),
+        "communication": exposed * work.sent / (network if far else inside)
+        + exposed * work.shared / (network if spans else inside),
+        "offload": work.hosted / (figures.host * at(HOST_SHARE)) + work.host_traffic / at(HOST_MEMORY_BYTES),
+        "kernel launches": work.launches * at(LAUNCH_SECONDS),
+    }
 
 
 def _generating(spec: ModelSpec, job: MemoryJob, figures: Figures, peak: float, end: str) -> float:

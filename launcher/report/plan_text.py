@@ -15,7 +15,7 @@ from launcher.plan.plan import Plan, Provenance
 from launcher.planner.adapting import ways_out
 from launcher.planner.parallel import NAMES
 from launcher.render.bundle import Bundle
-from launcher.report.tables import WIDTH, gib, table, time_range, wrapped
+from launcher.report.tables import WIDTH, duration, gib, table, wrapped
 from launcher.report.terminal import GREEN, RED, YELLOW, Page
 
 # A word of the command with a value in it that is bound late: it needs no quotes.
@@ -59,7 +59,7 @@ def plan_text(bundle: Bundle, page: Page = _PLAIN) -> str:
         "",
         *memory_lines(plan, page),
         "",
-        *wrapped(_time_line(plan.time.to_json(plan.schedule.steps)), "", width=width),
+        *_time_lines(plan.time.to_json(plan.schedule.steps), width),
         "",
         *fix_lines(plan, page),
         "",
@@ -379,21 +379,23 @@ _MOST, _MOST_MISSES = 12, 3
 """Configurations shown that fit, and that do not."""
 
 
-def _time_line(time: Mapping[str, Any]) -> str:
-    """The predicted time of a step and of the run."""
+def _time_lines(time: Mapping[str, Any], width: int) -> list[str]:
+    """The estimated time of a step and of the run, and what it rests on."""
     if time["seconds_per_step"] is None:
-        return "time of a step: not predicted, this device has no published figures here"
-    line = f"time of a step: {_seconds(time['seconds_per_step'])} s (predicted, never measured)"
+        return ["time of a step: not estimated, this device has no published figures here"]
+    likely = time["likely"]
+    line = f"time of a step: about {_seconds(likely['seconds_per_step'])}"
+    if likely["total"] is not None:
+        line += f"; all steps about {duration(likely['total'])}, without start, evaluations and checkpoints"
+    lines = wrapped(line, "", width=width)
     if split := time.get("generating"):
-        line += f", of which {split[0]:.0%} to {split[1]:.0%} writes completions".replace("%", " %")
-    if time["total"] is None:
-        return line
-    total = time_range(*time["total"])
-    return f"{line}; all steps {total}, without start, evaluations and checkpoints"
+        of_it = f"{split[0]:.0%} to {split[1]:.0%} of it writes completions".replace("%", " %")
+        lines += wrapped(of_it, width=width)
+    return lines + wrapped(f"from published figures, not measured: {likely['basis']}", width=width)
 
 
-def _seconds(span: Sequence[float] | None) -> str:
-    return "unknown" if span is None else f"{span[0]:.3g} to {span[1]:.3g}"
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 60 else duration(seconds)
 
 
 def search_text(
@@ -455,7 +457,7 @@ def _ranked(rows: Sequence[Mapping[str, Any]], *, timed: bool) -> list[str]:
             f"{row['memory']['low'] / 2**30:.1f} to {row['memory']['high'] / 2**30:.1f}"
             + ("" if row["fits_surely"] else " !"),
             f"{row['relative_speed']:.2f}",
-            _seconds(row["time"]["seconds_per_step"]) if timed else "",
+            f"{row['time']['likely']['seconds_per_step']:.3g}" if timed else "",
         )
         for row in rows
     ]

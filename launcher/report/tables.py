@@ -49,14 +49,6 @@ def duration(seconds: float) -> str:
     return f"{rounded} s"
 
 
-def time_range(low: float, high: float) -> str:
-    """Two durations in the unit of the longer one: `2.5 to 6.4 h`."""
-    units = ((86400, "days"), (3600, "h"), (60, "min"))
-    unit, name = next(((s, n) for s, n in units if high >= 2 * s), (1, "s"))
-    ends = [f"{v / unit:.2g}" if v / unit < 100 else f"{v / unit:,.0f}" for v in (low, high)]
-    return f"{' to '.join(dict.fromkeys(ends))} {name}"
-
-
 def wrapped(text: str, indent: str = "  ", *, width: int = WIDTH, hang: int = 2) -> list[str]:
     """A sentence over lines of at most `width` columns; those after the first have a hanging indent."""
     return wrap(

@@ -19,7 +19,7 @@ from reports import GIB, SAMPLE, data, metrics, result, write_finished, write_ru
 from launcher.errors import RecipeError
 from launcher.execute.record import RunRecord, keep_end, read_run, total_seconds, without_secrets
 from launcher.report.html import compare
-from launcher.report.html.elements import apart, duration, figure, number, size, span
+from launcher.report.html.elements import apart, duration, figure, number, size
 from launcher.report.html.memory import measured_parts, memory_section
 from launcher.report.html.run_sections import steps_done
 from launcher.report.run_pages import compare_page, run_page
@@ -367,9 +367,6 @@ def test_formatted_numbers():
     assert [duration(s) for s in (0.5, 39, 125, 3600, 12_000, -1)] == [
         "0.5 s", "39 s", "2 min 5 s", "1 h", "3 h 20 min", "–",  # noqa: RUF001 no value
     ]  # fmt: skip
-    assert span(8892, 22980) == "2.5 to 6.4 h"
-    assert span(0.01, 0.012) == "0.01 to 0.012 s"
-    assert span(3, 3) == "3 s"
     assert [figure(v) for v in (0.00012345, 12.3456, 123456)] == ["0.0001234", "12.35", "123,456"]
     assert apart(100, 103) == "+3.0\N{NO-BREAK SPACE}%"
     assert size(1000) == "1000 B"

@@ -129,7 +129,27 @@ def test_the_range_is_wide_and_holds_the_ranking_value() -> None:
     told = time.to_json(100)
     assert told["seconds_per_step"] is not None
     assert told["total"] == pytest.approx([100 * end for end in told["seconds_per_step"]], rel=0.01)
-    assert time.to_json(None)["total"] is None
+    assert told["likely"]["seconds_per_step"] == pytest.approx(time.likely, rel=0.01)
+    assert told["likely"]["total"] == pytest.approx(100 * time.likely, rel=0.01)
+    untold = time.to_json(None)
+    assert untold["total"] is None
+    assert untold["likely"]["total"] is None
+
+
+def test_the_basis_names_the_large_parts_and_the_speed_of_products() -> None:
+    from launcher.planner.speed import MATMUL_SHARE
+
+    alone = replace(FULL, data_parallel=1)
+    reached = MATMUL_SHARE.likely * figures_of(A100)[0].half / 1e12
+    basis = predict_step(LLAMA, alone, A100, kept=KEPT).basis
+    assert basis.endswith(f"products at {reached:.3g} TFLOP/s")
+    assert basis.split(" % ")[1].startswith("matrix products")
+    assert "communication" not in basis
+    # Four ranks without NVLink reduce the gradients of all 7 B weights over PCIe.
+    several = predict_step(LLAMA, replace(FULL, data_parallel=4), parse_hardware("4xA10-24GB"), kept=KEPT)
+    assert "communication" in several.basis
+    offloaded = replace(FULL, zero_stage=2, offload_optimizer="cpu", micro_batch=1)
+    assert "offload" in predict_step(LLAMA, offloaded, A100, kept=KEPT).basis
 
 
 @pytest.mark.parametrize("on", ["1x24GB", "cpu", "2xcpu"])

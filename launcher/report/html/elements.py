@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from launcher.report.outcome import harmless
-from launcher.report.tables import BYTES, amount, gib, time_range
+from launcher.report.tables import BYTES, amount, gib
 from launcher.report.tables import duration as long_duration
 
 _VOID = frozenset({"meta", "br", "img"})
@@ -191,14 +191,6 @@ def duration(value: Any) -> str:
     if found is None:
         return NONE
     return f"{found:.3g} s" if found < 59.5 else long_duration(found)
-
-
-def span(low: Any, high: Any) -> str:
-    """Two durations in the unit of the longer one: `2.5 to 6.4 h`."""
-    first, last = amount_of(low), amount_of(high)
-    if first is None or last is None:
-        return NONE
-    return time_range(first, last)
 
 
 def apart(predicted: Any, measured: Any) -> str:

@@ -13,6 +13,7 @@ from launcher.execute.record import RunRecord
 from launcher.report.html.elements import (
     NONE,
     Markup,
+    amount_of,
     at,
     block,
     bullets,
@@ -20,6 +21,7 @@ from launcher.report.html.elements import (
     count,
     cut,
     details,
+    duration,
     joined,
     listed,
     mapping,
@@ -30,7 +32,6 @@ from launcher.report.html.elements import (
     several,
     shown,
     size,
-    span,
     table,
     tag,
 )
@@ -100,9 +101,12 @@ def plan_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     yield "Length", length_text(record) or NONE, f"at most {tokens} tokens per step"
     model = mapping(record.plan.get("model"))
     yield "Trained", parameters(model.get("trainable")), f"of {parameters(model.get('params'))} parameters"
-    whole, each = (listed(at(record.plan, "time", key)) for key in ("total", "seconds_per_step"))
-    if len(whole) == 2:
-        yield "Time, estimated", span(*whole), f"{span(*each)} per step" if len(each) == 2 else ""
+    likely = mapping(at(record.plan, "time", "likely"))
+    if likely:
+        each = f"about {duration(likely.get('seconds_per_step'))} per step"
+        whole = amount_of(likely.get("total"))
+        told = (each, "") if whole is None else (f"about {duration(whole)}", each)
+        yield "Time, estimated", *told
 
 
 def decisions_section(record: RunRecord) -> Section | None:
