@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import keyword
+import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -31,11 +33,14 @@ class UsageError(Exception):
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises UsageError instead of exiting."""
 
+    hint = ""
+    """What the user probably meant; the next error says it."""
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, f"see `{self.prog} --help`")
+        raise UsageError(message, self.hint or f"see `{self.prog} --help`")
 
 
 def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:
@@ -45,6 +50,8 @@ def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:
     """
     command = next((command for command in COMMANDS if [command.name] == argv[:1]), None)
     if command is None:
+        if argv and not argv[0].startswith("-"):
+            raise UsageError(f"no command {argv[0]!r}", _command_hint(argv[0]))
         parser = build_parser()
         parser.parse_args(argv)
         parser.print_help()
@@ -52,8 +59,47 @@ def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:
     parser = command.fill(Parser(prog=f"effilaunch {command.name}", description=command.summary))
     options, extra = parser.parse_known_args(argv[1:])
     if extra:  # argparse takes an optional positional to be absent when an option is in front of it
+        parser.hint = _setting_hint(extra) if hasattr(options, "overrides") else ""
         options = parser.parse_intermixed_args(argv[1:])
     return command, vars(options)
+
+
+OTHER_WORDS = {
+    "run": ("train", "start", "launch", "sft", "finetune", "fine-tune", "resume"),
+    "plan": ("dry-run", "show", "search"),
+    "validate": ("check",),
+    "import": ("convert",),
+    "eval": ("evaluate", "test"),
+    "generate": ("chat", "predict", "infer", "inference"),
+    "merge": ("export", "push"),
+    "prepare": ("preprocess", "tokenize"),
+    "init": ("new", "create"),
+}
+"""Names that other tools have for a command."""
+
+
+def _command_hint(word: str) -> str:
+    """The command that was probably meant."""
+    import difflib
+
+    plain = word.lower().replace("_", "-")
+    meant = [name for name, words in OTHER_WORDS.items() if plain in words]
+    meant = meant or difflib.get_close_matches(plain, [command.name for command in COMMANDS], 1)
+    return f"did you mean `effilaunch {meant[0]}`?" if meant else "see `effilaunch --help`"
+
+
+def _setting_hint(words: Sequence[str]) -> str:
+    """How to set what is no option of a command but a setting of recipes, "" where no such is named."""
+    from launcher.recipe.problems import setting_named
+
+    found = []
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        name, _, value = word.removeprefix("--").partition("=")
+        setting = setting_named(name) if word.startswith("--") else None
+        if setting is not None:
+            value = value or ("" if following.startswith("--") else following) or "VALUE"
+            found.append(f"--set {shlex.quote(setting if '=' in setting else f'{setting}={value}')}")
+    return f"write `{' '.join(found)}`" if found else ""
 
 
 def build_parser(*, filled: bool = False) -> argparse.ArgumentParser:

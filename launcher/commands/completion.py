@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -50,6 +51,8 @@ def offers(prefix: str, action: argparse.Action, **_: Any) -> Iterable[str]:
         if kind == "MODEL":
             yield from shipped_model_names()
         elif kind == "HW":
-            yield from ("cpu", *DEVICES)
+            counts = re.match(r"(?:[0-9]+x){0,2}", prefix)
+            assert counts is not None
+            yield from (counts[0] + device for device in ("cpu", *DEVICES))
         elif kind == "ID":
             yield from (fix.id for fix in FIXES)

@@ -43,7 +43,7 @@ def estimate_command(
     target: str, *, on: Sequence[str], overrides: Sequence[str], tensor_parallel: int
 ) -> Outcome:
     """Estimate a recipe for all values that it leaves open, or a model for the usual strategies."""
-    machines = [_with_memory(parse_hardware(text)) for text in on]
+    machines = [_with_memory(parse_hardware(text, "--on")) for text in on]
     if _is_recipe(target):
         spec, found = _of_recipe(load_recipe(target, overrides), machines, tensor_parallel)
     else:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
+from launcher.importing.importers import naming_tools
 from launcher.inputs.first_rows import judged_data
 from launcher.inputs.planning_facts import (
     check_model,
@@ -39,7 +40,7 @@ def validate_command(recipes: Sequence[str]) -> Outcome:
             warnings += hostfile_warnings(loaded.recipe, written_for)
             warnings += _try_plan(loaded)
         except EffilaunchError as error:
-            found = error.problems
+            found = naming_tools(error.problems)
         problems += found
         checked.append({"recipe": name, "valid": not found, "warnings": warnings})
         lines.append(f"{printable(name)}: {'valid' if not found else f'{len(found)} problem(s)'}")

@@ -157,8 +157,11 @@ _NOTATION = r"(?:(?P<a>[0-9]{1,6})x)?(?:(?P<b>[0-9]{1,6})x)?(?P<device>[A-Za-z0-
 _UNNAMED = r"0*([1-9][0-9]{0,5})GB"
 
 
-def device_facts(name: str) -> tuple[str, int | None, tuple[int, int] | None]:
-    """Canonical name, bytes and compute capability of a device; RecipeError for an unknown name."""
+def device_facts(name: str, place: str | None = None) -> tuple[str, int | None, tuple[int, int] | None]:
+    """Canonical name, bytes and compute capability of a device.
+
+    RecipeError for an unknown name; `place`: the option or key that has it.
+    """
     if name.lower() == "cpu":
         return "cpu", None, None
     if match := re.fullmatch(_UNNAMED, name, re.IGNORECASE):
@@ -172,7 +175,8 @@ def device_facts(name: str) -> tuple[str, int | None, tuple[int, int] | None]:
 
         near = same_family or difflib.get_close_matches(name, DEVICES, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(DEVICES)}"
-        raise RecipeError(Problem("unknown-device", f"no device {name!r} in the catalogue", hint=hint))
+        message = f"no device {name!r} in the catalogue"
+        raise RecipeError(Problem("unknown-device", message, path=place, hint=hint))
     device = DEVICES[found[0]]
     return found[0], device.bytes, device.capability
 
@@ -183,19 +187,22 @@ def is_capacity_only(hardware: Hardware) -> bool:
     return device is not None and device.capability is None
 
 
-def parse_hardware(text: str) -> Hardware:
-    """Read `8xA100-80GB`, `2x8xH100-80GB` (nodes x devices x device), `cpu`, `2xcpu`, `1x24GB`."""
+def parse_hardware(text: str, place: str | None = None) -> Hardware:
+    """Read `8xA100-80GB`, `2x8xH100-80GB` (nodes x devices x device), `cpu`, `2xcpu`, `1x24GB`.
+
+    RecipeError for anything else; `place`: the option that has it.
+    """
     match = re.fullmatch(_NOTATION, text.strip())
     if match is None:
         message = f"cannot read hardware {text!r}: expected [NODESx]DEVICESxDEVICE"
         hint = "e.g. 8xA100-80GB, 2x8xH100-80GB, 1x24GB, cpu or 2xcpu"
-        raise RecipeError(Problem("bad-hardware", message, hint=hint))
+        raise RecipeError(Problem("bad-hardware", message, path=place, hint=hint))
     first, second = match["a"], match["b"]
     nodes, devices = (int(first), int(second)) if second else (1, int(first or 1))
     if nodes < 1 or devices < 1:
         message = f"hardware {text!r} needs at least one node and one device"
-        raise RecipeError(Problem("bad-hardware", message))
-    name, size, capability = device_facts(match["device"])
+        raise RecipeError(Problem("bad-hardware", message, path=place))
+    name, size, capability = device_facts(match["device"], place)
     return Hardware(nodes, devices, name, size, capability)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +50,34 @@ def info_of(text: str, file: str) -> Info | None:
     """LLaMA-Factory's list of data sets and its name, None where the text is something else."""
     data = _mapping(text, file)
     return (data, file) if data is not None and llamafactory.is_dataset_info(data) else None
+
+
+def naming_tools(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems of recipes, with one for each file that is another tool's in place of all of that file."""
+    files = {problem.file for problem in problems if (problem.code, problem.path) == _WITHOUT_MODEL}
+    tools = {file: tool for file in files if file is not None and (tool := _tool_of(file)) is not None}
+    named = [
+        Problem(
+            "other-tool",
+            f"{'an' if tool[0] in 'aeiou' else 'a'} {tool}, expected a recipe of effilaunch",
+            file,
+            hint=f"`effilaunch import {shlex.quote(file)} --output recipe.yaml` converts it",
+        )
+        for file, tool in tools.items()
+    ]
+    return [*named, *(problem for problem in problems if problem.file not in tools)]
+
+
+_WITHOUT_MODEL = ("missing-key", "model")
+
+
+def _tool_of(file: str) -> str | None:
+    """The kind of a file that another tool reads."""
+    try:
+        data = _mapping(text_of(file), file)
+    except RecipeError:
+        return None
+    return next((r.name for r in MAPPINGS if data is not None and r.matches(data)), None)
 
 
 def read_file(file: str) -> Reading:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
     """The hardware of `--on`, else of the recipe, else of the hostfile with the devices found here."""
     if on is not None:
-        asked = parse_hardware(on)
+        asked = parse_hardware(on, "--on")
     elif recipe.hardware is not None:
         asked = recipe_hardware(recipe)
     elif recipe.launch.hostfile is not None:

@@ -15,7 +15,15 @@ from launcher.errors import Problem
 from launcher.recipe import schema, slurm_rules
 from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_fields
 from launcher.recipe.schema import Recipe
-from launcher.recipe.suggestions import choice_hint, describe, key_hint, rewrite_hint
+from launcher.recipe.suggestions import (
+    ADAPTER_ALIASES,
+    TRAINER_ALIASES,
+    choice_hint,
+    describe,
+    elsewhere,
+    key_hint,
+    rewrite_hint,
+)
 from launcher.recipe.yaml_reader import join
 
 _EXPECTED = {
@@ -149,6 +157,21 @@ def _doc(path: str) -> str | None:
         if description := field_descriptions(model).get(name):
             return description.split(". ")[0].split("; ")[0].replace("\n", " ").rstrip(".")
     return None
+
+
+def setting_named(name: str) -> str | None:
+    """The dotted setting, or `setting=value`, that an option of another tool or a bare key means."""
+    plain = name.lower().replace("-", "_")
+    section, _, key = plain.rpartition(".")
+    if section:
+        return plain if key in _sections().get(section, ()) else None
+    for prefix, aliases in (("trainer", TRAINER_ALIASES), ("adapter", ADAPTER_ALIASES)):
+        if plain in aliases:
+            return f"{prefix}.{aliases[plain]}"
+    if (other := elsewhere(plain)) is not None:
+        return other.replace(": ", "=", 1)
+    holders = [holder for holder, keys in _sections().items() if plain in keys]
+    return f"{holders[0]}.{plain}".lstrip(".") if holders else None
 
 
 def _sections() -> dict[str, Iterable[str]]:

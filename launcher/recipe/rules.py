@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Problem
+from launcher.errors import Problem, RecipeError
+from launcher.facts.hardware import device_facts
 from launcher.facts.object_store import UNFIT, protocol_of
 from launcher.facts.redaction import is_written_secret, looks_secret, names_secret
 from launcher.recipe.data_paths import is_hub_id, is_url
@@ -241,6 +242,15 @@ def _conflict(path: str, message: str, hint: str) -> Problem:
     return Problem("conflict", message, path=path, hint=hint)
 
 
+def _check_device(given: _Given) -> Problems:
+    device = _section(given.data, "hardware").get("device")
+    if isinstance(device, str):
+        try:
+            device_facts(device, "hardware.device")
+        except RecipeError as error:
+            yield from error.problems
+
+
 def _check_owned(given: _Given) -> Problems:
     for name in given.trainer:
         if name in TRAINER_OWNED:
@@ -452,8 +462,8 @@ def _hub_hint(url: str) -> str | None:
 
 
 _RULES = (
-    _check_owned, _check_exclusive, _check_model, _check_adapter, _check_evaluation, _check_early_stopping,
-    _check_hub, _check_mirror, _check_optimizer, _check_best_metric,
+    _check_device, _check_owned, _check_exclusive, _check_model, _check_adapter, _check_evaluation,
+    _check_early_stopping, _check_hub, _check_mirror, _check_optimizer, _check_best_metric,
 )  # fmt: skip
 
 

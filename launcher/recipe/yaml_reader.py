@@ -119,9 +119,36 @@ def _syntax_problem(error: yaml.YAMLError, text: str, file: str) -> Problem:
     if "\\t" in repr(what) or ("cannot start any token" in what and "\t" in text):
         hint = "indent with spaces, not tabs"
     elif "mapping values are not allowed" in what:
-        hint = "put quotes around a string that contains `: `"
+        hint = _deeper_key(text, mark) or "put quotes around a string that contains `: `"
+    elif "expected key" in what or "<block end>" in what:
+        hint = _indentation_hint(mark, getattr(error, "context_mark", None))
     message = f"not valid YAML: {what}" + (f" ({context})" if context else "")
     return Problem("yaml-syntax", message, file, line, None, hint)
+
+
+_KEY = re.compile(r"( *)[\w.-]+ *:(?= |$)")
+"""A line's indentation, and what can be its key."""
+
+
+def _deeper_key(text: str, mark: yaml.Mark | None) -> str | None:
+    """Of a key that is indented more than the key with a value in the line above."""
+    lines = text.splitlines()
+    if mark is None or not 0 < mark.line < len(lines):
+        return None
+    key, above = _KEY.match(lines[mark.line]), _KEY.match(lines[mark.line - 1])
+    if key is None or above is None or key.end() != mark.column + 1 or len(key[1]) <= len(above[1]):
+        return None
+    return f"indent it like line {mark.line}, by {len(above[1])} spaces; that line has a value already"
+
+
+def _indentation_hint(key: yaml.Mark | None, section: yaml.Mark | None) -> str | None:
+    """Of a key that starts in another column than the first one of its section."""
+    if key is None or section is None or key.column == section.column:
+        return None
+    return (
+        f"keys of one section are indented alike: here by {key.column}, "
+        f"in line {section.line + 1} by {section.column} spaces"
+    )
 
 
 @dataclass(slots=True)

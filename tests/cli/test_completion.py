@@ -30,6 +30,8 @@ OFFERED = [
     ("plan ", {*SHIPPED, "mine.yaml", "runs/"}, {"rows.jsonl", "plan", "_base/lora"}),
     ("plan --on ", {"cpu", "H100-80GB"}, {"smoke", "mine.yaml"}),
     ("plan --on=A100", {"A100-40GB", "A100-80GB"}, {"H100-80GB"}),
+    ("plan --on 8xH1", {"8xH100-80GB"}, {"H100-80GB", "8xA100-80GB"}),
+    ("plan --on 2x8xcp", {"2x8xcpu"}, {"cpu"}),
     ("plan --json sm", {"smoke"}, {"starcoder_lora"}),
     ("plan smoke --json --s", {"--search", "--set"}, {"smoke"}),
     ("run smoke --set ", set(), {"smoke", "mine.yaml"}),
