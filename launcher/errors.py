@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+WOULD_FIT = "it would fit "
+"""Begins the hint of what does not fit; changes follow, with semicolons between them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

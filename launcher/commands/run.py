@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,7 +34,7 @@ from launcher.execute.start_point import (
 )
 from launcher.execute.taking_part import take_part
 from launcher.inputs.first_rows import data_problems
-from launcher.inputs.planning_facts import find_hardware, gather
+from launcher.inputs.planning_facts import find_hardware, gather, usable_cores
 from launcher.knowledge.diagnose.patch import edits
 from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
@@ -43,7 +44,7 @@ from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, render
 from launcher.report.diagnosis_text import edit_text
 from launcher.report.outcome import Outcome, note
-from launcher.report.plan_text import plan_text
+from launcher.report.plan_text import brief_text, plan_text
 from launcher.report.result_text import adapted_lines, result_text
 from launcher.report.run_display import Showing, showing
 from launcher.schedulers.rendezvous import (
@@ -147,7 +148,7 @@ def _run(
         raise with_recipe_lines(failure, loaded.path, run_dir) from failure
     if warning := remember_run(finished, result, facts):
         note(warning)
-    return _outcome(loaded, run_dir, result)
+    return _outcome(loaded, run_dir, result, None if tiny else finished)
 
 
 def _written_only(begins: Beginning, bundle: Bundle, *, resume: bool) -> Outcome:
@@ -170,15 +171,14 @@ def _hold_and(
     shown: Showing,
 ) -> tuple[Plan, dict[str, Any]]:
     """Write the run directory and start the run; both are locked until the last process has ended."""
-    from launcher.report.run_pages import reported  # a dry run needs none of its imports
+    from launcher.report.run_pages import REPORT, reported  # a dry run needs none of these
 
     say = shown.say
     with written(bundle, begins.run_dir, resume=begins.chosen is not None):
         if mirroring is not None:
             begins = mirroring.fetch(begins)
         keep_beginning(begins, bundle)
-        say(plan_text(bundle, shown.page))
-        say(f"run directory {printable(str(begins.run_dir))}\n")
+        say(brief_text(bundle.plan, printable(str(begins.run_dir / REPORT)), shown.page))
         if adapted.adaptations:
             lines = adapted_lines(adapted.adaptations)
             say("\n".join(["out of memory before; the run continues with these changes:", *lines, ""]))
@@ -191,8 +191,13 @@ def _hold_and(
                 return run_mirrored(mirroring, begins, bundle.plan, partial(start, resume=checkpoint))
 
 
-def _outcome(loaded: LoadedRecipe, run_dir: Path, result: dict[str, Any]) -> Outcome:
-    """What the run measured, and the command that tries the result."""
+def _outcome(
+    loaded: LoadedRecipe, run_dir: Path, result: dict[str, Any], planned: Plan | None = None
+) -> Outcome:
+    """What the run measured, and the command that tries the result.
+
+    planned: with whose time that of the steps is compared.
+    """
     command: list[str] = []
     task = task_named(loaded.recipe.task)
     if task.reads_tokens:  # not an image
@@ -200,7 +205,15 @@ def _outcome(loaded: LoadedRecipe, run_dir: Path, result: dict[str, Any]) -> Out
         texts = ("def fibonacci(n):",) if is_code else task.example_texts
         command = ["effilaunch", "generate", str(run_dir), *texts]
     data = {"run_dir": str(run_dir), "result": result}
-    return Outcome(data, result_text(result, str(run_dir), command))
+    likely = None if planned is None else planned.time.to_json(None).get("likely")
+    text = result_text(
+        result,
+        str(run_dir),
+        command,
+        step_s=None if likely is None else likely["seconds_per_step"],
+        load=os.getloadavg()[0] / usable_cores(),
+    )
+    return Outcome(data, text)
 
 
 def with_recipe_lines(failure: KnownFailure, recipe: Path, run_dir: Path) -> KnownFailure:

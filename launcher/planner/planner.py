@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.engines.deepspeed_config import idle_keys
-from launcher.errors import DoesNotFit, Problem
+from launcher.errors import WOULD_FIT, DoesNotFit, Problem
 from launcher.facts.hardware import Hardware, is_capacity_only
 from launcher.facts.model_types import why_not_chunked
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
@@ -154,15 +154,17 @@ def _warmup(value: float, steps: int | None) -> int | None:
 def _miss(nearest: Candidate, facts: Facts, others: Sequence[Alternative]) -> Problem:
     memory, hardware = nearest.memory, facts.hardware
     stage = "" if nearest.zero_stage is None else f" at ZeRO-{nearest.zero_stage}"
-    needed, held, where = memory.needed + memory.margin, hardware.device_bytes or 0, "on each device"
+    needs, held = f"{memory.needed / 2**30:.2f} GiB", hardware.device_bytes or 0
+    needs, where = f"{needs} and {memory.margin / 2**30:.2f} GiB to spare, of", "on each device"
     if memory.fits is not False:
-        needed, held, where = memory.host_bytes, nearest.host_bytes or 0, "in the host's memory"
+        held, where = nearest.host_bytes or 0, "in the host's memory"
+        needs = f"{memory.host_bytes / 2**30:.2f} GiB of"
     return Problem(
         "does-not-fit",
         f"nothing fits {hardware.label}: the nearest{stage} with micro-batch {nearest.batch.micro}"
-        f"{' and activation checkpointing' if nearest.job.checkpointing else ''} needs about "
-        f"{needed / 2**30:.1f} GiB of {held / 2**30:.1f} GiB {where}",
-        hint="it would fit " + "; ".join(other.text for other in others)
+        f"{' and activation checkpointing' if nearest.job.checkpointing else ''} needs "
+        f"{needs} {held / 2**30:.2f} GiB {where}",
+        hint=WOULD_FIT + "; ".join(other.text for other in others)
         if others
         else "nothing that was tried would make it fit",
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
-from launcher.errors import EffilaunchError, MachineError, Problem
+from launcher.errors import WOULD_FIT, EffilaunchError, MachineError, Problem
 from launcher.report.terminal import is_coloured, plain
 
 SCHEMA_VERSION = 1
@@ -122,11 +122,20 @@ def _without_secrets(problems: Sequence[Problem]) -> list[Problem]:
 
 def _print_problems(problems: Sequence[Problem]) -> None:
     # Further lines of an error are indented, so that they do not look like errors of their own.
-    lines = ["error: " + harmless(str(problem)).replace("\n", "\n  ") for problem in problems]
+    lines = ["error: " + harmless(_listed(problem)).replace("\n", "\n  ") for problem in problems]
     if len(problems) > 1:
         lines.append(f"{len(problems)} problems")
     if lines:
         _put("\n".join(lines), sys.stderr)
+
+
+def _listed(problem: Problem) -> str:
+    """The problem; with each change that would make it fit in a line of its own."""
+    hint = problem.hint or ""
+    if not hint.startswith(WOULD_FIT):
+        return str(problem)
+    changes = hint.removeprefix(WOULD_FIT).split("; ")
+    return "\n".join([str(replace(problem, hint=None)), WOULD_FIT.strip(), *(f"  {one}" for one in changes)])
 
 
 def echo(line: str) -> None:

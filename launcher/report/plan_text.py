@@ -15,7 +15,7 @@ from launcher.plan.plan import Plan, Provenance
 from launcher.planner.adapting import ways_out
 from launcher.planner.parallel import NAMES
 from launcher.render.bundle import Bundle
-from launcher.report.tables import WIDTH, duration, gib, table, wrapped
+from launcher.report.tables import WIDTH, duration, gib, parameters, table, wrapped
 from launcher.report.terminal import GREEN, RED, YELLOW, Page
 
 # A word of the command with a value in it that is bound late: it needs no quotes.
@@ -47,11 +47,10 @@ SHOWN = (
 def plan_text(bundle: Bundle, page: Page = _PLAIN) -> str:
     """The plan as one page: job, decisions with reasons, memory, fixes, command."""
     plan, width = bundle.plan, page.within(WIDTH)
-    title = page.fitted(f"{printable(plan.recipe_file)} on {plan.hardware.label}")
     words = [word if _LATE.fullmatch(word) else shlex.quote(word) for word in bundle.command]
     late = _LATE_NOTE if any(map(_LATE.fullmatch, bundle.command)) else ""
     lines = [
-        *map(page.heading, title),
+        *map(page.heading, page.fitted(_title(plan))),
         *(part for line in _job(plan) for part in page.fitted(line, hang=10)),
         "",
         page.heading("decisions"),
@@ -72,6 +71,24 @@ def plan_text(bundle: Bundle, page: Page = _PLAIN) -> str:
     return "\n".join(lines) + "\n"
 
 
+def brief_text(plan: Plan, more: str, page: Page = _PLAIN) -> str:
+    """What a run says before it starts: job, memory, time, where the whole plan is (`more`), warnings."""
+    width = page.within(WIDTH)
+    time = plan.time.to_json(plan.schedule.steps)
+    lines = [page.heading(line) for line in page.fitted(_title(plan))]
+    lines += [part for line in _job(plan) for part in page.fitted(line, hang=10)]
+    title, colour = _memory_title(plan)
+    lines += [page.paint(line, *colour) for line in page.fitted(f"  memory    {title}", hang=10)]
+    lines += page.fitted(f"  time      of a step: {_time_title(time)}", hang=10)
+    lines.append(f"  plan      {more}")
+    lines += [line for warning in plan.warnings for line in wrapped(f"warning: {warning}", width=width)]
+    return "\n".join(lines) + "\n"
+
+
+def _title(plan: Plan) -> str:
+    return f"{printable(plan.recipe_file)} on {plan.hardware.label}"
+
+
 def _job(plan: Plan) -> list[str]:
     """Model, batch, length and what happens when memory runs out."""
     model, batch, schedule = plan.spec, plan.batch, plan.schedule
@@ -79,16 +96,15 @@ def _job(plan: Plan) -> list[str]:
     sizes = {kind: getattr(plan.sharding, key) for key, kind in NAMES.items()}
     shared = [f"{size} {kind}-parallel" for kind, size in sizes.items() if size > 1]
     copies = f"{batch.data_parallel} data-parallel x {' x '.join(shared)}"
-    length = (
-        f"{schedule.epochs:g} epoch(s) (steps are known when the rows are read)"
-        if schedule.steps is None
-        else f"{schedule.steps} steps"
-    )
+    length = f"{schedule.steps} steps"
+    if schedule.steps is None:
+        epochs = "1 epoch" if schedule.epochs == 1 else f"{schedule.epochs:g} epochs"
+        length = f"{epochs} of the rows; the steps are known when they are read"
     on_oom = f"adapt: {', then '.join(ways_out(plan)) or 'nothing is left to change'}"
     part = "" if model.wrapper is None else f", text model of {printable(model.wrapper)}"
     return [
-        f"  model     {printable(model.name)}: {model.params / 1e9:.2f} B parameters ({model.origin}{part}), "
-        f"{plan.trainable_params / 1e6:.1f} M trained ({kind})",
+        f"  model     {printable(model.name)}: {parameters(model.params)} parameters ({model.origin}{part}), "
+        f"{parameters(plan.trainable_params)} trained ({kind})",
         *_frozen(plan),
         *_images(plan),
         *_reach(plan),
@@ -99,7 +115,7 @@ def _job(plan: Plan) -> list[str]:
         *_elastic(plan),
         *([f"  layout    {plan.hardware.num_devices} devices: {copies}"] if shared else []),
         f"  length    {length}",
-        f"  on oom    {'fail' if plan.on_oom == 'fail' else on_oom}",
+        *([] if plan.on_oom == "fail" else [f"  on oom    {on_oom}"]),
         *([f"  mirror    {printable(plan.runtime.mirror)}"] if plan.runtime.mirror else []),
     ]
 
@@ -132,7 +148,7 @@ def _frozen(plan: Plan) -> list[str]:
         return []
     parts = " and ".join(plan.model.freeze) or "nothing"
     why = _why(plan.provenance["model.freeze"])
-    return [f"  frozen    {parts}: {vision.frozen / 1e6:.1f} M parameters ({why})"]
+    return [f"  frozen    {parts}: {parameters(vision.frozen)} parameters ({why})"]
 
 
 def _images(plan: Plan) -> list[str]:
@@ -198,7 +214,8 @@ def _router_loss(plan: Plan) -> list[str]:
 def _decisions(plan: Plan, page: Page) -> list[str]:
     """Key, value and reason in columns; on a narrow page a long reason below its key."""
     width = page.within(_WIDE)
-    rows = [(key, _brief(plan.at(key)), _why(plan.provenance[key])) for key in SHOWN]
+    shown = [key for key in SHOWN if plan.at(key) is not None]
+    rows = [(key, _brief(plan.at(key)), _why(plan.provenance[key])) for key in shown]
     if width >= _THREE_COLUMNS:
         return table(rows, width=width)
     lines = []
@@ -253,19 +270,10 @@ def explain_text(plan: Plan, dotted: str) -> str:
 def memory_lines(plan: Plan, page: Page = _PLAIN) -> list[str]:
     """The memory of one device by component, as a range, compared with the size of the device."""
     memory, width = plan.memory.to_json(), page.within(WIDTH)
-    held, fits = memory["device_bytes"], memory["fits"]
-    verdict = {True: "fits", False: "DOES NOT FIT", None: "device size unknown"}[fits]
-    colour = () if fits is None else (GREEN if fits else RED,)
-    trained = f"{gib(memory['low'])} to {gib(memory['high'])}"
-    if memory["moment"] == "training":
-        title = f"memory of each device: {trained} of {gib(held)}: {verdict} (peak in {memory['phase']})"
-    else:  # the range is that of training, which would contradict the verdict
-        title = (
-            f"memory of each device: {gib(memory['needed'])} of {gib(held)}: {verdict} "
-            f"({memory['moment']}; training {trained})"
-        )
+    title, colour = _memory_title(plan)
+    title = f"memory of each device: {title}"
     lines = [page.heading(line, *colour) for line in page.fitted(title)]
-    if fits and memory["high"] > held:
+    if memory["fits"] and memory["high"] > memory["device_bytes"]:
         lines += page.fitted("  it fits by its likely peak; the upper end of the range would not")
     if memory["calibration"]:
         lines += wrapped(memory["calibration"], width=width)
@@ -285,6 +293,20 @@ def memory_lines(plan: Plan, page: Page = _PLAIN) -> list[str]:
     host = f"{gib(memory['host_bytes'])}{f' ({parts})' if parts else ''}"
     lines += page.fitted(f"  host of each node, without data sets: {host}")
     return lines + [line for note in memory["notes"] for line in wrapped(f"note: {note}", width=width)]
+
+
+def _memory_title(plan: Plan) -> tuple[str, tuple[str, ...]]:
+    """The peak, the device, the verdict; and the verdict's colours."""
+    memory = plan.memory.to_json()
+    held, fits = memory["device_bytes"], memory["fits"]
+    verdict = {True: "fits", False: "DOES NOT FIT", None: "device size unknown"}[fits]
+    colour = () if fits is None else (GREEN if fits else RED,)
+    trained = " to ".join(dict.fromkeys((gib(memory["low"]), gib(memory["high"]))))
+    if memory["moment"] == "training":
+        return f"{trained} of {gib(held)}: {verdict} (peak in {memory['phase']})", colour
+    # The range is that of training, which would contradict the verdict.
+    moment = f"{memory['moment']}; training {trained}"
+    return f"{gib(memory['needed'])} of {gib(held)}: {verdict} ({moment})", colour
 
 
 _COLUMNS = ("weight", "grads", "optim", "activ", "logits", "other", "needs", "fits", "batch", "host")
@@ -381,17 +403,24 @@ _MOST, _MOST_MISSES = 12, 3
 
 def _time_lines(time: Mapping[str, Any], width: int) -> list[str]:
     """The estimated time of a step and of the run, and what it rests on."""
-    if time["seconds_per_step"] is None:
-        return ["time of a step: not estimated, this device has no published figures here"]
-    likely = time["likely"]
-    line = f"time of a step: about {_seconds(likely['seconds_per_step'])}"
-    if likely["total"] is not None:
-        line += f"; all steps about {duration(likely['total'])}, without start, evaluations and checkpoints"
-    lines = wrapped(line, "", width=width)
+    lines = wrapped(f"time of a step: {_time_title(time)}", "", width=width)
+    if (likely := time.get("likely")) is None:
+        return lines
     if split := time.get("generating"):
         of_it = f"{split[0]:.0%} to {split[1]:.0%} of it writes completions".replace("%", " %")
         lines += wrapped(of_it, width=width)
     return lines + wrapped(f"from published figures, not measured: {likely['basis']}", width=width)
+
+
+def _time_title(time: Mapping[str, Any]) -> str:
+    """The estimated seconds of a step and of all."""
+    if time["seconds_per_step"] is None:
+        return "not estimated, this device has no published figures here"
+    likely = time["likely"]
+    line = f"about {_seconds(likely['seconds_per_step'])}"
+    if likely["total"] is not None:
+        line += f"; all steps about {_seconds(likely['total'])}, without start, evaluations and checkpoints"
+    return line
 
 
 def _seconds(seconds: float) -> str:

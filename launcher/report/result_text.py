@@ -9,7 +9,7 @@ from typing import Any
 from launcher.facts.lora import describe_idle_adapters
 from launcher.knowledge.lint.document import printable
 from launcher.recipe.suggestions import listed
-from launcher.report.tables import gib, table
+from launcher.report.tables import duration, gib, table
 from launcher.report.terminal import DIM, GREEN, Page
 from launcher.schedulers.submitted import Submitted
 
@@ -49,15 +49,45 @@ def _learned_lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"  WARNING: {printable(warning)}"
 
 
-def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[str]) -> str:
-    """A finished run: loss, speed, memory predicted and measured, rows, output."""
+_BUSY = 1.2
+"""Processes per core that want to run, from which others take time from a run."""
+_AS_PLANNED = 1.5
+"""Up to this many times the estimate, and down to its reciprocal, the time of a run is not commented."""
+
+
+def _pace(result: Mapping[str, Any], step_s: float | None, load: float | None) -> str:
+    """Where the steps took another time than estimated: both, and a busy machine."""
+    steps = result["steps"] - (result.get("resumed_at") or 0)
+    if not step_s or steps < 1:
+        return ""
+    planned = step_s * steps
+    ratio = result["train_seconds"] / planned
+    if 1 / _AS_PLANNED <= ratio <= _AS_PLANNED:
+        return ""
+    busy = ratio > 1 and (load or 0) > _BUSY
+    note = f"; this machine is busy: {load:.1f} processes per core" if busy else ""
+    return f", {ratio:.2g} times the {duration(planned)} that the plan estimated{note}"
+
+
+def result_text(
+    result: Mapping[str, Any],
+    run_dir: str,
+    try_command: Sequence[str],
+    *,
+    step_s: float | None = None,
+    load: float | None = None,
+) -> str:
+    """A finished run: loss, speed, memory predicted and measured, rows, output.
+
+    step_s: seconds of a step as planned. load: processes per core that want to run on this machine.
+    """
     rows, before = result["rows"], result.get("resumed_at")  # older versions do not write it
     since = f", the last {result['steps'] - before} of them" if before else ""
     reasons = ", ".join(f"{name} {count:,}" for name, count in (rows.get("dropped_reasons") or {}).items())
     lines = [
         "done",
         *_learned_lines(result),
-        f"  steps     {result['steps']}{since} in {result['seconds']:.0f} s",
+        f"  steps     {result['steps']}{since} in {result['seconds']:.0f} s{_pace(result, step_s, load)}",
         *adapted_lines(result["adaptations"]),
         f"  speed     {result['tokens_per_second']:.1f} tokens/s (padding not counted)",
         *measured_lines(result["memory"]),

@@ -29,8 +29,8 @@ from launcher.report.terminal import Page, is_coloured, is_terminal, is_tty, pag
 
 _BAR = 20
 """Columns of a progress bar."""
-_LONG_S, _LONG_STEP_S = 5.0, 30.0
-"""Seconds from which the time of a phase without a bar, and of a training step, is shown."""
+_LONG_S, _LONG_STEP_S = 1.0, 30.0
+"""Seconds from which the time of a phase without a bar, or of the first step, and of later steps is shown."""
 _REWARDS = ("rewards/accuracies", "rewards/margins")
 """Metrics of preference training shown next to the loss."""
 _TIMINGS = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_jit_compilation_time")
@@ -105,19 +105,21 @@ def live_line(now: Moment, columns: int) -> str:
 
 def _doing(now: Moment) -> str:
     """The long operation: with a bar if its length is known, else with the amount done."""
+    since = f", {duration(now.for_s)}" if now.for_s >= _LONG_S else ""
     if not now.title:
         doing = _DOING.get(now.phase, "")
-        return f"{doing}, {duration(now.for_s)}" if doing and now.for_s >= _LONG_S else doing
+        return f"{doing}{since}" if doing else ""
     title, unit = flat(now.title), flat(now.unit)
     if not now.total:
-        return f"{title}: {amount(now.done, unit)}" if now.done else title
+        return (f"{title}: {amount(now.done, unit)}" if now.done else title) + since
     share = min(max(now.done / now.total, 0.0), 1.0)
     bar = "#" * round(_BAR * share)
     return f"{title} [{bar:.<{_BAR}}] {share:.0%}, {of_total(now.done, now.total, unit)}"
 
 
 def _this_step(now: Moment) -> str:
-    shown = now.phase == "train" and not now.title and now.for_s >= _LONG_STEP_S
+    long = _LONG_STEP_S if now.step else _LONG_S
+    shown = now.phase == "train" and not now.title and now.for_s >= long
     return f"this step {duration(now.for_s)} so far" if shown else ""
 
 

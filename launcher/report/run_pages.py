@@ -75,7 +75,8 @@ def write_plan_page(data: Mapping[str, Any], recipe: str, output: str, problems:
 
 @contextlib.contextmanager
 def reported(run_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Write the report into the run directory when the block ends, also with an error."""
+    """Write the report into the run directory as the block begins, and as it ends, also with an error."""
+    _write_page(run_dir, lambda: read_run(run_dir))
     try:
         yield
     except EffilaunchError as error:
@@ -86,19 +87,29 @@ def reported(run_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 def _report_end(run_dir: Path, say: Callable[[str], None], error: EffilaunchError | None) -> None:
     """Write the report; a failure to do so changes nothing about the run."""
+
+    def record() -> RunRecord:
+        found = read_run(run_dir)
+        if error is None:
+            return found
+        messages = [_hide()(problem.message) for problem in error.problems]
+        interrupted = isinstance(error, Interrupted)
+        keep_end(run_dir, messages, interrupted=interrupted)
+        return replace(found, state="stopped" if interrupted else "failed", problems=messages)
+
+    if _write_page(run_dir, record):
+        say(f"report: {printable(str(run_dir / REPORT))}")
+
+
+def _write_page(run_dir: Path, record: Callable[[], RunRecord]) -> bool:
+    """Whether the page was written; the run needs none."""
     target = run_dir / REPORT
     try:
-        record = read_run(run_dir)
-        if error is not None:
-            messages = [_hide()(problem.message) for problem in error.problems]
-            interrupted = isinstance(error, Interrupted)
-            keep_end(run_dir, messages, interrupted=interrupted)
-            record = replace(record, state="stopped" if interrupted else "failed", problems=messages)
-        write_text(target, run_page(shown_record(record, run_dir), made()))
-    except Exception as why:  # bugs of ours included: the run itself is over and its files are complete
+        write_text(target, run_page(shown_record(record(), run_dir), made()))
+    except Exception as why:  # bugs of ours included
         note(f"{printable(str(target))} was not written: {why}")
-    else:
-        say(f"report: {printable(str(target))}")
+        return False
+    return True
 
 
 def shown_record(record: RunRecord, folder: Path) -> RunRecord:

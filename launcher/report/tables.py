@@ -39,6 +39,14 @@ def amount(value: float, unit: str) -> str:
     return f"{text} {name}".rstrip()
 
 
+def parameters(value: float) -> str:
+    """A number of parameters: `135 M`."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if value >= unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value:.0f}"
+
+
 def duration(seconds: float) -> str:
     """12 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     rounded = round(seconds)

@@ -135,6 +135,9 @@ def test_a_run_writes_its_report_however_it_ends(tmp_path):
     said: list[str] = []
     finished, stopped, failed = (write_run(tmp_path / name) for name in "abc")
     with reported(finished, said.append):
+        begun = (finished / "report.html").read_text("utf-8")
+        assert "trainer.learning_rate" in begun, "the plan can be read while it runs"
+        assert "✓ finished" not in begun
         (finished / "COMPLETED").touch()
     with pytest.raises(Interrupted), reported(stopped, said.append):
         raise Interrupted(Problem("interrupted", "SIGTERM: it goes on from checkpoint-4"))

@@ -134,8 +134,12 @@ def test_a_miss_as_text(capsys, tmp_path):
     assert code == 3
     assert "nothing fits" in out
     assert "it would fit\n  on 1x" in out
-    assert "GiB of 15.0 GiB" in err
-    assert err.count("\n") == 1, "one clear problem"
+    changes = json.loads(called(capsys, FULL, tmp_path, "--on", "1xT4-16GB", "--json")[1])["would_fit"]
+    first, title, *listed = err.splitlines()
+    assert "GiB to spare, of 15.00 GiB" in first
+    assert title == "  it would fit"
+    assert len(listed) == len(changes) > 1
+    assert err.count("error: ") == 1, "one clear problem"
 
 
 def test_run_and_plan_choose_the_same(capsys, tmp_path):

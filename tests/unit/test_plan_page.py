@@ -11,7 +11,7 @@ from factories import plan
 from terminal import terminal
 
 from launcher.render.bundle import render
-from launcher.report.plan_text import plan_text
+from launcher.report.plan_text import brief_text, plan_text
 from launcher.report.terminal import Page, page_of
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -54,6 +54,19 @@ def test_colours_change_nothing_else(bundle):
         coloured = plan_text(bundle, Page(columns, coloured=True))
         assert COLOUR.sub("", coloured) == plan_text(bundle, Page(columns))
         assert "\x1b[1mdecisions\x1b[0m" in coloured
+
+
+def test_a_run_says_in_a_few_lines_what_it_will_do(bundle):
+    made = replace(bundle.plan, warnings=("rows are short",))
+    lines = brief_text(made, "runs/a/report.html").splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "recipes/a.yaml", "model", "batch", "length", "memory", "time", "plan", "warning:",
+    ]  # fmt: skip
+    whole = plan_text(bundle)
+    assert all(line in whole for line in lines[:4])
+    assert lines[4].split(maxsplit=1)[1] in whole
+    assert lines[6].endswith("runs/a/report.html")
+    assert max(map(len, brief_text(made, "p", Page(60)).splitlines())) <= 60
 
 
 def test_what_does_not_fit_is_red(tmp_path):

@@ -69,6 +69,34 @@ def test_the_time_of_a_resumed_run_is_that_of_its_last_steps(told, line):
     assert line in result_text(result(rows=rows, **told), "R", []).splitlines()
 
 
+ROWS = {"read": 9, "kept": 9, "truncated": 0, "split": 0, "dropped": 0, "train": 9, "eval": 0}
+
+
+@pytest.mark.parametrize(
+    ("step_s", "load", "told", "said"),
+    [
+        (2.0, 0.5, {}, ""),  # 80 s of 80 s
+        (1.4, 0.5, {}, ""),
+        (1.0, 0.5, {}, ", 2 times the 40 s that the plan estimated"),
+        (
+            1.0,
+            3.0,
+            {},
+            ", 2 times the 40 s that the plan estimated; this machine is busy: 3.0 processes per core",
+        ),
+        (4.0, 3.0, {}, ", 0.5 times the 2 min 40 s that the plan estimated"),
+        (8.0, 0.5, {"resumed_at": 30}, ""),  # 80 s for the last 10 steps
+        (None, 3.0, {}, ""),
+    ],
+)
+def test_a_time_that_is_not_the_estimated_one_is_explained(step_s, load, told, said):
+    lines = result_text(
+        result(rows=ROWS, train_seconds=80.0, **told), "R", [], step_s=step_s, load=load
+    ).splitlines()
+    (line,) = [line for line in lines if line.startswith("  steps  ")]
+    assert line.partition(" in 95 s")[2] == said
+
+
 @pytest.mark.parametrize(("of", "shown"), [(3, ", …"), (1, "")])
 def test_adapters_without_a_gradient_have_a_line(of, shown):
     rows = {"read": 9, "kept": 9, "truncated": 0, "split": 0, "dropped": 0, "train": 9, "eval": 0}

@@ -80,7 +80,9 @@ def test_long_operations_have_a_progress_bar():
     )
     assert live_line(Moment(phase="load"), 100) == "loading"
     assert live_line(Moment(phase="load", for_s=64.0), 100) == "loading, 1 min 4 s"
+    assert live_line(Moment(phase="load", for_s=1.0), 100) == "loading, 1 s"
     assert live_line(Moment(phase="load", title="Converting x.gguf"), 100) == "Converting x.gguf"
+    assert live_line(Moment(phase="load", title="Converting", for_s=9.0), 100) == "Converting, 9 s"
     assert live_line(Moment(phase="ended", steps=3), 100) == ""
 
 
@@ -90,6 +92,7 @@ def test_a_loss_that_is_not_finite_is_shown():
 
 def test_a_long_step_shows_its_time():
     assert "this step" not in live_line(replace(NOW, for_s=20.0), 200)
+    assert "this step 2 s so far" in live_line(replace(NOW, step=0, for_s=2.0), 200), "nothing else moves"
     assert live_line(replace(NOW, for_s=2400.0), 75) == (
         "step 120/2,000 · loss 1.235 · 1 h 12 min left · this step 40 min so far"
     )

@@ -255,7 +255,7 @@ def test_offload_needs_room_in_the_hosts_memory_where_that_is_known(tmp_path):
     assert search(loaded, replace(unknown, host_bytes=needed)).first.job.offload_optimizer == "cpu"
     assert not search(loaded, replace(unknown, host_bytes=8 * 10**9)).ranked
     forced = recipe(tmp_path, FULL + "sharding: {zero_stage: 3, offload_optimizer: cpu}\n")
-    with pytest.raises(DoesNotFit, match=r"of 7\.5 GiB in the host's memory"):
+    with pytest.raises(DoesNotFit, match=r"of 7\.50 GiB in the host's memory"):
         make_plan(forced, facts("4xA100-80GB", host_bytes=8 * 2**30 - 2**29))
     plain = facts("8xA100-80GB", host_bytes=1)
     assert search(loaded, plain).first.job.offload_optimizer == "none", "only offload is judged by it"

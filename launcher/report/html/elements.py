@@ -11,6 +11,7 @@ from typing import Any
 from launcher.report.outcome import harmless
 from launcher.report.tables import BYTES, amount, gib
 from launcher.report.tables import duration as long_duration
+from launcher.report.tables import parameters as plain_parameters
 
 _VOID = frozenset({"meta", "br", "img"})
 _INLINE = frozenset({"pre", "p", "th", "td", "span", "mark", "code", "b", "li", "dt", "dd", "h1", "h2", "h3"})
@@ -177,12 +178,7 @@ def rate(value: Any) -> str:
 def parameters(value: Any) -> str:
     """A number of parameters: `135 M`."""
     found = amount_of(value)
-    if found is None:
-        return NONE
-    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if found >= unit:
-            return f"{found / unit:.3g} {name}"
-    return f"{found:.0f}"
+    return NONE if found is None else plain_parameters(found)
 
 
 def duration(value: Any) -> str:

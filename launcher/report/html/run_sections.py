@@ -92,7 +92,7 @@ def header(record: RunRecord) -> list[Markup]:
         f"{Path(name).name if name.startswith('/') else name} ({parameters(model.get('params'))} parameters)",
         method_text(record),
         hardware_text(record),
-        f"{length_text(record)} of {count(batch.get('global'))} samples".strip(),
+        f"{length_text(record)}, {count(batch.get('global'))} samples a step".strip(" ,"),
     ]
     tiles = (
         tag("div", tag("dt", name), tag("dd", value), tag("dd", note, class_="note") if note else None)
