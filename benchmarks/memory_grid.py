@@ -30,6 +30,7 @@ class Row:
     """all-linear, or attention: the products that MODELS names; rank 8."""
     adapter_dropout: float = 0.0
     quantization: str = "none"
+    kbit_norms: str = "float32"
     optim: str = "adamw_torch_fused"
     checkpointing: bool = False
     attention: str = "sdpa"
@@ -596,9 +597,42 @@ _OF_TEXTS = [
     Row("reranker-qwen3-lora-bf16-lists", "qwen3-reranker", 2, 128, "bf16", section=_LISTS, **_LORA),
 ]  # fmt: skip
 
+_NF4: dict[str, Any] = {"quantization": "nf4", **_LORA}
+_INT8: dict[str, Any] = {"quantization": "int8", **_LORA}
+_NARROW: dict[str, Any] = {"kbit_norms": "bfloat16"}
+_QUANTIZED = [
+    Row("llama-nf4-bf16", "llama", precision="bf16", **_NF4),
+    Row("llama-nf4-bf16-narrow", "llama", precision="bf16", **_NF4, **_NARROW),
+    Row("llama-nf4-bf16-narrow-ckpt", "llama", 8, precision="bf16", **_NF4, **_NARROW, **_CKPT),
+    Row("llama-nf4-bf16-uncast-narrow-ckpt", "llama", 8, precision="bf16", cast=False, **_NF4, **_NARROW,
+        **_CKPT),
+    Row("llama-nf4-bf16-vocab32k", "llama", 2, precision="bf16", config=_32K, **_NF4),
+    Row("llama-nf4-bf16-vocab32k-narrow", "llama", 2, precision="bf16", config=_32K, **_NF4, **_NARROW),
+    Row("llama-nf4-bf16-chunked-narrow", "llama", 4, 512, "bf16", config=_32K, **_NF4, **_NARROW, **_CHUNKED),
+    Row("llama-int8-bf16", "llama", precision="bf16", **_INT8),
+    Row("llama-int8-bf16-narrow", "llama", precision="bf16", **_INT8, **_NARROW),
+    Row("llama-int8-bf16-narrow-ckpt", "llama", 8, precision="bf16", **_INT8, **_NARROW, **_CKPT),
+    Row("qwen3-nf4-bf16-ckpt", "qwen3", 8, precision="bf16", **_NF4, **_CKPT),
+    Row("qwen3-nf4-bf16-narrow-ckpt", "qwen3", 8, precision="bf16", **_NF4, **_NARROW, **_CKPT),
+    Row("qwen3-nf4-bf16true-narrow", "qwen3", precision="bf16-true", **_NF4, **_NARROW),
+    Row("gemma-nf4-bf16-narrow", "gemma", precision="bf16", **_NF4, **_NARROW),
+    Row("gemma3-fp4-bf16-narrow-ckpt", "gemma3", precision="bf16", quantization="fp4", **_LORA, **_NARROW,
+        **_CKPT),
+    Row("opt-int8-bf16-narrow", "opt", precision="bf16", **_INT8, **_NARROW),
+    Row("opt-nf4-bf16-narrow-ckpt", "opt", precision="bf16", **_NF4, **_NARROW, **_CKPT),
+    Row("qwen2-classes-nf4-bf16-narrow", "qwen2-classes", precision="bf16", **_NF4, **_NARROW),
+    Row("dpo-llama-nf4-bf16-narrow", "llama-dpo", 2, precision="bf16", **_NF4, **_NARROW),
+    Row("qwen3-moe-nf4-bf16-narrow", "qwen3-moe", 2, precision="bf16", quantization="nf4", **_ATTENTION,
+        **_NARROW),
+    Row("llama-nf4-zero2-fp32", "llama", precision="fp32", zero_stage=2, **_NF4, **_ZERO),
+    Row("llama-nf4-zero2-bf16", "llama", precision="bf16", zero_stage=2, tuned=True, **_NF4, **_ZERO),
+    Row("llama-nf4-zero3-bf16", "llama", precision="bf16", zero_stage=3, tuned=True, **_NF4, **_ZERO),
+    Row("qwen3-int8-zero2-bf16-ckpt", "qwen3", 8, precision="bf16", zero_stage=2, **_INT8, **_ZERO, **_CKPT),
+]  # fmt: skip
+
 ROWS: tuple[Row, ...] = (
     *_LLAMA, *_FAST, *_DECODERS, *_OF_2025, *_OF_2026, *_ENCODERS, *_TWO_PROCESSES, *_WITH_IMAGES, *_OF_TRL,
-    *_OF_TEXTS,
+    *_OF_TEXTS, *_QUANTIZED,
 )  # fmt: skip
 
 

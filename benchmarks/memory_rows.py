@@ -65,6 +65,7 @@ def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
         "model": {
             "config": {**model.config, **row.config},
             "quantization": row.quantization,
+            "kbit_norms": None if row.kbit_norms == "float32" else row.kbit_norms,
             "attn_implementation": row.attention,
             "loss": row.loss if model.task == "causal-lm" else None,
         },

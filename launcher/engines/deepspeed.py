@@ -16,7 +16,7 @@ from launcher.engines.deepspeed_config import key_of, record_profile, render_ds_
 from launcher.engines.deepspeed_nvme import decide_nvme, with_buffers
 from launcher.engines.engine import RANKS, Engine, Reading, counted, refuse_unused_path
 from launcher.facts.model import ModelSpec
-from launcher.memory.engine import Held, largest_tensor, layer_values
+from launcher.memory.engine import Held, largest_tensor, layer_values, packed_layer
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.operations import Dtypes
 from launcher.memory.states import Shape, States, StateWidths, base_weight_bytes, optimizer_of
@@ -94,6 +94,10 @@ class DeepSpeed(Engine):
     def casts(self, precision: str) -> bool:
         return True
 
+    def casts_frozen(self, precision: str) -> bool:
+        """The norms that peft turned into float32, too (engine.py, `_cast_module_mixed_precision`)."""
+        return engine_width(precision) < 4
+
     def keeps_gradients(self, job: MemoryJob) -> bool:
         """ZeRO-3 allocates its partition of gradients for the entire run."""
         return job.accumulation != 1 or (job.zero_stage == 3 and job.offload_optimizer == "none")
@@ -121,9 +125,11 @@ class DeepSpeed(Engine):
     def adapter_width(self, job: MemoryJob) -> int:
         """The engine casts the complete module, except one whose weights were sharded when created.
 
-        Stage 3 leaves adapters in peft's float32, and each of their products casts its input up.
+        Stage 3 leaves adapters in peft's float32, and each of their products casts its input up. A quantised
+        base is not sharded when it is created.
         """
-        return 4 if job.zero_stage == 3 else engine_width(job.precision)
+        created = job.zero_stage == 3 and job.quantization == "none"
+        return 4 if created else engine_width(job.precision)
 
     def frozen_dtype(self, job: MemoryJob) -> str:
         return "float32" if job.precision == "fp32" else "bfloat16"
@@ -137,7 +143,7 @@ class DeepSpeed(Engine):
     def dtypes(self, job: MemoryJob, *, on_cpu: bool) -> Dtypes:
         width = engine_width(job.precision)
         adapter = self.adapter_width(job) if job.adapter else None
-        residual = 4 if job.quantization != "none" else width
+        residual = width if job.quantization == "none" else WIDTHS[job.kbit_norms]
         # Stage 3 replaces torch's linear by a function that always keeps its input (runtime/zero/linear.py).
         frozen_inputs = job.zero_stage == 3 and job.quantization == "none"
         return Dtypes(width, residual, False, adapter, on_cpu, frozen_inputs)
@@ -226,11 +232,14 @@ class DeepSpeed(Engine):
         if job.zero_stage == 3:
             # A frozen embedding has no backward pass to wait for; a tied head has.
             unused = spec.embedding_params if job.adapter and not spec.head.tied else 0
-            every = width * min(ZERO3_LIVE_VALUES, spec.params - unused)
+            packed = spec.quantized_weights(job.quantization) if job.quantization != "none" else 0
+            most = width * ZERO3_LIVE_VALUES
+            every = min(most, width * (spec.params - unused - packed) + packed // 2)
             if job.adapter:
                 every += self.adapter_width(job) * job.trainable_params + width * whole
             # In the backward pass each module frees its weights, as nothing uses them again in this pass.
-            lowest = width * min(ZERO3_LIVE_VALUES, spec.embedding_params + layer_values(spec))
+            layer = packed_layer(spec, width) if packed else width * layer_values(spec)
+            lowest = min(most, width * spec.embedding_params + layer)
             return Held(every, every, every + copy, lowest + copy, lowest + copy)
         # The first gradient brings the buckets, the end of the pass frees them. Stage 1 reduces only in the
         # last pass of a step, so before it the buckets exist from an earlier one.

@@ -482,6 +482,19 @@ def take_quantization(reading: Reading, kind: str, given: Given, note: str = "",
     reading.take("model.quantization", {"type": kind, **extra}, given, note=note)
 
 
+def take_kbit_norms(reading: Reading, said: str, tool: str) -> None:
+    """bfloat16, of a tool that trains a quantised base with all else in the 16 bits of the computation.
+
+    After the precision and the adapter. Not where a recipe would be refused: what is trained whole is float32
+    """
+    quantised = reading.value("model.quantization") not in (None, "none")
+    precision, whole = reading.value("precision"), reading.value("adapter.modules_to_save")
+    unlike = precision == "bf16-true" and reading.task.adds_head
+    if quantised and precision in ("bf16", "bf16-true") and not whole and not unlike:
+        note = f"{tool} trains norms, embedding and head of a quantised model in 16 bits"
+        reading.default("model.kbit_norms", "bfloat16", said, note)
+
+
 _ALWAYS = Drop(Effect.NONE, "tokens per second are always reported")
 _BY_ITSELF = Drop(Effect.NONE, "each block of the model is wrapped")
 _CPU = To("hardware.device", on("cpu"))

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.importing.arguments import Field, fields, take_fsdp_options, take_quantization
+from launcher.importing.arguments import (
+    Field,
+    fields,
+    take_fsdp_options,
+    take_kbit_norms,
+    take_quantization,
+)
 from launcher.importing.axolotl_answers import shape_of
 from launcher.importing.conversions import (
     To,
@@ -872,6 +878,7 @@ def read(text: str, file: str, call: Call | None = None) -> Reading:
     adapted = take_lora(peer)
     take_bits(peer, adapted)
     take_precision(peer, adapted)
+    take_kbit_norms(peer.reading, f"adapter: {peer.values.get('adapter')}", "axolotl")
     has_eval = take_rows(peer)
     take_steps(peer)
     take_optimizer(peer)

@@ -14,6 +14,7 @@ from launcher.importing.arguments import (
     Field,
     fill_defaults,
     take_adapter,
+    take_kbit_norms,
     take_quantization,
 )
 from launcher.importing.conversions import (
@@ -391,6 +392,8 @@ def read(text: str, file: str, call: Call | None = None, info: Info | None = Non
     peer.leave(peer.tool.left["keys"])
     peer.take_arguments(DEFAULT_TASK)
     fill_defaults(peer.reading, TRANSFORMERS_DEFAULTS)
+    if not peer.switch("upcast_layernorm"):
+        take_kbit_norms(peer.reading, "upcast_layernorm: false", "LLaMA-Factory")
     peer.leave_rest(trainer_fields())
     return peer.close(call)
 

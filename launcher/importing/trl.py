@@ -13,6 +13,7 @@ from launcher.importing.arguments import (
     field_kind,
     fill_defaults,
     take_default_targets,
+    take_kbit_norms,
     take_quantization,
 )
 from launcher.importing.conversions import (
@@ -381,6 +382,8 @@ def read(text: str, file: str, call: Call | None = None) -> Reading:
     _leave_owned(peer, task)
     peer.take_arguments(task.name, (*TRAINER_REMOVED, "use_liger"))
     _take_defaults(peer, task)
+    if (peer.reading.value("model.quantization") or {}).get("compute_dtype") == "bfloat16":
+        take_kbit_norms(peer.reading, "dtype: bfloat16", "TRL")
     peer.leave_rest(trainer_fields())
     return peer.close(call)
 

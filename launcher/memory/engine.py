@@ -107,6 +107,10 @@ class EngineMemory:
         """Whether the engine casts the weights for the forward pass."""
         return False
 
+    def casts_frozen(self, precision: str) -> bool:
+        """Whether it casts what is neither trained nor quantised to the 16 bits of the computation."""
+        return False
+
     def keeps_gradients(self, job: MemoryJob) -> bool:
         """Whether the gradients' memory is taken before they exist: they wait for the next micro-batch."""
         return job.accumulation != 1
@@ -148,7 +152,7 @@ class EngineMemory:
 
     def dtypes(self, job: MemoryJob, *, on_cpu: bool) -> Dtypes:
         """Widths of what flows through a layer."""
-        base = 4 if job.quantization != "none" else WIDTHS[job.dtype]
+        base = WIDTHS[job.dtype if job.quantization == "none" else job.kbit_norms]
         adapter = 4 if job.adapter else None
         if job.precision in MIXED:
             return Dtypes(2, base, True, adapter, on_cpu)
@@ -177,7 +181,11 @@ class EngineMemory:
         frozen = 0
         if job.adapter:
             frozen = base_weight_bytes(
-                spec, dtype, job.quantization, double_quant=job.double_quant, upcast_rest=True
+                spec,
+                dtype,
+                job.quantization,
+                double_quant=job.double_quant,
+                upcast_rest=job.kbit_norms == "float32",
             )
         elif job.trainable_params < spec.loaded_params:
             frozen = (spec.loaded_params - job.trainable_params) * WIDTHS[dtype]
@@ -276,7 +284,8 @@ class EngineMemory:
             return weights + self.gathered_to_load(spec, job)
         # transformers does not shard a quantized base while it loads it (from_pretrained:
         # is_deepspeed_zero3_enabled() and not is_quantized): each rank holds all of it until it is sharded.
-        whole = sum(self.frozen_bytes(spec, job))
+        # peft widens what is not packed, whatever becomes of it then.
+        whole = sum(self.frozen_bytes(spec, replace(job, kbit_norms="float32")))
         # A matrix is read in 16 bits, then quantized on the device.
         largest = 2 * max(linear.weights for linear in spec.linears)
         if job.quantization in FOUR_BITS:

@@ -82,6 +82,8 @@ class MemoryJob:
     """Adapters copy their input into their own dtype (adapter.cast_input_dtype_enabled)."""
     padded: bool = False
     """A batch carries a mask of its padding."""
+    kbit_norms: str = "float32"
+    """Dtype of what a quantised base has beside its quantised matrices."""
     tensor_parallel: int = 1
     """Devices that share one copy's matrices; `data_parallel` counts copies."""
     sequence_parallel: int = 1

@@ -19,7 +19,7 @@ from launcher.tasks import task_named
 
 # What of a job changes its activations, besides the micro-batch.
 _CHOICES = (
-    "sequence_length", "precision", "dtype", "quantization", "trainable_params", "adapter",
+    "sequence_length", "precision", "dtype", "quantization", "kbit_norms", "trainable_params", "adapter",
     "adapted", "uneven", "whole", "adapter_dropout", "checkpointing", "attention", "optim", "document_mask",
     "one_row", "padded", "one_by_one", "cast_inputs", "chunked",
 )  # fmt: skip

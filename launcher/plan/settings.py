@@ -127,6 +127,8 @@ class ModelSettings(Section):
     pad_token: Literal["keep", "ensure"]
     enable_input_require_grads: bool
     prepare_for_kbit: bool
+    kbit_norms: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Dtype of what a quantised base has beside its quantised matrices and is not trained."""
     text_only: bool = False
     """Of a checkpoint for text and images, only the text model is loaded."""
 

@@ -11,6 +11,8 @@ from launcher.facts.hardware import DEVICES, Hardware, device_facts
 from launcher.plan.inputs import Facts
 from launcher.planner.candidates import Candidate
 from launcher.planner.decide import SIZES
+from launcher.planner.kbit_norms import KEY as KBIT_NORMS
+from launcher.planner.kbit_norms import could_narrow
 from launcher.planner.search import could_fit, search
 from launcher.recipe.loading import LoadedRecipe, with_changes
 from launcher.recipe.schema import Recipe
@@ -20,6 +22,8 @@ PER_NODE = (2, 4, 8)
 NODES = (2, 4, 8, 16, 32)
 _RUN_SHARED = ("sp_size", "tp_size")
 """Context parallelism was planned from its source alone."""
+_COSTS = {KBIT_NORMS: "slightly less exact norms"}
+"""What a change costs besides time, by its key."""
 LENGTH_STEP = 64
 """Tokens: data.max_length is tried at its multiples."""
 
@@ -39,7 +43,8 @@ class Alternative:
         changes = " and ".join(f"{key}: {_yaml(value)}" for key, value in self.change.items() if key != "on")
         where = f"on {self.change['on']}" if "on" in self.change else f"with {changes}"
         held = memory.device_bytes or 0
-        return f"{where} ({memory.needed / 2**30:.1f} of {held / 2**30:.1f} GiB)"
+        costs = "".join(f", {cost}" for key, cost in _COSTS.items() if key in self.change)
+        return f"{where} ({memory.needed / 2**30:.1f} of {held / 2**30:.1f} GiB{costs})"
 
     def to_json(self) -> dict[str, object]:
         """An entry of `would_fit` of `plan --json`."""
@@ -183,6 +188,8 @@ def _changes(recipe: Recipe, hardware: Hardware) -> list[dict[str, object]]:
         changes.append(adapter)
     if recipe.model.quantization == "none":
         changes.append({**adapter, "model.quantization": "nf4"})
+    elif recipe.model.kbit_norms in (None, "float32") and could_narrow(recipe, hardware):
+        changes.append({KBIT_NORMS: "bfloat16"})
     everything: dict[str, object] = {}
     for change in changes:
         everything |= change

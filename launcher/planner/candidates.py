@@ -52,12 +52,15 @@ class Variant:
 
     def filled_in(self, recipe: Recipe) -> Recipe:
         """The recipe with what the variant chose."""
-        model, prefix = recipe.model, "sharding."
-        if quantization := self.values.get("model.quantization"):
-            model = model.model_copy(update={"quantization": quantization})
-        chosen = {key.removeprefix(prefix): value for key, value in self.chosen if key.startswith(prefix)}
+        update: dict[str, dict[str, str]] = {"model": {}, "sharding": {}}
+        for dotted, value in self.chosen:
+            section, _, key = dotted.partition(".")
+            update[section][key] = value
         return recipe.model_copy(
-            update={"model": model, "sharding": recipe.sharding.model_copy(update=chosen)}
+            update={
+                "model": recipe.model.model_copy(update=update["model"]),
+                "sharding": recipe.sharding.model_copy(update=update["sharding"]),
+            }
         )
 
     def origins_without(self, origins: Mapping[str, Origin]) -> dict[str, Origin]:
@@ -71,6 +74,8 @@ def variants(recipe: Recipe, hardware: Hardware, profile: Mapping[str, object] |
     if recipe.model.quantization == "auto":
         # Only an adapter can be trained over quantised weights.
         choices["model.quantization"] = QUANTIZATIONS if recipe.adapter else ("none",)
+    if recipe.model.kbit_norms == "auto":
+        choices["model.kbit_norms"] = ("float32", "bfloat16")
     for name in ("offload_optimizer", "offload_param"):
         if getattr(recipe.sharding, name) == "auto":
             choices[f"sharding.{name}"] = _offloads(name, hardware, profile)
@@ -91,8 +96,10 @@ def _offloads(name: str, hardware: Hardware, profile: Mapping[str, object] | Non
 
 
 def _makes_sense(variant: Variant) -> bool:
-    """Whether its engine can offload, where it does."""
+    """Whether its engine can offload, where it does, and its base is quantised, where norms are narrowed."""
     values = variant.values
+    if values.get("model.kbit_norms") == "bfloat16" and values.get("model.quantization") == "none":
+        return False
     offloads = "cpu" in (values.get("sharding.offload_optimizer"), values.get("sharding.offload_param"))
     engine = values.get("sharding.engine")
     return not offloads or engine is None or engine_named(engine).has_stages
@@ -126,6 +133,7 @@ class Candidate:
         job = self.job
         return {
             "model.quantization": job.quantization,
+            **({} if job.quantization == "none" else {"model.kbit_norms": job.kbit_norms}),
             "sharding.engine": job.engine.name,
             "sharding.zero_stage": self.zero_stage,
             "sharding.offload_optimizer": job.offload_optimizer,
@@ -149,7 +157,8 @@ class Candidate:
         """What surely fits before what may not, then the fastest; of equals what changes least."""
         job = self.job
         offloads = (job.offload_param != "none", job.offload_optimizer != "none")
-        does = (job.quantization != "none", *offloads, job.zero_stage, job.checkpointing)
+        quantised = (job.quantization != "none", job.kbit_norms != "float32")
+        does = (*quantised, *offloads, job.zero_stage, job.checkpointing)
         place = ENGINES.index(engine_of(job))
         return (not self.safe, self.seconds_per_sample, *does, place, -self.batch.micro)
 

@@ -49,6 +49,7 @@ def base_job(
         dtype=_loaded_dtype(draft, spec),
         quantization=quantization["type"] if isinstance(quantization, dict) else "none",
         double_quant=isinstance(quantization, dict) and bool(quantization.get("double_quant")),
+        kbit_norms=draft.model.kbit_norms,
         trainable_params=spec.trained_whole if adapter is None else adapter.params,
         adapter=has_adapter,
         adapter_dropout=draft.adapter.lora_dropout,

@@ -121,8 +121,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("trainer.use_cpu", "model.attn_implementation", "trainer.use_liger_kernel", "trainer.tf32",
-         "trainer.torch_compile*", "model.compile_blocks", "model.loss", "adapter.cast_input_dtype_enabled",
-         "data.padding_free", "data.pad_to_multiple_of", "deepspeed.profile"),
+         "trainer.torch_compile*", "model.compile_blocks", "model.loss", "model.kbit_norms",
+         "adapter.cast_input_dtype_enabled", "data.padding_free", "data.pad_to_multiple_of",
+         "deepspeed.profile"),
         "word",
         _NUMBERS,
     ),

@@ -24,6 +24,8 @@ from launcher.planner.arguments import (
 from launcher.planner.candidates import Bench, Candidate, Variant, variants
 from launcher.planner.fixes import apply_fixes, check_disabled
 from launcher.planner.fixes.fix import Situation
+from launcher.planner.kbit_norms import KEY as KBIT_NORMS
+from launcher.planner.kbit_norms import decide_kbit_norms
 from launcher.planner.parallel import decide_parallel
 from launcher.planner.record import record_recipe
 from launcher.planner.rollouts import decide_eval_groups
@@ -39,7 +41,10 @@ SAME_MEMORY = 2**30 // 20
 _LABELS = {
     "sharding.offload_optimizer": "optimizer on the CPU",
     "sharding.offload_param": "parameters on the CPU",
+    KBIT_NORMS: "bfloat16 norms",
 }
+_PLAIN = {"sharding.engine": ENGINES[0].name, KBIT_NORMS: "float32"}
+"""What an open setting is compared with; `none` of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,7 @@ def make_draft(loaded: LoadedRecipe, facts: Facts, variant: Variant) -> tuple[Dr
     decide.decide_engine(draft, recipe, facts.hardware)
     decide.decide_launcher(draft, recipe, facts.hardware)
     decide.decide_weights(draft, recipe, facts.hardware)
+    decide_kbit_norms(draft, recipe, facts.model)
     decide_throughput(draft, recipe, facts)
     decide_trainer(draft, recipe, facts.hardware)
     decide_runtime(draft, facts.cpu_cores, facts.hardware, recipe.launch.env)
@@ -277,7 +283,7 @@ def _others(found: Search, dotted: str, value: object) -> Iterator[Candidate]:
     """The best candidate with each other value of a setting."""
     seen = {value, None}
     for candidate in (*found.ranked, *found.misses):
-        other = candidate.choices[dotted]
+        other = candidate.choices.get(dotted)
         if other not in seen:
             seen.add(other)
             yield candidate
@@ -341,7 +347,7 @@ def _without(found: Search, candidate: Candidate) -> Iterator[tuple[str, Candida
     if stage > min(bench.stages):
         yield f"ZeRO-{stage}", bench.candidate((min(bench.stages), again), candidate.batch)
     for dotted, value in candidate.variant.values.items():
-        plain = ENGINES[0].name if dotted == "sharding.engine" else "none"
+        plain = _PLAIN.get(dotted, "none")
         twin = found.benches.get(candidate.variant.changed(dotted, plain))
         if value == plain or twin is None:
             continue

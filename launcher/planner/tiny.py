@@ -144,8 +144,9 @@ def _is_set(loaded: LoadedRecipe, dotted: str) -> bool:
 
 
 def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
-    """What a CPU cannot do is replaced: fp16 by fp32, FlashAttention and flex by SDPA, FSDP by auto, tf32,
-    context parallelism and parameters on NVMe by nothing, groups of ranks by two."""
+    """What a CPU cannot do is replaced: fp16 by fp32, bfloat16 norms beside it by float32, FlashAttention and
+    flex by SDPA, FSDP by auto, tf32, context parallelism and parameters on NVMe by nothing, groups of ranks
+    by two."""
     recipe, asked = loaded.recipe, loaded.recipe.sharding.engine
     sharding: dict[str, object] = {}
     if recipe.sharding.offload_param == "nvme":
@@ -162,8 +163,13 @@ def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
     update: dict[str, object] = {"sharding": recipe.sharding.model_copy(update=sharding)} if sharding else {}
     if recipe.precision.startswith("fp16"):
         update["precision"] = "fp32"
+    model: dict[str, object] = {}
     if recipe.model.attn_implementation in ("flash_attention_2", "flex_attention"):
-        update["model"] = recipe.model.model_copy(update={"attn_implementation": "sdpa"})
+        model["attn_implementation"] = "sdpa"
+    if not recipe.precision.startswith("bf16"):
+        model["kbit_norms"] = None  # float32, as everything else
+    if model:
+        update["model"] = recipe.model.model_copy(update=model)
     if "tf32" in recipe.trainer:
         update["trainer"] = {k: v for k, v in recipe.trainer.items() if k != "tf32"}
     return replace(loaded, recipe=recipe.model_copy(update=update)) if update else loaded

@@ -285,6 +285,12 @@ def _check_model(given: _Given) -> Problems:
         yield _conflict("model.config", message, _KEEP_ONE)
 
 
+def _check_kbit_norms(given: _Given) -> Problems:
+    if given.model.get("kbit_norms") is not None and given.model.get("quantization") in (None, "none"):
+        message = "needs a quantised base: elsewhere `model.dtype` is the dtype of all weights"
+        yield _conflict("model.kbit_norms", message, "remove it, or set `model.quantization: nf4` or `int8`")
+
+
 def _check_adapter(given: _Given) -> Problems:
     """A continued adapter has its own settings; some initialisations need more than a name in peft."""
     adapter = given.adapter
@@ -462,8 +468,8 @@ def _hub_hint(url: str) -> str | None:
 
 
 _RULES = (
-    _check_device, _check_owned, _check_exclusive, _check_model, _check_adapter, _check_evaluation,
-    _check_early_stopping, _check_hub, _check_mirror, _check_optimizer, _check_best_metric,
+    _check_device, _check_owned, _check_exclusive, _check_model, _check_kbit_norms, _check_adapter,
+    _check_evaluation, _check_early_stopping, _check_hub, _check_mirror, _check_optimizer, _check_best_metric,
 )  # fmt: skip
 
 

@@ -72,6 +72,11 @@ class ModelSection(Section):
     """Storage of the frozen base weights: `none`, `int8`, `nf4`, `fp4`, or a mapping with the keys of the
     section below; `auto`: with an adapter, the fastest of `none`, `int8` and `nf4` that fits. A
     checkpoint that bitsandbytes stored quantised needs what it is stored as."""
+    kbit_norms: Literal["auto", "float32", "bfloat16"] | None = None
+    """With `quantization`: dtype of what stays unquantised and frozen (norms, embedding, head, biases);
+    absent: `float32`, as peft's `prepare_model_for_kbit_training` leaves them; `bfloat16`: back to 16 bits,
+    and the activations between the layers with them: less memory, slightly less exact (needs `precision`
+    `bf16` or `bf16-true`); `auto`: the fastest of both that fits. What is trained whole stays float32."""
     dtype: DtypeName | None = None
     """Dtype of the weights in memory; absent: from `precision`; `auto`: as in the checkpoint."""
     attn_implementation: Kernel | None = None

@@ -30,6 +30,7 @@ SHOWN = (
     "precision",
     "model.dtype",
     "model.quantization",
+    "model.kbit_norms",
     "sharding.engine",
     "sharding.zero_stage",
     "launch.launcher",
@@ -214,7 +215,7 @@ def _router_loss(plan: Plan) -> list[str]:
 def _decisions(plan: Plan, page: Page) -> list[str]:
     """Key, value and reason in columns; on a narrow page a long reason below its key."""
     width = page.within(_WIDE)
-    shown = [key for key in SHOWN if plan.at(key) is not None]
+    shown = [key for key in SHOWN if key in plan.provenance and plan.at(key) is not None]
     rows = [(key, _brief(plan.at(key)), _why(plan.provenance[key])) for key in shown]
     if width >= _THREE_COLUMNS:
         return table(rows, width=width)

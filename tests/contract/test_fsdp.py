@@ -143,6 +143,11 @@ ALIKE: dict[str, dict[str, Any]] = {
     "DPO, LoRA": {"task": "dpo", "adapter": LORA, "data": ANSWERS},
     "bf16": {"precision": "bf16"},
     "bf16, 4-bit, LoRA": {"precision": "bf16", "model": {**SAVED, "quantization": "nf4"}, "adapter": LORA},
+    "bf16, 4-bit, bfloat16 norms, LoRA": {
+        "precision": "bf16",
+        "model": {**SAVED, "quantization": "nf4", "kbit_norms": "bfloat16"},
+        "adapter": LORA,
+    },
     "bf16, LoRA, recomputed": {"precision": "bf16", "adapter": LORA, "trainer": AGAIN},
     "bf16-true": {"precision": "bf16-true"},
     "fp16-true": {"precision": "fp16-true", "trainer": {"adam_epsilon": 1e-4}},

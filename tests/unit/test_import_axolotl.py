@@ -734,3 +734,21 @@ def test_whose_file_it_is() -> None:
 def test_a_learning_rate_that_is_no_number_is_asked_for_once() -> None:
     made = read({**FILE, "learning_rate": float("nan")})
     assert [entry.key for entry in made.dropped if "learning_rate" in entry.key] == ["learning_rate"]
+
+
+_QLORA = {"adapter": "qlora", "load_in_4bit": True, "bf16": True}
+
+
+@pytest.mark.parametrize(
+    ("more", "norms"),
+    [
+        ({}, "bfloat16"),
+        ({"adapter": "lora", "load_in_4bit": False, "load_in_8bit": True}, "bfloat16"),
+        ({"bf16": "auto"}, None),
+        ({"bf16": False, "fp16": True}, None),
+        ({"load_in_4bit": False, "adapter": "lora"}, None),
+        ({"lora_modules_to_save": ["embed_tokens", "lm_head"]}, None),
+    ],
+)
+def test_norms_of_a_quantised_model_are_in_16_bits_there(more: dict[str, Any], norms: str | None) -> None:
+    assert read({**FILE, **_QLORA, **more}).value("model.kbit_norms") == norms

@@ -478,3 +478,20 @@ def test_whose_file_it_is() -> None:
     assert llamafactory.is_recipe({"model_name_or_path": "m", "dataset": "a,b"})
     assert not llamafactory.is_recipe({"model_name_or_path": "m", "dataset_name": "a/b", "lora_r": 8})
     assert not read(FILE).dropped
+
+
+_QLORA = {"finetuning_type": "lora", "quantization_bit": 4, "bf16": True}
+
+
+@pytest.mark.parametrize(
+    ("more", "norms"),
+    [
+        ({}, "bfloat16"),
+        ({"upcast_layernorm": True}, None),
+        ({"bf16": False, "fp16": True}, None),
+        ({"bf16": False, "pure_bf16": True}, "bfloat16"),
+        ({"additional_target": "embed_tokens"}, None),
+    ],
+)
+def test_norms_of_a_quantised_model_are_in_16_bits_there(more: dict[str, Any], norms: str | None) -> None:
+    assert read({**FILE, **_QLORA, **more}).value("model.kbit_norms") == norms

@@ -582,3 +582,11 @@ def test_options_of_accelerate_launch_are_taken_as_trl_hands_them_on(
 def test_a_config_file_of_accelerate_is_followed_and_what_nobody_knows_is_listed() -> None:
     assert list(read({**FILE, "config_file": "a.yaml"}).names) == ["a.yaml"]
     assert dropped(read({**FILE, "my_option": 3}))["my_option"] is Effect.TRAINING
+
+
+@pytest.mark.parametrize(
+    ("more", "norms"),
+    [({"dtype": "bfloat16"}, "bfloat16"), ({}, None), ({"dtype": "bfloat16", "bf16": False}, None)],
+)
+def test_norms_of_a_quantised_model_have_its_dtype(more: dict[str, Any], norms: str | None) -> None:
+    assert read({**NF4, **more}).value("model.kbit_norms") == norms

@@ -58,6 +58,7 @@ RECIPES: list[dict[str, str]] = [
     {"trainer": "{max_steps: 2, num_train_epochs: 1}"},
     {"trainer": "{max_steps: 0}"},
     {"model": "{name_or_path: m, compile_blocks: true}", "trainer": "{torch_compile: true}"},
+    {"model": "{name_or_path: m, kbit_norms: bfloat16}"},
     {"model": "{}"},
     {"model": "{name_or_path: m, config: llama}"},
     {"adapter": "{path: a, r: 8}"},

@@ -64,10 +64,12 @@ def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True)
     each name of the adapter must be in it.
     RecipeError when a named module is not in the model, or nothing would be trained.
     """
-    checkpointing = bool(job.trainer.activation_checkpointing)
+    narrow: list[torch.nn.Parameter] = []
     if job.model.prepare_for_kbit:
         from peft import prepare_model_for_kbit_training
 
+        narrow = _in_16_bits(model)
+        checkpointing = bool(job.trainer.activation_checkpointing)
         options = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointing, **options)
     if job.model.enable_input_require_grads:
@@ -95,9 +97,29 @@ def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True)
         leave_casts_to_autocast(model)
     if job.has_adapter and job.trainer.fp16:
         _trainable_to_fp32(model)
+    narrow_again(narrow, job.model.kbit_norms)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RecipeError(Problem("nothing-trainable", "no parameter would be trained", path="adapter"))
     return model
+
+
+def _in_16_bits(model: Any) -> list[torch.nn.Parameter]:
+    """The parameters that prepare_model_for_kbit_training casts to float32 (peft 0.21, utils/other.py)."""
+    return [
+        parameter
+        for parameter in model.parameters()
+        if parameter.dtype in (torch.float16, torch.bfloat16) and type(parameter).__name__ != "Params4bit"
+    ]
+
+
+def narrow_again(parameters: Iterable[torch.nn.Parameter], dtype: str) -> None:
+    """Cast those that are not trained to the plan's `model.kbit_norms`.
+
+    After the adapter is there: copies of modules that are trained whole were made in float32, and stay so.
+    """
+    for parameter in parameters:
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(getattr(torch, dtype))
 
 
 def require_input_grads(model: Any) -> None:

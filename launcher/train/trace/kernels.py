@@ -280,10 +280,10 @@ class QuantizedLora(LoraLinear):
         return result
 
 
-def stand_in(model: Any, kind: str, compute: str, *, on_cpu: bool) -> None:
+def stand_in(model: Any, kind: str, compute: str, *, on_cpu: bool) -> list[torch.nn.Parameter]:
     """Freeze the model, and let its linears (but the head's) and its experts compute like quantised ones.
 
-    What is not quantised becomes float32, as peft's prepare_model_for_kbit_training does.
+    What is not quantised becomes float32, as peft's prepare_model_for_kbit_training does; returned.
     """
     head = model.get_output_embeddings()
     packed = set()
@@ -298,10 +298,13 @@ def stand_in(model: Any, kind: str, compute: str, *, on_cpu: bool) -> None:
             module.__class__ = Quantized
             module.kind, module.on_cpu, module.compute_dtype = kind, on_cpu, getattr(torch, compute)
             packed.add(id(module.weight))
+    widened = []
     for parameter in model.parameters():
         parameter.requires_grad = False
         if id(parameter) not in packed and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()
+            widened.append(parameter)
+    return widened
 
 
 def adapters_over_quantized(model: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from launcher.facts.capabilities import holds_mask
 from launcher.train.job import Job
-from launcher.train.model.adapters import attach_adapter
+from launcher.train.model.adapters import attach_adapter, narrow_again
 from launcher.train.model.loss import chunk_loss
 from launcher.train.model.models import auto_class
 from launcher.train.model.vision import vision_modules
@@ -175,10 +175,11 @@ def _build(request: Request, config: Any, chosen: Sequence[int] | None) -> Any:
         model.config.pad_token_id = 0  # a decoder's classification finds the last token by it
     quantized = memory["quantization"]
     if quantized != "none":
-        stand_in(model, quantized, _compute_dtype(request), on_cpu=request.on_cpu)
+        widened = stand_in(model, quantized, _compute_dtype(request), on_cpu=request.on_cpu)
     model = attach_adapter(_without_files(job), model, None, whole=False)
     if quantized != "none":
         adapters_over_quantized(model)
+        narrow_again(widened, memory["kbit_norms"])
     if memory["checkpointing"]:
         given = job.trainer.activation_checkpointing_kwargs
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=given)
