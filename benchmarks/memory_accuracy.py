@@ -29,10 +29,11 @@ from memory_grid import HALVES, row
 from memory_images import sees_images, with_pixels
 from memory_measure import RECORD, read_record
 from memory_page import mib, percent, write_page
-from memory_published import published_rows
+from memory_published import planned
 from memory_rows import host_share, job_of, make, plan_of
 from memory_traces import trace_of
 
+from launcher.errors import RecipeError
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.memory_trace import Trace
 from launcher.facts.model import read_model_spec
@@ -47,7 +48,7 @@ class Compared:
 
     name: str
     half: str
-    """tuning | held-out | images | images-unread | gpu | gpu-runs | published"""
+    """tuning | held-out | images | images-unread | gpu | gpu-runs | one of PUBLISHED"""
     measured: int
     t0: int
     low: int
@@ -79,6 +80,9 @@ TARGETS = {"t0": (0.05, 0.12), "t1": (0.03, 0.08)}
 """Median and maximum that measured rows shall keep to."""
 PUBLISHED_TARGET = (0.05, 0.15)
 TIERS = {"t0": "closed form (T0)", "t1": "trace (T1)"}
+PUBLISHED = tuple(f"{group}-{half}" for group in ("published", "elsewhere") for half in HALVES)
+"""Groups of published rows: those trained as transformers' Trainer does, and those that leave something open
+or are of other loops and other code of the model (`apart` in the record)."""
 IMAGES = "images"
 """Group of the rows of models of images and text, of either half, with the images that their rows hold."""
 UNREAD = "images-unread"
@@ -109,12 +113,17 @@ def compare_measured(half: str, trace: bool, record: Path) -> Iterator[Compared]
         yield _compared(one.name, group, entry["measured_bytes"], plan, extra, found)
 
 
-def compare_published(trace: bool) -> Iterator[Compared]:
-    for one in published_rows():
-        plan = one.plan()
-        context = estimate_memory(plan.spec, plan.job, plan.hardware).components.context
+def compare_published(half: str, trace: bool) -> Iterator[Compared]:
+    """The published rows of a half (or `all`), each with an estimate of what its figure counts."""
+    for one, plan in planned(half):
+        if isinstance(plan, RecipeError):
+            print(f"{one.name}: not compared: {plan.problems[0].message}")
+            continue
+        apart = one.apart(estimate_memory(plan.spec, plan.job, plan.hardware))
         found = trace_of(one.name, plan) if trace else None
-        yield _compared(one.name, "published", one.measured_bytes, plan, one.context - context, found)
+        group = f"{'published' if one.alike else 'elsewhere'}-{one.half}"
+        loading = one.counts != "allocated"  # what loading has reserved stays reserved
+        yield _compared(one.name, group, one.measured_bytes, plan, apart, found, loading=loading)
 
 
 def compare_gpu() -> Iterator[Compared]:
@@ -162,25 +171,29 @@ def _of_tensors(name: str, measured: int, estimate: MemoryEstimate, half: str = 
     return Compared(name, half, measured, *ends, asdict(replace(estimate.components, context=0)))
 
 
-def _compared(name: str, half: str, measured: int, plan: Plan, extra: int, trace: Trace | None) -> Compared:
+def _compared(
+    name: str, half: str, measured: int, plan: Plan, extra: int, trace: Trace | None, *, loading: bool = False
+) -> Compared:
     """`extra`: bytes that the measurement sees beside the device's, or does not see of them (negative): of a
-    CPU the host's, of a GPU its context."""
+    CPU the host's, of a GPU its context. `loading`: it sees the peak of loading, too."""
     estimate = estimate_memory(plan.spec, plan.job, plan.hardware)
     traced = estimate_memory(plan.spec, plan.job, plan.hardware, trace=trace)
+    least = estimate.load_peak if loading else 0
     parts = asdict(estimate.components)
     if estimate.components.context:
         parts["context"] += extra
     elif extra:
         parts["host"] = extra
+    parts["weights"] += max(0, least - estimate.total)  # which loading holds besides
     return Compared(
         name=name,
         half=half,
         measured=measured,
-        t0=estimate.total + extra,
-        low=estimate.low + extra,
-        high=estimate.high + extra,
+        t0=max(estimate.total, least) + extra,
+        low=max(estimate.low, least) + extra,
+        high=max(estimate.high, least) + extra,
         components=parts,
-        t1=traced.total + extra if traced.method == "trace" else None,
+        t1=max(traced.total, least) + extra if traced.method == "trace" else None,
     )
 
 
@@ -207,7 +220,7 @@ def coverage(rows: Sequence[Compared]) -> float:
 
 
 HEAD = ("row", "half", "measured", "T0", "error", "T1", "error", "  MiB")
-WIDTHS = (-40, -10, 12, 12, 8, 12, 8, 0)
+WIDTHS = (-64, -20, 12, 12, 8, 12, 8, 0)
 
 
 def line_of(cells: Sequence[str]) -> str:
@@ -225,7 +238,7 @@ def groups(rows: Sequence[Compared]) -> dict[str, list[Compared]]:
     """Rows by half, in the order of HALVES and then published."""
     return {
         half: found
-        for half in (*HALVES, IMAGES, UNREAD, "gpu", "gpu-runs", "published")
+        for half in (*HALVES, IMAGES, UNREAD, "gpu", "gpu-runs", *PUBLISHED)
         if (found := [r for r in rows if r.half == half])
     }
 
@@ -254,8 +267,10 @@ def missed_targets(rows: Sequence[Compared]) -> list[str]:
     for half, found in groups(rows).items():
         for tier, (median, maximum) in TARGETS.items():
             total = summarise(found, tier)
-            if half in (IMAGES, UNREAD, "published"):
+            if half in (IMAGES, UNREAD):
                 median, maximum = PUBLISHED_TARGET
+            if half in PUBLISHED:
+                continue  # `missed_published`
             if tier not in _tiers(half):
                 continue
             if total is None:
@@ -266,6 +281,21 @@ def missed_targets(rows: Sequence[Compared]) -> list[str]:
                 missed.append(
                     f"{half}, {TIERS[tier]}: max {total.maximum:.1%} > {maximum:.0%} ({total.worst})"
                 )
+    return missed
+
+
+def missed_published(rows: Sequence[Compared]) -> list[str]:
+    """The same of published rows, whose largest error is that of a source: the 95th of a hundred counts."""
+    missed = []
+    for half in (half for half in PUBLISHED if half.startswith("published")):
+        total = summarise([one for one in rows if one.half == half], "t0")
+        if total is None:
+            continue
+        median, p95 = PUBLISHED_TARGET
+        if total.median > median:
+            missed.append(f"{half}: median {total.median:.1%} > {median:.0%}")
+        if total.p95 > p95:
+            missed.append(f"{half}: p95 {total.p95:.1%} > {p95:.0%} (largest: {total.worst})")
     return missed
 
 
@@ -280,12 +310,13 @@ def main() -> int:
     rows = []
     print(line_of(HEAD))
     measured = compare_measured(options.half, options.trace, options.record)
-    for one in itertools.chain(measured, compare_gpu(), compare_runs(), compare_published(options.trace)):
+    published = compare_published(options.half, options.trace)
+    for one in itertools.chain(measured, compare_gpu(), compare_runs(), published):
         rows.append(one)
         print(line_of(cells_of(one)), flush=True)
     sentences = summaries(rows)
     print("", *sentences, sep="\n")
-    missed = missed_targets(rows)
+    missed = missed_targets(rows) + missed_published(rows)
     for sentence in missed:
         print(f"missed: {sentence}", file=sys.stderr)
     if options.html is not None:

@@ -1,114 +1,121 @@
-"""Peaks that others measured on GPUs, as jobs of the estimate: pure data.
+"""Peaks that others measured on GPUs, and what they say fits: records/memory_published.json as plans.
 
-ViT-L/16: the logs of rasbt/pytorch-memory-optim, torch.cuda.max_memory_reserved in GB, on one GPU with
-224x224 pictures of ten classes. BERT-large: Hugging Face's perf_train_gpu_one page, MiB by NVML on a V100
-with 16 GB, sequences of 512 tokens, which counts the CUDA context (1343 MiB there). The FSDP rows of the
-former are left out: batch and precision behind them are not known here.
+A figure is what torch allocated, what its allocator reserved, or what the device showed as used; it is
+compared with the estimate of the same: without the CUDA context for the first two, without what the
+allocator loses between its blocks for the first. The other two are of a whole run: where loading needs more
+than training, they are of that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from memory_rows import make
 
+from launcher.errors import RecipeError
 from launcher.facts.hardware import MIB, parse_hardware
 from launcher.facts.model import read_model_spec
 from launcher.facts.probe import shipped_model_config
+from launcher.memory.estimate import MemoryEstimate
 from launcher.plan.plan import Plan
 
-GB = 10**9
+RECORD = Path(__file__).parent / "records" / "memory_published.json"
+_FORMATS = {
+    "sequence-classification": "classification",
+    "image-classification": "image",
+    "dpo": "preference",
+    "causal-lm": "text",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One published peak."""
+    """A row of the record."""
 
-    name: str
-    model: str
-    """Name of a shipped model fact."""
-    device: str
-    measured_bytes: int
-    context: int
-    """Bytes of the CUDA context that the figure holds; allocator statistics know of none."""
-    task: str
-    labels: int
-    length: int
-    precision: str
-    attention: str
-    trainer: Mapping[str, Any]
+    row: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.row["name"])
+
+    @property
+    def half(self) -> str:
+        """tuning | held-out, by the name; rows that were looked at before the split say so."""
+        odd = hashlib.sha256(self.name.encode()).digest()[0] % 2
+        return str(self.row.get("half") or ("held-out" if odd else "tuning"))
+
+    @property
+    def counts(self) -> str:
+        """allocated | reserved | device: what the figure is of."""
+        return str(self.row["figure"]["counts"])
+
+    @property
+    def measured_bytes(self) -> int:
+        return int(self.row["figure"]["gib"] * 2**30)
+
+    @property
+    def alike(self) -> bool:
+        """Trained as by transformers' Trainer, and settled by its source; FSDP may be version 1."""
+        return not set(self.row["apart"]) - {"fsdp1"}
+
+    def apart(self, estimate: MemoryEstimate) -> int:
+        """Bytes to add to an estimate so that it is of the same: minus the context, or the published one."""
+        own = estimate.components.context
+        if self.counts != "device":
+            return -own
+        published = self.row["figure"].get("context_mib")
+        return 0 if published is None else published * MIB - own
 
     def plan(self) -> Plan:
-        """The plan of an equivalent recipe."""
-        published = shipped_model_config(self.model)
-        assert published is not None, self.model
-        config = {**published, "num_labels": self.labels}
-        kind = "image" if self.task == "image-classification" else "classification"
-        length = {} if kind == "image" else {"max_length": self.length}
+        if self.counts != "allocated":
+            return plan_of_row(self.row)
         recipe = {
-            "task": self.task,
-            "model": {"config": config, "attn_implementation": self.attention},
-            "data": {"train": [{"path": "random", "format": kind}], **length},
-            "precision": self.precision,
-            "trainer": dict(self.trainer),
-            # None of these runs asked torch's allocator for expandable segments, as our plans do.
-            "launch": {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}},
-        }
-        spec = read_model_spec(self.model, config, "shipped facts", self.task)
-        found = make(recipe, spec, parse_hardware(f"1x{self.device}"))
-        # Both loops kept gradients through the next forward: the former calls zero_grad just before
-        # backward, and torch before 2.0 set them to zero, where it frees them now.
+            **self.row["recipe"],
+            "launch": {},
+        }  # nothing is lost between blocks
+        return plan_of_row({**self.row, "recipe": recipe})
+
+
+def plan_of_row(row: Mapping[str, Any]) -> Plan:
+    """The plan of the recipe of a row, or of a verdict, on its hardware; also where it does not fit."""
+    recipe = json.loads(json.dumps(row["recipe"]))
+    task = recipe.setdefault("task", "causal-lm")
+    config = {**(shipped_model_config(row["model"]) or {}), **row["config"]}
+    recipe.setdefault("model", {})["config"] = config
+    form = _FORMATS.get(task, "prompt-completion")
+    recipe.setdefault("data", {})["train"] = [{"path": "random", "format": form}]
+    recipe.setdefault("trainer", {})["max_steps"] = 10
+    spec = read_model_spec(row["model"], config, "shipped facts", task)
+    found = make(recipe, spec, parse_hardware(row["hardware"]))
+    if row.get("keeps_gradients"):
         return replace(found, job=replace(found.job, accumulation=None))
+    return found
 
 
-def _trainer(micro: int, optim: str, accumulation: int = 1, checkpointing: bool = False) -> dict[str, Any]:
-    return {
-        "max_steps": 10,
-        "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": accumulation,
-        "activation_checkpointing": checkpointing,
-        "optim": optim,
-    }
+def _record() -> Mapping[str, Any]:
+    record: Mapping[str, Any] = json.loads(RECORD.read_text("utf-8"))
+    return record
 
 
-def _vit() -> list[Published]:
-    # torch.optim.Adam updates all tensors at once on a GPU, as adamw_torch does.
-    rows: dict[str, tuple[str, dict[str, Any], float]] = {
-        "ViT-L/16 fp32": ("fp32", _trainer(64, "adamw_torch"), 26.84),
-        "ViT-L/16 mixed": ("fp16", _trainer(64, "adamw_torch"), 18.21),
-        "ViT-L/16 bf16-true": ("bf16-true", _trainer(64, "adamw_torch"), 13.82),
-        "ViT-L/16 batch 16": ("bf16-true", _trainer(16, "adamw_torch"), 5.69),
-        "ViT-L/16 4x accumulation 4": ("bf16-true", _trainer(4, "adamw_torch", 4), 3.91),
-        "ViT-L/16 SGD": ("bf16-true", _trainer(4, "sgd", 4), 2.02),
-    }
-    return [
-        Published(name, "google/vit-large-patch16-224", "A100-80GB", int(gb * GB), 0,
-                  "image-classification", 10, 197, precision, "sdpa", trainer)
-        for name, (precision, trainer, gb) in rows.items()
-    ]  # fmt: skip
+def published_rows(half: str = "all") -> Iterator[Published]:
+    """Of one half, or of both."""
+    yield from (one for one in map(Published, _record()["rows"]) if half in ("all", one.half))
 
 
-def _bert() -> list[Published]:
-    fused = "adamw_torch_fused"  # the page's optimizer goes from one tensor to the next
-    rows: dict[str, tuple[str, dict[str, Any], int]] = {
-        "BERT-large 1x accumulation 4": ("fp32", _trainer(1, fused, 4), 8681),
-        "BERT-large + checkpointing": ("fp32", _trainer(1, fused, 4, True), 6775),
-        "BERT-large + fp16": ("fp16", _trainer(1, fused, 4, True), 7275),
-        "BERT-large + Adafactor": ("fp16", _trainer(1, "adafactor", 4, True), 4847),
-        "BERT-large + 8-bit Adam": ("fp16", _trainer(1, "adamw_bnb_8bit", 4, True), 5363),
-        "BERT-large batch 4 fp32": ("fp32", _trainer(4, fused), 14949),
-        "BERT-large batch 4 fp16": ("fp16", _trainer(4, fused), 13939),
-        "BERT-large batch 4 Adafactor": ("fp32", _trainer(4, "adafactor"), 12295),
-        "BERT-large batch 4 8-bit Adam": ("fp32", _trainer(4, "adamw_bnb_8bit"), 13085),
-    }
-    return [
-        Published(name, "google-bert/bert-large-uncased", "V100-16GB", mib * MIB, 1343 * MIB,
-                  "sequence-classification", 2, 512, precision, "eager", trainer)
-        for name, (precision, trainer, mib) in rows.items()
-    ]  # fmt: skip
+def planned(half: str = "all") -> Iterator[tuple[Published, Plan | RecipeError]]:
+    """The same with their plans; a model type without a closed form has an error instead."""
+    for one in published_rows(half):
+        try:
+            yield one, one.plan()
+        except RecipeError as error:
+            yield one, error
 
 
-def published_rows() -> list[Published]:
-    return [*_vit(), *_bert()]
+def published_verdicts() -> Iterator[Mapping[str, Any]]:
+    """What sources say fits (`fits`), or runs out of memory."""
+    yield from _record()["verdicts"]

@@ -10,7 +10,7 @@ from typing import Any
 from launcher.errors import DoesNotFit
 from launcher.facts.memory_trace import Line, Trace, TracedStep, Untraceable, ask_child, read_step
 from launcher.facts.software import require_modules
-from launcher.memory.allocator import has_expandable_segments, reserved_beyond_allocated
+from launcher.memory.allocator import expandable_in, reserved_beyond_allocated
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.traced import choices_of, why_not
 from launcher.plan.inputs import Facts
@@ -22,8 +22,6 @@ from launcher.tasks import task_named
 
 ROUNDS = 4
 """Largest number of traces: a traced memory can change the plan, which is then traced again."""
-ALLOCATOR_OPTIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables; the second is used if the first is not set."""
 
 
 def with_trace(loaded: LoadedRecipe, facts: Facts) -> Facts:
@@ -78,9 +76,8 @@ def _plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
 
 def trace_plan(plan: Plan) -> tuple[TracedStep, Mapping[str, str]]:
     """Trace one step; also the versions of the libraries. Raises Untraceable, MachineError."""
-    answer, env = ask_child(trace_request(plan), plan.interpreter), plan.launch.env
-    options = next((env[name] for name in ALLOCATOR_OPTIONS if name in env), "")
-    fragmentation = _fragmentation(answer, expandable=has_expandable_segments(options))
+    answer = ask_child(trace_request(plan), plan.interpreter)
+    fragmentation = _fragmentation(answer, expandable=expandable_in(plan.launch.env))
     step = read_step(answer, choices_of(plan.job, plan.hardware), fragmentation)
     return step, answer["versions"]
 

@@ -9,7 +9,7 @@ Other options of the allocator are not followed.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 MIB = 2**20
@@ -22,6 +22,15 @@ LARGE_SEGMENT = 20 * MIB
 OWN_SEGMENT = 10 * MIB
 """Requests from this size on get a segment of their own, rounded up to `SEGMENT_ROUND`."""
 SEGMENT_ROUND = 2 * MIB
+
+
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables with the allocator's options; the first that is set counts."""
+
+
+def expandable_in(env: Mapping[str, str]) -> bool:
+    """Whether these variables ask for expandable segments."""
+    return has_expandable_segments(next((env[name] for name in VARIABLES if name in env), ""))
 
 
 def has_expandable_segments(options: str) -> bool:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from launcher.facts.measured_runs import Calibration
     from launcher.facts.memory_trace import Trace
 
+FRAGMENTED = 1.06
+"""Bytes that torch's allocator reserves for each that it allocates, where its segments do not grow: the
+median of the sweep on one H100 (benchmarks/records/gpu_memory_*.json), of 1.01 to 1.18."""
 MARGIN = 0.05
 """Share of the device left free for what no component counts: workspaces of libraries, buffers of NCCL,
 other processes; in closed form the caching allocator's fragmentation, too.
@@ -124,6 +127,8 @@ def estimate_memory(
     found = _all_phases(traced or training_phases(part, own, hardware), part, own, hardware)
     context, context_word = device_context(job, hardware, calibration, CUDA_CONTEXT)
     phases = {name: replace(_share(p, job.spread), context=context) for name, p in found.items()}
+    if not (job.expandable or traced or hardware.is_cpu):
+        phases = {name: _fragmented(parts) for name, parts in phases.items()}
     phase, components = max(phases.items(), key=lambda item: item[1].total)
     total = components.total
     device = hardware.device_bytes
@@ -256,6 +261,12 @@ def _traced(
     from launcher.memory.traced import traced_phases
 
     return traced_phases(trace, spec, job, hardware)
+
+
+def _fragmented(parts: Components) -> Components:
+    """With what the allocator reserves beyond it; a trace replays that."""
+    lost = int((FRAGMENTED - 1) * (parts.total - parts.context))
+    return replace(parts, temporary=parts.temporary + lost)
 
 
 def _share(parts: Components, devices: int) -> Components:

@@ -113,6 +113,9 @@ class MemoryJob:
     params_in_host: int = 1_000_000_000
     """Offload to NVMe: values of a rank's parameters that stay in host memory all the same (max_in_cpu)."""
 
+    expandable: bool = True
+    """The allocator's segments grow (PYTORCH_ALLOC_CONF), so that little between blocks is lost."""
+
     pixels: tuple[int, ...] = ()
     """Pixel values of the prepared samples with the most, descending; (): the rows are not prepared."""
     pixels_of_image: int = 0

@@ -12,6 +12,7 @@ from launcher.facts.lora import Adapted, adapted_by
 from launcher.facts.model import ModelSpec
 from launcher.facts.prepared_images import PreparedImages
 from launcher.facts.requirements import holds
+from launcher.memory.allocator import expandable_in
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.plan.draft import Draft
 from launcher.planner.decide import AMPERE
@@ -71,6 +72,7 @@ def base_job(
         chunked=draft.model.loss == "chunked",
         cast_inputs=draft.adapter.cast_input_dtype_enabled is not False,
         padded=_padded(draft, spec),
+        expandable=hardware.is_cpu or expandable_in(draft.launch.env),
         extra_frozen=_token_rows(draft, spec) if has_adapter else 0,
     )
     job = _with_reference(job, draft)
