@@ -11,6 +11,7 @@ from typing import NoReturn
 from launcher.errors import Problem, RecipeError
 from launcher.facts.software import require_modules
 from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
+from launcher.knowledge.lint.document import printable
 from launcher.report.outcome import Outcome, harmless, note
 
 ENDS = "Ctrl-D exits; Ctrl-C stops an answer"
@@ -40,6 +41,8 @@ def generate_command(
     elif prompt is not None and not prompt.strip():
         _refuse("the prompt is empty", "give a PROMPT, pipe one in, or chat with -i")
     require_modules(("torch", "transformers"))
+    if not as_json:
+        note(f"loading the model of {printable(run_dir)}")
     from launcher.train.results.generate import answer, converse, load_trained
 
     with output_on_stderr():

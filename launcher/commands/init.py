@@ -22,7 +22,7 @@ from launcher.recipe.yaml_writer import recipe_text
 from launcher.render.bundle import Bundle, render
 from launcher.render.new_file import refuse_existing, write_new, writing
 from launcher.report.outcome import Outcome, note
-from launcher.report.plan_text import plan_text
+from launcher.report.plan_text import brief_text
 from launcher.report.questions import ask, can_ask
 from launcher.tasks import task_named
 
@@ -229,7 +229,7 @@ def _outcome(fitting: Fitting, target: Path, bundle: Bundle) -> Outcome:
         f"wrote {file}: {_METHODS[fitting.method]} of {printable(start.model['name_or_path'])} on "
         f"{_LEARNS[start.goal]}",
         "",
-        plan_text(bundle).rstrip("\n"),
+        brief_text(bundle.plan, f"`effilaunch plan {file}` shows it whole").rstrip("\n"),
         "",
         "next",
         *(f"  {command:{width}}  {purpose}" for command, purpose in steps.items()),

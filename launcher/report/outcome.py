@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from launcher.errors import WOULD_FIT, EffilaunchError, MachineError, Problem
-from launcher.report.terminal import is_coloured, plain
+from launcher.report.terminal import is_coloured, page_of, plain
 
 SCHEMA_VERSION = 1
 
@@ -141,13 +141,20 @@ def _listed(problem: Problem) -> str:
 def echo(line: str) -> None:
     """Print one line of a running job at once. Never fails."""
     if not _quiet:
-        _put(harmless(line), sys.stdout)
+        _put(_fitted(harmless(line), sys.stdout), sys.stdout)
 
 
 def note(line: str) -> None:
     """Print a message that is not part of the result to stderr. Never fails."""
     if not _quiet:
-        _put(harmless(line), sys.stderr)
+        _put(_fitted(harmless(line), sys.stderr), sys.stderr)
+
+
+def _fitted(text: str, stream: TextIO | None) -> str:
+    """The text with the lines wrapped that are too long for a terminal; coloured ones are already."""
+    page = page_of(stream)
+    lines = text.split("\n")
+    return "\n".join(part for line in lines for part in ([line] if "\x1b" in line else page.fitted(line)))
 
 
 _CLOSED = (errno.EPIPE, errno.EIO)

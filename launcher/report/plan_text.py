@@ -268,6 +268,10 @@ def explain_text(plan: Plan, dotted: str) -> str:
 # --- memory
 
 
+_VISIBLE = 2**19
+"""Bytes that are shown as more than 0 MiB."""
+
+
 def memory_lines(plan: Plan, page: Page = _PLAIN) -> list[str]:
     """The memory of one device by component, as a range, compared with the size of the device."""
     memory, width = plan.memory.to_json(), page.within(WIDTH)
@@ -285,7 +289,7 @@ def memory_lines(plan: Plan, page: Page = _PLAIN) -> list[str]:
     keys = {"training": "total", "saving": "save_peak", "evaluating": "eval_peak", "loading": "load_peak"}
     peaks = ", ".join(f"{name} {gib(memory[key])}" for name, key in keys.items())
     lines += page.fitted(f"  peaks: {peaks}; the highest is {memory['moment']}")
-    if memory["eval_kept"]:
+    if memory["eval_kept"] >= _VISIBLE:
         lines += page.fitted(
             f"  each evaluation batch leaves {gib(memory['eval_kept'])} more where metrics read predictions, "
             "until trainer.eval_accumulation_steps"

@@ -21,7 +21,7 @@ from launcher.execute.record import RunRecord, keep_end, read_run, total_seconds
 from launcher.report.html import compare
 from launcher.report.html.elements import apart, duration, figure, number, size
 from launcher.report.html.memory import measured_parts, memory_section
-from launcher.report.html.run_sections import steps_done
+from launcher.report.html.run_sections import recent_loss, steps_done
 from launcher.report.run_pages import compare_page, run_page
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -105,7 +105,13 @@ def test_the_page_of_a_finished_run(finished):
     assert "✓ finished" in said
     assert "40 of 40 planned" in said
     assert "held-out loss 0.57" in section(page, "result")
-    assert "0.52 1.4 at the first step" in said
+    mean, count = recent_loss(finished)
+    rows = [row["loss"] for row in finished.metrics if row.get("loss") is not None]
+    assert (count, mean) == (len(rows) // 5, pytest.approx(sum(rows[-count:]) / count))
+    assert f"{figure(mean)} mean of the last {count} logged; 1.4 at the first step" in said
+    few = replace(finished, metrics=finished.metrics[:3])
+    assert recent_loss(few)[1] == 1, "too few to average"
+    assert "0.52 1.4 at the first step" in text(run_page(few, "made now"))
     assert "3.80 GiB 4.00 GiB predicted (−5.0" in said  # noqa: RUF001 what the page shows
     assert "All 1" in said or re.search(r"All \d+ settings", said)
     assert [node.get("aria-label") for node in parsed(page).iter(f"{SVG}svg") if node.get("role")] == [

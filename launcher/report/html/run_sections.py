@@ -111,7 +111,9 @@ def _run_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     first, last = losses(record)
     memory = mapping(record.result.get("memory"))
     if number(last) is not None:
-        yield "Loss", figure(last), f"{figure(first)} at the first step"
+        mean, count_of = recent_loss(record)
+        note = "" if count_of < 2 else f"mean of the last {count_of} logged; "
+        yield "Loss", figure(last if count_of < 2 else mean), f"{note}{figure(first)} at the first step"
     for name, value in list(scores(record).items())[:2]:
         yield name.replace("eval_", "Held-out ").replace("_", " "), figure(value), ""
     planned = number(at(record.plan, "schedule", "steps"))
@@ -149,6 +151,17 @@ def losses(record: RunRecord) -> tuple[Any, Any]:
     loss = mapping(record.result.get("loss"))
     rows = [row["loss"] for row in record.metrics if number(row.get("loss")) is not None]
     return loss.get("first", rows[0] if rows else None), loss.get("last", rows[-1] if rows else None)
+
+
+_RECENT = 10
+"""Logged losses that are averaged at most; one batch says little."""
+
+
+def recent_loss(record: RunRecord) -> tuple[float, int]:
+    """Mean of the last logged losses, of at most a fifth of all, and how many they are."""
+    rows = [found for row in record.metrics if (found := number(row.get("loss"))) is not None]
+    recent = rows[-min(_RECENT, max(1, len(rows) // 5)) :]
+    return (sum(recent) / len(recent) if recent else 0.0), len(recent)
 
 
 def scores(record: RunRecord) -> dict[str, float]:
