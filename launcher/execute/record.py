@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import Problem, RecipeError
+from launcher.execute.logged import read_logged
 from launcher.execute.mirror_upload import read_progress
 from launcher.execute.run_dir import ENDED, MARKER, RESTARTS, STOPPED, is_held, read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
@@ -46,7 +47,9 @@ class RunRecord:
     """recipe.yaml, as given."""
     result: Mapping[str, Any] = field(default_factory=dict)
     metrics: Sequence[Mapping[str, Any]] = ()
-    """Rows of metrics.jsonl that have a step."""
+    """Rows of metrics.jsonl that have a step; of many, those that a chart shows."""
+    logged: int = 0
+    """How many rows it has."""
     data: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     restarts: Sequence[Mapping[str, Any]] = ()
@@ -71,8 +74,8 @@ def read_run(run_dir: Path) -> RunRecord:
     if not plan:
         raise RecipeError(_no_run(run_dir))
     statuses = read_statuses(run_dir)
-    rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if isinstance(row.get("step"), int | float)]
-    first, state = statuses.get(0), _state(run_dir, bool(rows))
+    logged = read_logged(run_dir / "metrics.jsonl")
+    first, state = statuses.get(0), _state(run_dir, bool(logged.rows))
     ended = {} if state in ("finished", "running") else _read_json(run_dir / "logs" / ENDED)
     problems, found = ended.get("problems"), complete_checkpoints(run_dir / "checkpoints")
     return RunRecord(
@@ -82,7 +85,8 @@ def read_run(run_dir: Path) -> RunRecord:
         run_dir=str(run_dir.resolve()),
         recipe=_read_text(run_dir / "recipe.yaml"),
         result=_read_json(run_dir / "result.json"),
-        metrics=rows,
+        metrics=logged.rows,
+        logged=logged.count,
         data=_read_json(run_dir / "data.json"),
         environment=_environment(run_dir),
         restarts=read_jsonl(run_dir / RESTARTS),

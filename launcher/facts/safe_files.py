@@ -56,7 +56,7 @@ def is_dir(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path) -> Iterator[BinaryIO]:
+def opened(path: str | Path) -> Iterator[BinaryIO]:
     """Open a regular file; OSError for anything else."""
     # Without O_NONBLOCK, opening a FIFO or reading /proc/kmsg would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -68,7 +68,7 @@ def _opened(path: str | Path) -> Iterator[BinaryIO]:
 
 def read_bytes(path: str | Path, largest: int) -> bytes:
     """The content of a regular file of at most `largest` bytes; OSError for anything else."""
-    with _opened(path) as stream:
+    with opened(path) as stream:
         if os.fstat(stream.fileno()).st_size > largest:
             raise _too_large(path, largest)
         parts, size = [], 0
@@ -125,7 +125,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[bytes, dict[str, Any] | None]
     None for a line that is not a JSON object (a killed process or a full disk leaves partial lines) and for
     each part of a line that is too long. OSError where the file cannot be read.
     """
-    with _opened(path) as stream:
+    with opened(path) as stream:
         begins = True
         while part := stream.readline(LONGEST_LINE):
             ends = part.endswith(b"\n")

@@ -79,14 +79,14 @@ def test_a_line_without_an_end_is_left_out_without_being_read_as_a_whole(tmp_pat
 def test_metrics_that_cannot_be_read_stay(tmp_path, monkeypatch, capsys, code):
     path = tmp_path / "metrics.jsonl"
     write(path, 1, 2, 9)
-    opened = safe_files._opened
+    opened = safe_files.opened
 
     def unreadable(wanted):
         if Path(wanted) == path:
             raise OSError(code, "made up", str(wanted))
         return opened(wanted)
 
-    monkeypatch.setattr(safe_files, "_opened", unreadable)
+    monkeypatch.setattr(safe_files, "opened", unreadable)
     resumed(path, 4)
     assert steps(path) == [1, 2, 9, 5]
     assert [found.name for found in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -344,7 +344,7 @@ def training_section(record: RunRecord) -> Section | None:
     }
     for column in ("learning_rate", "tokens_per_second", "grad_norm"):
         lines[column] = [Curve("last", points(record, column))]
-    parts = [charts(lines, events), _metrics_table(record.metrics)]
+    parts = [charts(lines, events), _metrics_table(record)]
     return Section("training", "Training", joined(parts))
 
 
@@ -360,13 +360,16 @@ def charts(lines: Mapping[str, Sequence[Curve]], events: Sequence[Event] = ()) -
     return tag("div", *parts, class_="charts")
 
 
-def _metrics_table(metrics: Sequence[Mapping[str, Any]]) -> Markup:
+def _metrics_table(record: RunRecord) -> Markup:
     """Evenly spaced rows, the last one among them."""
+    metrics = record.metrics
     apart = max(1, math.ceil(len(metrics) / _ROWS))
     rows = [metrics[i] for i in range((len(metrics) - 1) % apart, len(metrics), apart)]
     columns = [name for name in _COLUMNS if any(name in row for row in rows)]
     cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
     note = "" if apart == 1 else f"every {apart}th of {len(metrics):,} rows"
+    if record.logged > len(metrics):
+        note = f"of {record.logged:,}; a curve has the least and the largest of each column of pixels"
     head = [name.replace("_", " ") for name in columns]
     return details(several(len(rows), "logged row"), table("Logged steps", head, cells, "numbers"), note=note)
 
