@@ -66,9 +66,10 @@ def test_lines_that_are_no_row_are_skipped(tmp_path, line):
 
 
 def test_a_page_of_a_long_run_says_how_many_rows_were_logged(tmp_path):
+    from reports import write_run
+
     from launcher.execute.record import read_run
     from launcher.report.run_pages import run_page
-    from reports import write_run
 
     run = write_run(tmp_path / "run")
     write(run / "metrics.jsonl", rows())
