@@ -10,7 +10,7 @@ from factories import facts, plan, recipe
 from launcher.errors import RecipeError
 from launcher.facts.capabilities import CHUNK_BYTES, chunk_rows, holds_mask, is_varlen
 from launcher.facts.hardware import parse_hardware
-from launcher.planner.planner import make_plan
+from launcher.planner.planner import NOT_COMPILED, make_plan
 
 A100, V100 = "1xA100-80GB", "1xV100-32GB"
 ATTENTION, FREE, MULTIPLE = "model.attn_implementation", "data.padding_free", "data.pad_to_multiple_of"
@@ -337,6 +337,7 @@ def test_layers_are_compiled_where_the_run_is_long(tmp_path, on, given, compiled
     made = plan(tmp_path, on, **given)
     assert made.model.compile_blocks is compiled
     assert why in made.provenance["model.compile_blocks"].reason
+    assert (NOT_COMPILED in made.memory.notes) is compiled
 
 
 @pytest.mark.parametrize("on", ["cpu", V100, A100, "8xA100-80GB"])
