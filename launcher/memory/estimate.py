@@ -130,12 +130,10 @@ def estimate_memory(
     if not (job.expandable or traced or hardware.is_cpu):
         phases = {name: _fragmented(parts) for name, parts in phases.items()}
     phase, components = max(phases.items(), key=lambda item: item[1].total)
-    total = components.total
-    device = hardware.device_bytes
-    margin = int(MARGIN * device) if device is not None else 0
+    total, device = components.total, hardware.device_bytes
+    margin = int(MARGIN * (device or 0))
     peaks = _other_peaks(part, own, hardware, context, job.sequence_length)
-    method = "trace" if traced else "closed-form"
-    prior = prior_range(job, hardware, total - context)
+    method, prior = "trace" if traced else "closed-form", prior_range(job, hardware, total - context)
     span, range_word = memory_range(total - context, context, job_kind(spec, job), method, calibration, prior)
     needed = max(total, span.expected, *peaks.values())
     host = host_memory(spec, job, hardware, needed)

@@ -30,11 +30,10 @@ def base_job(
     draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int, versions: Mapping[str, str]
 ) -> MemoryJob:
     """The memory job of this draft at micro-batch 1, stage 0, without checkpointing."""
-    quantization = draft.model.quantization
     has_adapter = draft.adapter.type is not None
     adapter = adapted_by(spec, draft.fields(draft.adapter)) if has_adapter else None
     bucket, one_row = _bucket(hardware), bool(draft.data.padding_free)
-    engine = engine_of(draft)
+    engine, quantization = engine_of(draft), draft.model.quantization
     job = MemoryJob(
         micro_batch=1,
         sequence_length=spec.tokens_per_sample or _length(draft),
@@ -48,8 +47,8 @@ def base_job(
         devices_per_node=hardware.devices_per_node,
         precision=draft.precision,
         dtype=_loaded_dtype(draft, spec),
-        quantization=quantization["type"] if isinstance(quantization, dict) else "none",
-        double_quant=isinstance(quantization, dict) and bool(quantization.get("double_quant")),
+        quantization=draft.model.quantization_type,
+        double_quant=quantization != "none" and bool(quantization.get("double_quant")),
         kbit_norms=draft.model.kbit_norms,
         trainable_params=spec.trained_whole if adapter is None else adapter.params,
         adapter=has_adapter,
