@@ -19,7 +19,7 @@ from reports import GIB, SAMPLE, data, metrics, result, write_finished, write_ru
 from launcher.errors import RecipeError
 from launcher.execute.record import RunRecord, keep_end, read_run, total_seconds, without_secrets
 from launcher.report.html import compare
-from launcher.report.html.elements import apart, duration, figure, number, size
+from launcher.report.html.elements import apart, code, duration, figure, number, size
 from launcher.report.html.memory import measured_parts, memory_section
 from launcher.report.html.run_sections import recent_loss, steps_done
 from launcher.report.run_pages import compare_page, run_page
@@ -48,8 +48,21 @@ def text(page: str) -> str:
 
 
 def section(page: str, name: str) -> str:
-    found = next(node for node in parsed(page).iter("section") if node.get("id") == name)
+    whole = parsed(page.replace("<wbr/>", ""))  # a place to break an identifier is no space
+    found = next(node for node in whole.iter("section") if node.get("id") == name)
     return " ".join(" ".join(found.itertext()).split())
+
+
+def test_an_identifier_is_broken_behind_its_separators():
+    broken = code("trainer.learning_rate runs/a-1.5/x").split("<wbr/>")
+    assert [re.sub("<.*?>", "", part) for part in broken] == [
+        "trainer.",
+        "learning_",
+        "rate runs/",
+        "a-1.5/",
+        "x",
+    ]
+    assert code("<b>") == "<code>&lt;b&gt;</code>"
 
 
 class Tags(HTMLParser):

@@ -13,7 +13,7 @@ from launcher.report.tables import BYTES, amount, gib
 from launcher.report.tables import duration as long_duration
 from launcher.report.tables import parameters as plain_parameters
 
-_VOID = frozenset({"meta", "br", "img"})
+_VOID = frozenset({"meta", "br", "wbr", "img"})
 _INLINE = frozenset({"pre", "p", "th", "td", "span", "mark", "code", "b", "li", "dt", "dd", "h1", "h2", "h3"})
 """Elements between whose parts a line end would be visible, or enlarge the file."""
 # XML allows no other control characters, and no half of a surrogate pair.
@@ -89,8 +89,14 @@ def details(summary: str, *inside: object, note: str = "") -> Markup:
     return tag("details", head, *inside)
 
 
+_SEAMS = re.compile(r"(?<=[._/=:,-])(?=[^\W\d])")
+"""Where an identifier or a path may be broken."""
+
+
 def code(text: object) -> Markup:
-    return tag("code", text)
+    """An identifier or a path; a line that is too narrow for it ends behind a separator."""
+    first, *others = _SEAMS.split(str(text))
+    return tag("code", first, *(piece for part in others for piece in (tag("wbr"), part)))
 
 
 def block(text: object, name: str) -> Markup:

@@ -67,7 +67,7 @@ line-height:1.3;overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left}
 th,td{text-align:left;vertical-align:top;padding:.42rem 1.1rem .42rem 0;border-bottom:1px solid var(--line);
-overflow-wrap:anywhere}
+overflow-wrap:break-word}
 tbody tr:last-child>*{border-bottom:0}
 thead th{color:var(--soft);font-weight:500;font-size:.84rem;white-space:nowrap}
 tbody th{font-weight:500}th code,.settings td:nth-child(2) code{overflow-wrap:normal}
