@@ -112,3 +112,8 @@ def data(samples: Sequence[Mapping[str, Any]] = (SAMPLE, SAMPLE, SAMPLE)) -> dic
         }},
         "samples": list(samples),
     }  # fmt: skip
+
+
+def read_page(path: Path) -> str:
+    """A page as it is read: without the places where an identifier may be broken."""
+    return path.read_text("utf-8").replace("<wbr/>", "")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from reports import metrics, planned, result, write_finished, write_run
+from reports import metrics, planned, read_page, result, write_finished, write_run
 
 from launcher.cli import main
 from launcher.commands.report import unlike
@@ -30,7 +30,7 @@ def test_a_report_is_written_into_its_run_directory_again(tmp_path, capsys):
     for _ in range(2):
         assert main(["report", str(run)]) == 0
         assert capsys.readouterr().out == f"wrote {run}/report.html\n"
-    assert "✓ finished" in (run / "report.html").read_text("utf-8")
+    assert "✓ finished" in read_page(run / "report.html")
 
 
 def test_json_has_the_numbers(tmp_path, capsys, root):
@@ -58,7 +58,7 @@ def test_two_runs_are_compared_in_a_new_file_here(tmp_path, monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     assert main(["report", "a", "b"]) == 0
     assert main(["report", "a", "b", "--json"]) == 0
-    assert (tmp_path / "report-a-b.html").read_text("utf-8").count("✓ finished") == 2
+    assert read_page(tmp_path / "report-a-b.html").count("✓ finished") == 2
     said = json.loads(capsys.readouterr().out.split("\n", 1)[1])
     assert (said["report"], said["differs"]) == ("report-a-b-2.html", {})
     assert [run["run_dir"] for run in said["runs"]] == [str(first), str(second)]
@@ -99,7 +99,7 @@ def test_a_failed_run_is_diagnosed(tmp_path, capsys):
     (facts,) = json.loads(capsys.readouterr().out)["runs"]
     assert facts["state"] == "failed"
     assert facts["diagnosis"]["findings"][0]["id"] == "cuda-oom"
-    page = (run / "report.html").read_text("utf-8")
+    page = read_page(run / "report.html")
     assert "What went wrong" in page
     assert "cuda-oom" in page
 
@@ -110,7 +110,7 @@ def test_no_secret_of_the_environment_is_written(tmp_path, monkeypatch):
     run = write_finished(tmp_path / "a")
     (run / "recipe.yaml").write_text(f"# {secret}\n", "utf-8")
     assert main(["report", str(run)]) == 0
-    page = (run / "report.html").read_text("utf-8")
+    page = read_page(run / "report.html")
     assert "&lt;secret&gt;" in page
     assert "hf_" not in page
 
@@ -120,7 +120,7 @@ def test_a_plan_is_a_page_too(tmp_path, monkeypatch, capsys, root):
     recipe = str(root / "recipes" / "starcoder_lora.yaml")
     assert main(["plan", recipe, "--on", "8xA100-80GB", "--html"]) == 0
     assert capsys.readouterr().out.endswith("\nwrote starcoder_lora-plan.html\n")
-    page = Path("starcoder_lora-plan.html").read_text("utf-8")
+    page = read_page(Path("starcoder_lora-plan.html"))
     assert "planned, nothing was started" in page
     assert "bigcode/starcoder" in page
     assert main(["plan", recipe, "--html", "--json"]) == 2, "it is there"
@@ -128,14 +128,14 @@ def test_a_plan_is_a_page_too(tmp_path, monkeypatch, capsys, root):
     assert main(["plan", recipe, "--on", "1x24GB", "--html", "miss.html", "--json"]) == 3
     said = json.loads(capsys.readouterr().out)
     assert said["page"] == "miss.html"
-    assert "does not fit" in Path("miss.html").read_text("utf-8")
+    assert "does not fit" in read_page(Path("miss.html"))
 
 
 def test_a_run_writes_its_report_however_it_ends(tmp_path):
     said: list[str] = []
     finished, stopped, failed = (write_run(tmp_path / name) for name in "abc")
     with reported(finished, said.append):
-        begun = (finished / "report.html").read_text("utf-8")
+        begun = read_page(finished / "report.html")
         assert "trainer.learning_rate" in begun, "the plan can be read while it runs"
         assert "✓ finished" not in begun
         (finished / "COMPLETED").touch()
@@ -144,13 +144,13 @@ def test_a_run_writes_its_report_however_it_ends(tmp_path):
     with pytest.raises(RunFailed), reported(failed, said.append):
         raise RunFailed(Problem("hang", "rank 3 hangs in an all-reduce"))
     assert said == [f"report: {run}/report.html" for run in (finished, stopped, failed)]
-    pages = [(run / "report.html").read_text("utf-8") for run in (finished, stopped, failed)]
+    pages = [read_page(run / "report.html") for run in (finished, stopped, failed)]
     assert "✓ finished" in pages[0]
     assert "■ stopped" in pages[1]
     assert "rank 3 hangs in an all-reduce" in pages[2]
     for run, state in ((stopped, "■ stopped"), (failed, "rank 3 hangs in an all-reduce")):
         assert main(["report", str(run)]) == 0
-        assert state in (run / "report.html").read_text("utf-8"), "and a later report still knows"
+        assert state in read_page(run / "report.html"), "and a later report still knows"
 
 
 def test_a_report_that_cannot_be_written_changes_nothing(tmp_path, capsys, monkeypatch):
