@@ -168,16 +168,24 @@ def _refused(name: str, revision: str, answer: HubAnswer) -> Problem:
 
 
 def _alike(name: str, model_type: str | None = None) -> str:
-    """Hint: shipped models of the same architecture, else with a similar name."""
+    """Hint: some shipped models of the same architecture, else with a similar name."""
     from difflib import get_close_matches
 
-    configs = {known: shipped_model_config(known) or {} for known in shipped_model_names()}
-    same = [known for known, config in configs.items() if config.get("model_type") == model_type]
-    if same:
-        return f"; shipped models of the same architecture ({model_type}): {', '.join(same)}"
-    last = {known.rpartition("/")[2].lower(): known for known in configs}
-    near = [last[word] for word in get_close_matches(name.rpartition("/")[2].lower(), last)]
-    return f"; shipped models with a similar name: {', '.join(near)}" if near else ""
+    known = shipped_model_names()
+    same = [other for other in known if (shipped_model_config(other) or {}).get("model_type") == model_type]
+    last: dict[str, str] = {}
+    for other in same or known:
+        last.setdefault(_without_owner(other), other)
+    asked = _without_owner(name)
+    begin = max((word for word in last if asked.startswith(word)), key=len, default=None)
+    near = [*([begin] if begin else []), *(word for word in get_close_matches(asked, last) if word != begin)]
+    near = near[:3] or list(last)[: 3 if same else 0]
+    kind = f"of the same architecture ({model_type})" if same else "with a similar name"
+    return f"; shipped models {kind}: {', '.join(last[word] for word in near)}" if near else ""
+
+
+def _without_owner(name: str) -> str:
+    return name.rpartition("/")[2].lower()
 
 
 def _read_json(path: Path) -> dict[str, Any]:

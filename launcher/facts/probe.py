@@ -372,11 +372,15 @@ def _shipped_models() -> dict[str, Any]:
 
 
 def shipped_model_names() -> tuple[str, ...]:
-    """Names of the models with a shipped configuration."""
-    return tuple(_shipped_models())
+    """Names of the models with a shipped configuration: those it is published under, then their equals."""
+    models = _shipped_models()
+    return (*models, *(name for entry in models.values() for name in entry.get("names", ())))
 
 
 def shipped_model_config(name: str) -> dict[str, Any] | None:
     """The shipped configuration of a model, None without one."""
-    entry = _shipped_models().get(name)
-    return dict(entry["config"]) if entry else None
+    models = _shipped_models()
+    if name in models:
+        return dict(models[name]["config"])
+    shared = next((entry for entry in models.values() if name in entry.get("names", ())), None)
+    return {**shared["config"], **shared["names"][name]} if shared else None

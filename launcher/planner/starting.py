@@ -34,7 +34,6 @@ _BATCH = 32
 _STEPS = 50
 """Steps that a run should have at least, before the batch is made smaller."""
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 CHATML = """\
 {% for m in messages %}<|im_start|>{{ m['role'] }}
@@ -197,8 +196,14 @@ def _adapter(start: Start, notes: dict[str, str]) -> dict[str, object]:
         "r": 16,
         "lora_alpha": 32,
         "lora_dropout": 0.05 if task_named(start.task).adapter_dropout else 0.0,
-        "target_modules": list(_ATTENTION) if experts else "all-linear",
+        "target_modules": _attention(start.spec) if experts else "all-linear",
     }
+
+
+def _attention(spec: ModelSpec) -> list[str]:
+    """Its linear layers: DeepSeek-V3 has no q_proj."""
+    names = [linear.name for linear in spec.linears if ".self_attn." in linear.path and not linear.skipped]
+    return list(dict.fromkeys(names)) or ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
 def _data(start: Start, length: int, notes: dict[str, str]) -> dict[str, object]:

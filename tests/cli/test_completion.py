@@ -39,7 +39,8 @@ OFFERED = [
     ("lint ", {"rows.jsonl", "mine.yaml"}, {"smoke"}),
     ("lint --recipe ", {"smoke", "mine.yaml"}, {"rows.jsonl"}),
     ("generate ", {"runs/"}, {"smoke", "rows.jsonl"}),
-    ("estimate Qwen/", {"Qwen/Qwen3-8B"}, {"smoke"}),
+    ("estimate Qwen/", {"Qwen/Qwen3-8B", "Qwen/Qwen2.5-7B-Instruct"}, {"smoke"}),
+    ("estimate meta-llama/Llama-3.2", {"meta-llama/Llama-3.2-1B-Instruct"}, {"Qwen/Qwen3-8B"}),
     ("fixes pad", {"pad-token"}, {"smoke"}),
     ("recipes qwen3_8b_d", {"qwen3_8b_dpo"}, {"smoke"}),
 ]

@@ -12,10 +12,14 @@ import pytest
 
 from launcher.facts.capabilities import has_tp_plan
 from launcher.recipe.field_tables import TABLES, shipped_table
-from tools.tables import peers
+from tools.tables import peers, shipped
 from tools.tables.__main__ import table_text
 
 ROOT = Path(__file__).parents[2]
+TINY_BERT = {
+    "model_type": "bert", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 500, "max_position_embeddings": 256,
+}  # fmt: skip
 PACKAGES = {
     **{shipped_table(name): package for name, package in TABLES.items()},
     **{ROOT / f"launcher/facts/data/{name}.json": "transformers" for name in ("module_names", "tp_plans")},
@@ -47,6 +51,26 @@ def test_a_table_of_another_tool_states_its_version_and_is_in_the_generators_for
     assert table["version"]
     assert list(table["keys"]) == sorted(table["keys"])
     assert text == table_text(table)
+
+
+def test_a_published_count_holds_a_configuration_to_a_unit_of_its_last_digit(tmp_path, monkeypatch):
+    assert shipped.agrees(7_615_616_512, "7.61B")
+    assert not shipped.agrees(7_630_000_000, "7.61B")
+    assert shipped.agrees(134_515_008, "135M")
+    row = {"config": {**TINY_BERT, "architectures": ["BertModel"]}, "published": "0.1M", "params": 1}
+    models = {"org/right": row, "org/wrong": {**row, "published": "0.4M"}}
+    table = tmp_path / "models.json"
+    monkeypatch.setattr(shipped, "facts_file", lambda name: tmp_path / name)
+    table.write_text(json.dumps({"models": models}))
+    with pytest.raises(ValueError, match=r"^org/wrong: 119,744 parameters, published are 0\.4M$"):
+        shipped.models()
+    table.write_text(json.dumps({"models": {"org/right": row}}))
+    assert shipped.models()["models"]["org/right"]["params"] == 119_744
+
+
+def test_a_t5_with_its_own_head_is_published_with_it():
+    t5 = {"model_type": "t5", "vocab_size": 100, "d_model": 8}
+    assert [shipped.own_head({**t5, "tie_word_embeddings": tied}) for tied in (False, True)] == [800, 0]
 
 
 def test_defaults_are_read_from_source(tmp_path):

@@ -1,4 +1,4 @@
-"""What `init` writes plans: every goal with every shipped model it is for, on small and large hardware."""
+"""What `init` writes plans: every goal with a model of every family, on small and large hardware."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from launcher.cli import main
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
-from launcher.facts.probe import shipped_model_names
+from launcher.facts.shipped import facts_file
 from launcher.inputs.fitting_method import default_model, fit, model_keys
 from launcher.parsing import parse
 from launcher.planner.starting import GOALS, LONGEST, Rows, Start, draft, first_length
@@ -20,11 +20,8 @@ MACHINES = ("cpu", "1xT4-16GB", "1xRTX4090-24GB", "8xA100-80GB", "2x8xH100-80GB"
 FORMATS = {goal: formats[0] for goal, formats in GOALS.items()} | {"instructions": "prompt-completion"}
 IN_CLOSED_FORM = tuple(goal for goal in GOALS if goal != "images")
 """Goals whose models plan without torch (images: tests/cli/test_init_cli.py)."""
-TOO_LARGE = {
-    "meta-llama/Llama-3.1-70B",
-    "mistralai/Mixtral-8x7B-v0.1",
-    "Qwen/Qwen3-30B-A3B",
-}
+SHIPPED = json.loads(facts_file("models.json").read_text("utf-8"))["models"]
+TOO_LARGE = {name for name, model in SHIPPED.items() if model["params"] > 25e9}
 """Models that do not fit the small machines."""
 
 
@@ -38,10 +35,18 @@ def rows(goal: str, **changes) -> Rows:
     return Rows("rows.jsonl", **values)
 
 
+def smallest():
+    """Of each family."""
+    families = {}
+    for name in sorted(SHIPPED, key=lambda name: SHIPPED[name]["params"]):
+        families.setdefault(SHIPPED[name]["config"]["model_type"], name)
+    return families.values()
+
+
 def on_one_machine():
-    """Each model for each goal it can learn, the machines in turn."""
+    """A model of each family for each goal they can learn, the machines in turn."""
     number = 0
-    for model in shipped_model_names():
+    for model in smallest():
         later = IN_CLOSED_FORM[5:]
         for goal in (*IN_CLOSED_FORM[:5], *later[number % len(later) :][:1]):
             pictures = "vit" in model

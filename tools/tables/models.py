@@ -3,7 +3,7 @@
 `module_names`: the modules that LoRA cannot adapt, or that have no closed form; the model types that have a
 causal language model, and those that read images and text with the type of their text model.
 `config_defaults`: defaults that decide sizes. `tp_plans`: how transformers cuts the layers. `model_types`:
-what benchmarks/coverage.py found out by running each type.
+what benchmarks/coverage.py found out by running each type. `models`: configurations of named models.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from transformers.models.auto.modeling_auto import (
 
 from launcher.facts.model import FAMILY_TASKS
 from launcher.train.model.models import auto_class
+from tools.tables import shipped
 
 COVERAGE = Path(__file__).parents[2] / "benchmarks" / "records" / "coverage_cpu.json"
 KERNELS = ("eager", "flash_attention_2", "sdpa", "varlen")
@@ -146,5 +147,5 @@ def _passed(row: dict[str, Any]) -> dict[str, Any]:
 
 TABLES: dict[str, Callable[[], dict[str, Any]]] = {
     "module_names": module_names, "config_defaults": config_defaults, "tp_plans": tp_plans,
-    "model_types": model_types,
+    "model_types": model_types, "models": shipped.models,
 }  # fmt: skip
