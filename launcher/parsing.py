@@ -234,6 +234,7 @@ COMMANDS = (
         *RECIPE,
         *PROGRESS,
         flag("--dry-run", help="write the run directory, start nothing"),
+        flag("--serve", help="serve a page that follows the run, on this machine only, until it ends"),
         flag("--tiny", help=f"{TINY_HELP} for four steps"),
         arg("--resume", metavar="auto|PATH",
             help="continue from a checkpoint; auto: from the newest complete one, or start if there is none"),
@@ -315,6 +316,9 @@ COMMANDS = (
             _experiment(12, "FAULT", "faults")),
     Command("report", "write runs as one HTML page", (
         arg("paths", metavar="RUN_DIR", nargs="+", help="run directories; several are compared"),
+        flag("--serve", help="serve a page that follows the runs, on this machine only, until Ctrl-C"),
+        arg("--port", metavar="N", type=int, default=0, help="with --serve: the port (default: a free one)"),
+        context(as_json=False),
         arg("--output", metavar="FILE",
             help="a new file (default: RUN_DIR/report.html; for several runs a file in the current folder)"),
     )),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,17 @@ from launcher.render.new_file import write_new, writing
 from launcher.report.html.compare import differing
 from launcher.report.html.elements import at
 from launcher.report.html.run_sections import losses, scores, steps_done
-from launcher.report.outcome import Outcome
+from launcher.report.outcome import Outcome, echo
 from launcher.report.run_pages import REPORT, compare_page, made, run_page, shown_record
 
 
-def report_command(paths: Sequence[str], *, output: str | None) -> Outcome:
-    """Write the report of a run into its directory, or the comparison of several to a new file here."""
+def report_command(
+    paths: Sequence[str], *, output: str | None, serve: bool, port: int, as_json: bool
+) -> Outcome:
+    """Write the report of a run into its directory, or the comparison of several to a new file here.
+
+    serve: follow the runs on a page of this machine's loopback instead, until Ctrl-C.
+    """
     folders = [Path(path) for path in paths]
     for path in paths:
         if not os.path.exists(path):  # noqa: PTH110 - no error for a name that no folder can have
@@ -30,6 +37,11 @@ def report_command(paths: Sequence[str], *, output: str | None) -> Outcome:
             raise RecipeError(Problem("no-run-dir", "no such folder", path, hint=hint))
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise RecipeError(Problem("usage", "the same run is named twice", hint="name each run once"))
+    if serve:
+        if as_json or output is not None:
+            message = f"--serve excludes {'--json' if as_json else '--output'}"
+            raise RecipeError(Problem("usage", message, hint="leave out one of the two"))
+        return _serve(folders, port)
     records = [shown_record(read_run(folder), folder) for folder in folders]
     data: dict[str, Any] = {"runs": [_facts(record) for record in records]}
     if len(records) == 1:
@@ -45,6 +57,16 @@ def report_command(paths: Sequence[str], *, output: str | None) -> Outcome:
         else:
             write_new(target, page)
     return Outcome({**data, "report": str(target)}, f"wrote {printable(str(target))}\n")
+
+
+def _serve(folders: Sequence[Path], port: int) -> Outcome:
+    from launcher.report.live import serving
+
+    with serving(folders, unlike([folder.resolve().parts for folder in folders]), port) as address:
+        echo(f"serving {address}\nCtrl-C ends it; over ssh: ssh -L PORT:{address.split('/')[2]} HOST")
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+    return Outcome({}, "")
 
 
 def _facts(record: RunRecord) -> dict[str, Any]:

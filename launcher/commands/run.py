@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import RecipeError
+from launcher.errors import Problem, RecipeError
 from launcher.execute.attempts import Adapted, as_adapted, read_adapted, run_attempts, with_adapted
 from launcher.execute.endings import KnownFailure
 from launcher.execute.fewer_nodes import take_seats
@@ -67,6 +68,7 @@ def run_command(
     tiny: bool,
     resume: str | None,
     output_dir: str | None,
+    serve: bool = False,
     as_json: bool,
     node_rank: int | None = None,
     master_addr: str | None = None,
@@ -76,6 +78,9 @@ def run_command(
 
     node_rank, master_addr: set if the user starts every node. command_line: for hints that repeat it.
     """
+    if serve and dry_run:
+        hint = "leave out one of the two; `plan --html` writes a page"
+        raise RecipeError(Problem("usage", "--serve excludes --dry-run, which starts nothing", hint=hint))
     loaded = load_recipe(recipe, overrides)
     alone = "--dry-run" if dry_run else "--tiny" if tiny else ""
     hardware = partial(find_hardware, loaded.recipe, on)
@@ -99,7 +104,7 @@ def run_command(
             with mirrored(begins, url, own_dirs, shown.say) as (begins, mirroring):
                 return _run(
                     loaded, begins, mirroring, nodes, shown,
-                    on=on, dry_run=dry_run, tiny=tiny, resume=resume is not None,
+                    on=on, dry_run=dry_run, tiny=tiny, resume=resume is not None, serve=serve,
                 )  # fmt: skip
 
 
@@ -114,6 +119,7 @@ def _run(
     dry_run: bool,
     tiny: bool,
     resume: bool,
+    serve: bool,
 ) -> Outcome:
     say, run_dir = shown.say, begins.run_dir
     planned, facts = gather(loaded, on, tiny=tiny)
@@ -143,7 +149,8 @@ def _run(
         looking=looking if mirroring is None else mirroring.looking(looking),
     )  # fmt: skip
     try:
-        finished, result = _hold_and(start, begins, mirroring, resumption, bundle, adapted, shown)
+        with _served(run_dir, say) if serve else contextlib.nullcontext() as follow:
+            finished, result = _hold_and(start, begins, mirroring, resumption, bundle, adapted, shown, follow)
     except KnownFailure as failure:
         raise with_recipe_lines(failure, loaded.path, run_dir) from failure
     if warning := remember_run(finished, result, facts):
@@ -169,8 +176,12 @@ def _hold_and(
     bundle: Bundle,
     adapted: Adapted,
     shown: Showing,
+    follow: Callable[[], None] | None = None,
 ) -> tuple[Plan, dict[str, Any]]:
-    """Write the run directory and start the run; both are locked until the last process has ended."""
+    """Write the run directory and start the run; both are locked until the last process has ended.
+
+    follow: called when there is something to look at.
+    """
     from launcher.report.run_pages import REPORT, reported  # a dry run needs none of these
 
     say = shown.say
@@ -188,7 +199,23 @@ def _hold_and(
         ):
             set_newer_aside(begins, say)
             with reported(begins.run_dir, say):
+                if follow is not None:
+                    follow()
                 return run_mirrored(mirroring, begins, bundle.plan, partial(start, resume=checkpoint))
+
+
+@contextlib.contextmanager
+def _served(run_dir: Path, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """What begins to serve the page of the run, which ends with the block."""
+    from launcher.report.live import serving
+
+    with contextlib.ExitStack() as stack:
+
+        def follow() -> None:
+            address = stack.enter_context(serving([run_dir], [run_dir.name], 0))
+            say(f"following it at {address}")
+
+        yield follow
 
 
 def _outcome(

@@ -21,9 +21,9 @@ from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.knowledge.lint.document import printable
 from launcher.render.new_file import write_new, writing
 from launcher.report.html import compare, plan_sections, run_sections
-from launcher.report.html.elements import tag
+from launcher.report.html.elements import Markup, tag
 from launcher.report.html.memory import memory_section
-from launcher.report.html.page import page
+from launcher.report.html.page import Section, page
 from launcher.report.outcome import note
 
 REPORT = "report.html"
@@ -44,17 +44,33 @@ _SECTIONS = (
 )
 
 
-def run_page(record: RunRecord, footer: str) -> str:
-    """The page of one run, or of a plan."""
-    sections = [section(record) for section in _SECTIONS]
-    return page(f"{record.name}: {record.state}", run_sections.header(record), sections, footer)
+_FIRST = 3
+"""Sections before what a served page has more."""
 
 
-def compare_page(records: Sequence[RunRecord], names: Sequence[str], footer: str) -> str:
-    """The page of several runs. names: of the runs, each different."""
+def run_page(
+    record: RunRecord,
+    footer: str,
+    more: Sequence[Section | None] = (),
+    script: tuple[str, Markup] | None = None,
+) -> str:
+    """The page of one run, or of a plan. more, script: of a page that is served (live.py)."""
+    found = [section(record) for section in _SECTIONS]
+    sections = [*found[:_FIRST], *more, *found[_FIRST:]]
+    return page(f"{record.name}: {record.state}", run_sections.header(record), sections, footer, script)
+
+
+def compare_page(
+    records: Sequence[RunRecord],
+    names: Sequence[str],
+    footer: str,
+    more: Sequence[Section | None] = (),
+    script: tuple[str, Markup] | None = None,
+) -> str:
+    """The page of several runs. names: of the runs, each different; the others as of `run_page`."""
     title = f"{len(records)} runs compared"
     top = [tag("p", "effilaunch report", class_="over"), tag("h1", title), compare.about(records, names)]
-    return page(title, top, compare.sections(records, names), footer)
+    return page(title, top, [*compare.sections(records, names), *more], footer, script)
 
 
 def write_plan_page(data: Mapping[str, Any], recipe: str, output: str, problems: Sequence[Problem]) -> Path:
@@ -69,7 +85,7 @@ def write_plan_page(data: Mapping[str, Any], recipe: str, output: str, problems:
     messages = [str(problem) for problem in problems]
     record = RunRecord(name=name, state="planned", plan=data, recipe=text, problems=messages)
     with writing(target, "--html FILE"):
-        write_new(target, run_page(without_secrets(record, _hide()), made()))
+        write_new(target, run_page(without_secrets(record, hide_secrets()), made()))
     return target
 
 
@@ -92,7 +108,7 @@ def _report_end(run_dir: Path, say: Callable[[str], None], error: EffilaunchErro
         found = read_run(run_dir)
         if error is None:
             return found
-        messages = [_hide()(problem.message) for problem in error.problems]
+        messages = [hide_secrets()(problem.message) for problem in error.problems]
         interrupted = isinstance(error, Interrupted)
         keep_end(run_dir, messages, interrupted=interrupted)
         return replace(found, state="stopped" if interrupted else "failed", problems=messages)
@@ -119,10 +135,10 @@ def shown_record(record: RunRecord, folder: Path) -> RunRecord:
             found, recipe = diagnose([str(folder)], FAILURES), recipe_of([str(folder)])
             found = found if recipe is None else with_recipe(found, recipe)
             record = replace(record, diagnosis=found.to_json())
-    return without_secrets(record, _hide())
+    return without_secrets(record, hide_secrets())
 
 
-def _hide() -> Callable[[str], str]:
+def hide_secrets() -> Callable[[str], str]:
     return hider(secret_values(os.environ))
 
 

@@ -97,14 +97,14 @@ class Chromium:
                 return
             self._rest += read
 
-    def open(self, page: Path, *, width: int = 1280, dark: bool = False, script: bool = True) -> None:
-        """Show a file and wait until it is laid out."""
+    def open(self, page: Path | str, *, width: int = 1280, dark: bool = False, script: bool = True) -> None:
+        """Show a file, or an address, and wait until it is laid out."""
         self.events.clear()
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.resize(width)
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         end = time.monotonic() + ANSWER_S
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             assert time.monotonic() < end, "the page does not load"

@@ -5,11 +5,9 @@ The screenshots lie in the test's folder (`--basetemp` chooses it), for people t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chromium import Chromium, find_chromium
 from reports import SAMPLE, data, metrics, planned, result, write_finished, write_run
 
 from launcher.cli import main
@@ -52,16 +50,6 @@ CHARTS = """[...document.querySelectorAll('svg[role=img]')].map(svg => {
 OUTSIDE = """[...document.querySelectorAll('body *')].filter(node =>
   node.getBoundingClientRect().right > document.documentElement.clientWidth + 1
   && !node.closest('.wide, pre, .hidden, mark')).map(node => node.outerHTML.slice(0, 80))"""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory) -> Iterator[Chromium]:
-    program = find_chromium()
-    if program is None:
-        pytest.skip("needs Debian's package chromium")
-    opened = Chromium(program, tmp_path_factory.mktemp("profile"))
-    yield opened
-    opened.close()
 
 
 @pytest.fixture(scope="module")

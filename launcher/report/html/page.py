@@ -171,8 +171,20 @@ class Section:
     body: Markup
 
 
-def page(title: str, top: Sequence[Markup], sections: Sequence[Section | None], footer: str) -> str:
-    """The file: header, navigation, sections, and a line at the end."""
+def page(
+    title: str,
+    top: Sequence[Markup],
+    sections: Sequence[Section | None],
+    footer: str,
+    script: tuple[str, Markup] | None = None,
+) -> str:
+    """The file: header, navigation, sections, and a line at the end.
+
+    script: its nonce and its text, of a page that is served; it asks its own server only.
+    """
+    policy = POLICY
+    if script is not None:
+        policy += f"; script-src 'nonce-{script[0]}'; connect-src 'self'"
     shown = [section for section in sections if section is not None]
     links = (tag("li", tag("a", section.heading, href=f"#{section.id}")) for section in shown)
     parts = [
@@ -192,9 +204,10 @@ def page(title: str, top: Sequence[Markup], sections: Sequence[Section | None], 
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="referrer", content="no-referrer"),
         tag("title", title),
         tag("style", Markup(_SCHEMES + _TEXT + _PARTS + _CHARTS + _MEDIA)),
     )
-    return f"<!DOCTYPE html>\n{tag('html', joined([head, tag('body', body)]), lang='en')}\n"
+    own = [] if script is None else [tag("script", script[1], nonce=script[0])]
+    return f"<!DOCTYPE html>\n{tag('html', joined([head, tag('body', body, *own)]), lang='en')}\n"
