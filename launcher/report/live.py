@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -30,6 +31,8 @@ LOOK_S = 1.0
 """Between two looks at the files of the runs."""
 ANYWAY_S = 15.0
 """After which a page is drawn again although nothing was written: a process may have ended."""
+SHARE = 10
+"""Times that drawing a page takes, which pass before the next: a long record costs the run little."""
 LOG_BYTES = 4 << 20
 """Of the end of a log."""
 LOG_LINES = 1000
@@ -46,8 +49,18 @@ class Live:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     ended: threading.Event = field(default_factory=threading.Event)
 
+    drawing_s: float = 0.0
+    """How long the last page took."""
+
     def page(self, nonce: str) -> str:
         """Raises EffilaunchError where a run can no longer be read."""
+        begun = time.monotonic()
+        try:
+            return self._page(nonce)
+        finally:
+            self.drawing_s = time.monotonic() - begun
+
+    def _page(self, nonce: str) -> str:
         records = [shown_record(read_run(folder), folder) for folder in self.folders]
         if len(records) > 1:
             return compare_page(records, self.names, made(), more=[self._logs()], script=(nonce, SCRIPT))
@@ -94,9 +107,10 @@ class Live:
         before, waited = self.state(), 0.0
         while not self.ended.wait(LOOK_S):
             now, waited = self.state(), waited + LOOK_S
-            changed = now != before or waited >= ANYWAY_S
-            before, waited = now, 0.0 if changed else waited
-            yield changed
+            due = waited >= SHARE * self.drawing_s and (now != before or waited >= ANYWAY_S)
+            if due:
+                before, waited = now, 0.0
+            yield due
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -112,6 +112,24 @@ def test_a_change_is_told(served, run):
     connection.close()
 
 
+def test_a_page_that_takes_long_is_drawn_less_often(run, monkeypatch):
+    monkeypatch.setattr(live, "LOOK_S", 0.01)
+    for drawing_s, least, most in ((0.0, 1, 1), (0.01, 10, 10)):
+        page = live.Live([run], ["run"])
+        page.page("")
+        assert page.drawing_s > 0
+        page.drawing_s = drawing_s
+        changes = page.changes()
+        next(changes)
+        (run / f"file-{drawing_s}").touch()
+        quiet = 1
+        while not next(changes):
+            quiet += 1
+        assert least <= quiet <= most
+        page.ended.set()
+        assert list(changes) == []
+
+
 def test_several_runs_and_a_folder_that_goes_away(tmp_path, run):
     other = write_finished(tmp_path / "other")
     with serving([run, other], ["run", "other"], 0) as text:
