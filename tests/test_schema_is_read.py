@@ -544,6 +544,7 @@ def test_every_leaf_changes_a_file_or_is_read_by_the_worker(leaf, tmp_path):
 
 # Keys whose `auto` the search fills in, and those whose `auto` the device, the rows or a library decides.
 SEARCHED = (
+    "model.kbit_norms",
     "model.quantization",
     "sharding.engine",
     "sharding.offload_optimizer",
@@ -564,9 +565,14 @@ def test_every_auto_of_the_schema_is_filled_in_somewhere():
     assert autos == DECIDED_ELSEWHERE.union(SEARCHED)
 
 
+def around(leaf):
+    """What else a recipe needs so that the norms of a base are searched for."""
+    return CONTEXT[leaf] if leaf == "model.kbit_norms" else {}
+
+
 @pytest.mark.parametrize("leaf", SEARCHED)
 def test_auto_is_filled_in_by_the_search(leaf, tmp_path):
-    found = planned(tmp_path, with_values({leaf: "auto"}))["settings"][leaf]
+    found = planned(tmp_path, with_values({**around(leaf), leaf: "auto"}))["settings"][leaf]
     assert found["value"] != "auto"
     assert found["source"] == "search"
     assert found["reason"]

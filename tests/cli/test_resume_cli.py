@@ -106,7 +106,7 @@ def runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run, "render", rendered)
     monkeypatch.setattr(run, "check_machine", lambda plan, nodes=None: "0")
     monkeypatch.setattr(run, "remember_run", lambda *_: "")
-    monkeypatch.setattr(run, "result_text", lambda *_: "")
+    monkeypatch.setattr(run, "result_text", lambda *_, **__: "")
     return Runs(tmp_path, capsys)
 
 
