@@ -42,6 +42,8 @@ def report_command(
             message = f"--serve excludes {'--json' if as_json else '--output'}"
             raise RecipeError(Problem("usage", message, hint="leave out one of the two"))
         return _serve(folders, port)
+    if port:
+        raise RecipeError(Problem("usage", "--port needs --serve", hint="add --serve, or leave it out"))
     records = [shown_record(read_run(folder), folder) for folder in folders]
     data: dict[str, Any] = {"runs": [_facts(record) for record in records]}
     if len(records) == 1:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import EffilaunchError, Problem, RecipeError
 from launcher.execute.attempts import Adapted, as_adapted, read_adapted, run_attempts, with_adapted
 from launcher.execute.endings import KnownFailure
 from launcher.execute.fewer_nodes import take_seats
@@ -212,8 +212,12 @@ def _served(run_dir: Path, say: Callable[[str], None]) -> Iterator[Callable[[], 
     with contextlib.ExitStack() as stack:
 
         def follow() -> None:
-            address = stack.enter_context(serving([run_dir], [run_dir.name], 0))
-            say(f"following it at {address}")
+            try:
+                address = stack.enter_context(serving([run_dir], [run_dir.name], 0))
+            except (EffilaunchError, OSError) as why:  # the run needs no page
+                note(f"no page is served: {why}")
+            else:
+                say(f"following it at {address}")
 
         yield follow
 

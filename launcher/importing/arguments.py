@@ -485,7 +485,8 @@ def take_quantization(reading: Reading, kind: str, given: Given, note: str = "",
 def take_kbit_norms(reading: Reading, said: str, tool: str) -> None:
     """bfloat16, of a tool that trains a quantised base with all else in the 16 bits of the computation.
 
-    After the precision and the adapter. Not where a recipe would be refused: what is trained whole is float32
+    Call it after the precision and the adapter. Where weights are trained whole, in float32, a recipe with it
+    would be refused: there it is not set.
     """
     quantised = reading.value("model.quantization") not in (None, "none")
     precision, whole = reading.value("precision"), reading.value("adapter.modules_to_save")

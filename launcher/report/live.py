@@ -48,7 +48,6 @@ class Live:
     """Of the runs, each different."""
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     ended: threading.Event = field(default_factory=threading.Event)
-
     drawing_s: float = 0.0
     """How long the last page took."""
 
@@ -114,7 +113,7 @@ class Live:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET; `live` is set in the class that `_server` makes."""
+    """Answers GET; `live` is set in the class that `serving` makes."""
 
     live: Live
     protocol_version = "HTTP/1.1"

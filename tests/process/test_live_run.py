@@ -43,6 +43,16 @@ def test_a_run_is_followed_while_it_trains(tmp_path):
         urllib.request.urlopen(address, timeout=5)
 
 
+def test_a_run_goes_on_where_its_page_cannot_be_served(tmp_path, capsys):
+    from launcher.commands.run import _served
+
+    said = []
+    with _served(tmp_path, said.append) as follow:
+        follow()  # the folder is no run directory
+    assert said == []
+    assert "no page is served" in capsys.readouterr().err
+
+
 def test_a_dry_run_is_not_followed(capsys):
     assert main(["run", str(SMOKE), "--dry-run", "--serve"]) == 2
     assert "--serve excludes --dry-run" in capsys.readouterr().err

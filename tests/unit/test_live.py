@@ -154,6 +154,8 @@ def test_what_cannot_be_served(run, tmp_path, capsys):
     for words in (["--json"], ["--output", "x.html"]):
         assert main(["report", str(run), "--serve", *words]) == 2
     assert main(["report", str(run), "--serve", "--port", "99999"]) == 2
+    assert main(["report", str(run), "--port", "8000"]) == 2
+    assert not (run / "report.html").exists()
 
 
 def test_the_command_serves_until_ctrl_c(run):
