@@ -47,7 +47,8 @@ test-browser: $(STAMP) ## the reports in a headless Chromium
 	      || echo "not installed: the tests are skipped, with the reason"; fi; fi
 	$(BIN)/pytest -m browser -rs tests/browser
 
-# Three processes, which mostly wait: for a Slurm, a Ray and two hosts. As root their packages are installed.
+# Three processes, which mostly wait; each has a Slurm, a Ray and a network of its own. As root their packages
+# are installed.
 test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (17 minutes on 2 cores)
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  PATH="$$PATH:/usr/sbin:/sbin"; for program in slurmctld slurmd munged sshd pdsh ip shellcheck; do \
@@ -56,7 +57,7 @@ test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (17 min
 	    apt-get -q install --yes --no-install-recommends \
 	      slurm-wlm munge openssh-server pdsh iproute2 shellcheck \
 	      || echo "not installed: the tests that need them are skipped, with the reason"; fi; fi
-	$(BIN)/pytest -n 3 --dist loadgroup -m cluster -rs tests/cluster tests/hosts
+	$(BIN)/pytest -n 3 -m cluster -rs tests/cluster tests/hosts
 
 check: $(STAMP) ## lint, format, types, import layers
 	$(BIN)/ruff check .

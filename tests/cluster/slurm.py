@@ -27,6 +27,7 @@ _CONF = """\
 ClusterName=effilaunch
 SlurmctldHost={host}({address})
 SlurmctldPort={controller_port}
+FirstJobId={first_job}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -225,9 +226,12 @@ class Cluster:
         key.write_bytes(os.urandom(128))
         (self.folder / "plugstack.conf").write_text("")
         (self.folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
+        # The port of a job comes from its number: the Slurm of another test process has others.
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
         controller_port, port_1, port_2, port_3 = free_ports(4)
         text = _CONF.format(
             folder=self.folder, host=socket.gethostname(), address="127.0.0.1", grace=GRACE_S,
             controller_port=controller_port, port_1=port_1, port_2=port_2, port_3=port_3,
+            first_job=1 + 250 * worker,
         )  # fmt: skip
         (self.folder / "slurm.conf").write_text(text)

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.schedulers.slurm_allocation import expand_hosts
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("slurm")]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("text", ["n[001-003,7],gpu-a[1-2]", "a", "a,b", "r[1-2]n[01-03]", "x[9-11]"])

@@ -16,7 +16,6 @@ from launcher.cli import main
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings("ignore"),
 ]  # of Ray: unclosed sockets
 

@@ -9,7 +9,7 @@ import pytest
 from rehearsals import recipe as small_recipe
 from rehearsals import rows
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("slurm")]
+pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -14,7 +14,7 @@ from cluster.conftest import losses
 from launcher.cli import main
 from launcher.schedulers.slurm_allocation import expand_hosts
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("slurm")]
+pytestmark = pytest.mark.cluster
 STEPS = 12
 
 

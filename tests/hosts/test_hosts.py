@@ -18,7 +18,7 @@ from grounds import SLOW_STEPS
 from network import NAMES, ROOT, Network
 from supervised import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("hosts")]
+pytestmark = pytest.mark.cluster
 
 RECIPE = """\
 model: {{name_or_path: model}}

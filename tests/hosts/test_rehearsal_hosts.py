@@ -14,7 +14,6 @@ from rehearsals import recipe, rows
 pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.xdist_group("hosts"),
     pytest.mark.skipif(bool(missing()) or shutil.which("tc") is None, reason=missing() or "no tc"),
 ]
 
