@@ -325,6 +325,15 @@ COMMANDS = (
     Command("eval", "evaluate the result of a run", (
         *RUN_DIR,
         arg("--data", metavar="FILE", help="rows to use instead of the held-out ones"),
+        arg("--suite", metavar="TASK,…",
+            help="benchmarks by lm-eval, beside the model before training: names such as gsm8k,ifeval, YAML "
+            "files of tasks, or folders with them"),
+        arg("--limit", metavar="N", type=int, help="with --suite: only the first N samples of each task"),
+        arg("--fewshot", metavar="N", type=int,
+            help="with --suite: examples in each prompt (default: the task's)"),
+        arg("--batch-size", metavar="N", type=int, help="with --suite: samples at a time (default 1)"),
+        arg("--seed", metavar="N", type=int, help="with --suite: every seed (default: lm-eval's)"),
+        flag("--no-base", help="with --suite: leave the model before training out"),
         arg("--output", metavar="FILE", help="also write the numbers as JSON"),
     )),
     Command("generate", "try the result of a run", (

@@ -32,11 +32,11 @@ OF_NO_EXTRA = {
 """Packages in no extra -> how to install them."""
 EXTRAS = {
     "s3fs": "s3", "gcsfs": "gcs",
-    "liger_kernel": "liger", "tensorboard": "trackers", "trackio": "trackers",
+    "lm_eval": "eval", "liger_kernel": "liger", "tensorboard": "trackers", "trackio": "trackers",
     **{package: task.extra for task in TASKS for package in task.packages if task.extra},
 }  # fmt: skip
 """Module -> extra that installs it; default: `train`."""
-_BESIDE_TRAIN = ("liger", "trackers", "s3", "gcs")
+_BESIDE_TRAIN = ("liger", "trackers", "s3", "gcs", "eval")
 """Extras that do not imply a missing `train`."""
 
 

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 from launcher.recipe.data_paths import is_loaded_hub_id
+from launcher.report import suites
 from launcher.tasks import task_named
 from launcher.tasks.sequence_classification import MULTI
 
@@ -54,6 +55,7 @@ def model_card(facts: CardFacts) -> str:
         f"# {facts.name}\n\n{_summary(facts)}",
         f"## Use\n\n```python\n{_use(facts)}\n```",
         _section("Results", _results(facts)),
+        _benchmarks(facts),
         _section("Data", _data(facts)),
         _section("Weights", _weights(facts)),
         f"## Recipe\n\n{_fenced(facts.recipe, 'yaml')}" if facts.recipe else "",
@@ -175,6 +177,17 @@ def _results(facts: CardFacts) -> list[tuple[str, str]]:
     return [row for row in rows if row[1]]
 
 
+def _benchmarks(facts: CardFacts) -> str:
+    """The scores of `eval --suite`; nothing without."""
+    rows = suites.rows(facts.result.get("suites"))
+    if not rows:
+        return ""
+    cells = [" | ".join(_cell(text) for text in row) for row in (suites.HEAD, *rows)]
+    lines = [f"| {line} |" for line in (cells[0], "---|---|---|---|---", *cells[1:])]
+    notes = [f"- {task}: {text}" for task, text in suites.settings(facts.result.get("suites"))]
+    return "\n".join(["## Benchmarks", "", *lines, "", "± is the standard error.", "", *notes])
+
+
 def _data(facts: CardFacts) -> list[tuple[str, str]]:
     splits = facts.data.get("splits") or {}
     read = {split: iter(found.get("sources", ())) for split, found in splits.items()}
@@ -226,9 +239,13 @@ def _difference(found: Mapping[str, float | None]) -> str:
 
 def _section(title: str, rows: Sequence[tuple[str, str]]) -> str:
     """A heading and a table; nothing without rows."""
-    cells = ((" ".join(text.replace("|", "\\|").split()) for text in row) for row in rows)
+    cells = ((_cell(text) for text in row) for row in rows)
     lines = [f"| {name} | {value} |" for name, value in cells]
     return "\n".join([f"## {title}", "", "| | |", "|---|---|", *lines]) if rows else ""
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
 
 
 def _fenced(text: str, language: str) -> str:

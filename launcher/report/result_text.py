@@ -9,7 +9,8 @@ from typing import Any
 from launcher.facts.lora import describe_idle_adapters
 from launcher.knowledge.lint.document import printable
 from launcher.recipe.suggestions import listed
-from launcher.report.tables import duration, gib, table
+from launcher.report import suites
+from launcher.report.tables import duration, gib, table, wrapped
 from launcher.report.terminal import DIM, GREEN, Page
 from launcher.schedulers.submitted import Submitted
 
@@ -272,6 +273,16 @@ def evaluated_text(found: Mapping[str, Any]) -> str:
         rows.append(("loss at the end of the run", f"{found['at_end']:.6g}"))
     lines = [f"evaluated {found['weights']}", f"rows      {found['rows']:,} of {found['data']}"]
     return "\n".join(lines + table(rows))
+
+
+def suites_text(found: Mapping[str, Any]) -> str:
+    """The scores in benchmarks, and how each was asked."""
+    lines = [f"evaluated {printable(found['weights'])}", *table([suites.HEAD, *suites.rows(found["suites"])])]
+    for task, settings in suites.settings(found["suites"]):
+        lines += wrapped(f"{task}: {settings}")
+    if found["kept"]:
+        lines.append(f"kept in {printable(found['run_dir'])}/result.json and report.html")
+    return "\n".join(lines)
 
 
 def pushed_lines(pushed: Mapping[str, Any] | None) -> list[str]:

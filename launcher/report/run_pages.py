@@ -34,6 +34,7 @@ _SECTIONS = (
     run_sections.ending_section,
     run_sections.training_section,
     run_sections.result_section,
+    run_sections.suites_section,
     memory_section,
     plan_sections.nodes_section,
     plan_sections.decisions_section,
@@ -44,7 +45,7 @@ _SECTIONS = (
 )
 
 
-_FIRST = 3
+_FIRST = 4
 """Sections before what a served page has more."""
 
 
@@ -115,6 +116,11 @@ def _report_end(run_dir: Path, say: Callable[[str], None], error: EffilaunchErro
 
     if _write_page(run_dir, record):
         say(f"report: {printable(str(run_dir / REPORT))}")
+
+
+def write_report(run_dir: Path) -> bool:
+    """Write the report of a run that has changed since; whether that was possible."""
+    return _write_page(run_dir, lambda: read_run(run_dir))
 
 
 def _write_page(run_dir: Path, record: Callable[[], RunRecord]) -> bool:

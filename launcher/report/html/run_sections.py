@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.execute.record import RunRecord, total_seconds
+from launcher.report import suites
 from launcher.report.diagnosis_text import whose
 from launcher.report.html.charts import Curve, Event, Point, curves
 from launcher.report.html.elements import (
@@ -431,6 +432,17 @@ def _result_rows(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "checkpoint size", size(saves.get("bytes"))
     if skipped := listed(saves.get("skipped")):
         yield "saves skipped", f"{len(skipped)}, for lack of disk space"
+
+
+def suites_section(record: RunRecord) -> Section | None:
+    """Scores in benchmarks; None where `eval --suite` was not called."""
+    rows = suites.rows(record.result.get("suites"))
+    if not rows:
+        return None
+    about = "± is the standard error; that of a change takes the two scores as independent."
+    notes = [f"{task}: {text}" for task, text in suites.settings(record.result.get("suites"))]
+    body = [table("Benchmarks", suites.HEAD, rows, "numbers"), tag("p", about, class_="small")]
+    return Section("suites", "Benchmarks", joined([*body, bullets(notes, "plain small")]))
 
 
 # --- how it ended

@@ -45,13 +45,23 @@ class Trained:
     @property
     def chats(self) -> bool:
         """Whether prompts are turns of a conversation, like the training rows."""
-        rendered = any(FORMATS[name].rendered for name in _formats(self.job) if name in FORMATS)
-        return rendered and bool(getattr(self.processing, "chat_template", None))
+        return is_chat(self.job, self.processing)
 
     @property
     def writes(self) -> bool:
         """Whether it answers with text; a classifier answers with a label."""
         return self.job.task.writes
+
+
+def is_chat(job: Job, processing: Any) -> bool:
+    """Whether the training rows were conversations, and the tokenizer has the template of them."""
+    rendered = any(FORMATS[name].rendered for name in _formats(job) if name in FORMATS)
+    return rendered and bool(getattr(processing, "chat_template", None))
+
+
+def is_instruction(job: Job) -> bool:
+    """Whether the training rows were instructions, which have a template of this program."""
+    return "instruction" in _formats(job)
 
 
 def load_trained(run_dir: Path, say: Callable[[str], None], checkpoint: str | None = None) -> Trained:
@@ -281,7 +291,7 @@ def _encode(
         return processing.apply_chat_template(
             turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
-    if "instruction" in formats:
+    if is_instruction(job):
         from launcher.train.data.formats import instruction_prompt
 
         prompt = instruction_prompt(prompt)

@@ -1,0 +1,151 @@
+"""`eval --suite`: real lm-eval on local tasks, the model before training beside the trained one."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from launcher.cli import main
+from launcher.commands.merge import card_facts
+from launcher.report.model_card import model_card
+
+sys.path.insert(0, str(Path(__file__).parent))
+from plans import LORA, trained
+
+CHOICES = """\
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {rows}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}} "
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: label
+num_fewshot: 0
+metric_list:
+- {{metric: acc, aggregation: mean, higher_is_better: true}}
+metadata: {{version: 3}}
+"""
+WRITES = """\
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {rows}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{choices[label]}}}}"
+generation_kwargs: {{until: ["\\n"], max_gen_toks: 4, do_sample: false}}
+num_fewshot: 0
+metric_list:
+- {{metric: exact_match, aggregation: mean, higher_is_better: true}}
+metadata: {{version: 1}}
+"""
+ROWS = 12
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    rows = folder / "rows.jsonl"
+    made = [
+        {"question": f"what is {i} + {i}?", "choices": [str(2 * i), str(2 * i + 1)], "label": i % 2}
+        for i in range(ROWS)
+    ]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in made))
+    (folder / "sums.yaml").write_text(CHOICES.format(name="our_sums", rows=rows))
+    (folder / "inner").mkdir()
+    (folder / "inner" / "written.yaml").write_text(WRITES.format(name="our_answers", rows=rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = trained(
+        tmp_path_factory.mktemp("runs") / "run",
+        {"adapter": LORA, "trainer.max_steps": 2, "trainer.learning_rate": 1.0},
+    )
+    (folder / "COMPLETED").touch()
+    return folder
+
+
+def asked(run: Path, capsys, *words: str) -> dict:
+    capsys.readouterr()  # of training
+    assert main(["eval", str(run), "--json", *words]) == 0, capsys.readouterr()
+    return json.loads(capsys.readouterr().out)
+
+
+def metric(found: dict, task: str) -> dict:
+    (only,) = found["suites"][task]["metrics"]
+    return only
+
+
+def test_base_and_trained_answer_the_same_prompts_and_all_is_kept(run, tasks, capsys):
+    found = asked(run, capsys, "--suite", str(tasks / "sums.yaml"), "--batch-size", "4")
+    task = found["suites"]["our_sums"]
+    assert (task["samples"], task["version"], task["fewshot"], task["chat_template"]) == (ROWS, 3, 0, False)
+    acc = metric(found, "our_sums")
+    for whose in ("base", "trained"):
+        share = acc[whose]
+        # the standard error of a mean of zeros and ones
+        assert acc[f"{whose}_stderr"] == pytest.approx(math.sqrt(share * (1 - share) / (ROWS - 1)), rel=1e-6)
+    kept = json.loads((run / "result.json").read_text())
+    assert kept["suites"] == found["suites"]
+    assert kept["output"] == "adapter"
+    assert "our_sums" in (run / "report.html").read_text()
+    card = model_card(card_facts(run, None, "me/x"))
+    assert f"| our_sums | acc | {acc['base']:.4f} ± " in card
+
+
+def test_a_folder_has_several_tasks_and_earlier_scores_stay(run, tasks, capsys):
+    asked(run, capsys, "--suite", str(tasks / "sums.yaml"), "--limit", "3")
+    found = asked(run, capsys, "--suite", str(tasks / "inner"), "--limit", "3", "--no-base")
+    assert [*found["suites"]] == ["our_answers"]
+    assert metric(found, "our_answers")["base"] is None
+    kept = json.loads((run / "result.json").read_text())["suites"]
+    assert {name: task["samples"] for name, task in kept.items()} == {"our_sums": 3, "our_answers": 3}
+
+
+def test_an_untrained_adapter_scores_as_the_base(tmp_path, tasks, capsys):
+    """The learning rate is 0, so both models are one: any difference would be one of loading or prompts."""
+    same = trained(tmp_path / "run", {"adapter": LORA, "trainer.max_steps": 1, "trainer.learning_rate": 0.0})
+    (same / "COMPLETED").touch()
+    found = asked(same, capsys, "--suite", f"{tasks / 'sums.yaml'},{tasks / 'inner'}")
+    for name in ("our_sums", "our_answers"):
+        assert metric(found, name)["base"] == metric(found, name)["trained"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--suite", "gsm8kk"], "unknown-suite"),
+        (["--suite", "nowhere/task.yaml"], "file-missing"),
+        (["--suite", ","], "usage"),
+        (["--limit", "3"], "usage"),
+        (["--no-base"], "usage"),
+        (["--suite", "gsm8k", "--limit", "0"], "usage"),
+        (["--suite", "gsm8k", "--data", "x.jsonl"], "usage"),
+    ],
+)
+def test_wrong_requests_are_refused(run, capsys, words, code):
+    assert main(["eval", str(run), "--json", *words]) == 2
+    assert [problem["code"] for problem in json.loads(capsys.readouterr().out)["errors"]] == [code]
+
+
+def test_a_name_that_is_nearly_right_is_suggested(run, capsys):
+    assert main(["eval", str(run), "--suite", "gsm8kk"]) == 2
+    assert "gsm8k" in capsys.readouterr().err
+
+
+def test_without_lm_eval_the_extra_is_named(run, capsys, monkeypatch):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lm_eval" else real(name))
+    assert main(["eval", str(run), "--suite", "gsm8k"]) == 4
+    assert "pip install 'effilaunch[eval]'" in capsys.readouterr().err
