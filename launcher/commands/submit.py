@@ -34,7 +34,7 @@ from launcher.recipe.sweep import Values, combine, folder_name, refuse_same, sho
 from launcher.recipe.yaml_writer import snapshot
 from launcher.render.bundle import Bundle, render
 from launcher.report.outcome import Outcome, echo, note
-from launcher.report.plan_text import plan_text
+from launcher.report.plan_text import brief_text, plan_text
 from launcher.report.result_text import (
     cancelled_text,
     dry_run_text,
@@ -106,7 +106,7 @@ def submit_command(
         if dry_run:
             data = {"folder": str(folder), "files": _all_files(found, folder, files)}
             return Outcome(data, dry_run_text(plan_text(found[0].bundle), files, checked.answers))
-        say(plan_text(found[0].bundle))
+        say(brief_text(found[0].bundle.plan, "`--dry-run` prints it whole, with the job's files"))
         for line in checked.answers:
             say(line)
         _write(queue, found, job, files)

@@ -215,8 +215,11 @@ def _data(start: Start, length: int, notes: dict[str, str]) -> dict[str, object]
     section: dict[str, object] = {"train": [source]}
     if rows.count is not None and rows.count >= FEW_ROWS:
         share = min(0.05, _EVALUATED / rows.count)
-        section["eval"] = {"split": float(f"{share:.1g}")}
-        notes["data.eval"] = "held-out rows, to evaluate on data that it was not trained on"
+        share = float(f"{share:.1g}")
+        section["eval"] = {"split": share}
+        held_out = f"{100 * share:g} %" if rows.more else f"about {round(rows.count * share):,}"
+        of = "of the rows" if rows.more else f"of {rows.count:,} rows"
+        notes["data.eval"] = f"{held_out} {of} are held out, to evaluate on; the others are trained on"
         if metrics := task_named(start.task).first_metrics.get(start.goal):
             section["metrics"] = list(metrics)
     if task_named(start.task).reads_tokens:

@@ -177,7 +177,8 @@ def _note_lines(notes: Mapping[str, int], width: int) -> list[str]:
 
 def prepared_text(record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], page: Page) -> str:
     """Counts of rows and tokens by split, and samples with their loss mask."""
-    lines = [line for name, split in record["splits"].items() for line in _split_lines(name, split)]
+    held_out = record.get("held_out") or 0
+    lines = [line for name, split in record["splits"].items() for line in _split_lines(name, split, held_out)]
     lines.append(f"cache: {record['folder']}")
     for number, sample in enumerate(samples, start=1):
         place = f"{sample['file']}:{sample['line']}" if "file" in sample else "from the stream"
@@ -189,14 +190,18 @@ def prepared_text(record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
     return "\n".join(lines) + "\n"
 
 
-def _split_lines(name: str, split: Mapping[str, Any]) -> list[str]:
+def _split_lines(name: str, split: Mapping[str, Any], held_out: int) -> list[str]:
+    """Counts of a split; held_out: of the samples of `train`, those that are not trained on."""
     counts, lengths = split["counts"], split["lengths"]
     lost = counts["tokens_lost"] / counts["tokens"] if counts["tokens"] else 0.0
     dropped = ", ".join(
         f"{rows:,} {reason} ({rows / counts['read']:.1%})" for reason, rows in counts["dropped"].items()
     )
+    samples = f"{split['samples']:,} samples"
+    if held_out and name == "train":
+        samples += f": {split['samples'] - held_out:,} to train on, {held_out:,} held out"
     lines = [
-        f"{name}: {counts['read']:,} rows read, {counts['kept']:,} kept, {split['samples']:,} samples",
+        f"{name}: {counts['read']:,} rows read, {counts['kept']:,} kept, {samples}",
         f"  dropped    {dropped or 'none'}",
         f"  truncated  {counts['truncated']:,} rows, {lost:.1%} of the tokens; split {counts['split']:,}",
         *_note_lines(counts.get("notes") or {}, width=11),

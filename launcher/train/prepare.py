@@ -115,6 +115,7 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
 
     RecipeError for unusable data, and if more was truncated than the recipe allows.
     """
+    from launcher.train.data.build import held_out_samples
     from launcher.train.data.gate import check_dropped, check_stream, check_truncation
     from launcher.train.data.prepare import prepare
     from launcher.train.data.store import RECORD
@@ -132,6 +133,7 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
     if job.data.streaming:
         check_stream(job, processing)
     record |= _tried(job, processing, record)
+    record["held_out"] = held_out_samples(job, record)
     record["samples"] = _samples(job, processing, record, samples)
     write_json(job.run_dir / RECORD, record)
     for split in record["splits"].values():

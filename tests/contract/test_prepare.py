@@ -181,9 +181,11 @@ def test_weights_repeat_and_thin_out_sources(job, tmp_path):
 def test_the_pieces_of_one_document_stay_on_one_side_of_the_split(job, tmp_path):
     rows = [{"text": f"{letter} " * 100} for letter in "abcdefghijklmnopqrst"]
     found = job(write_rows(tmp_path / "long.jsonl", rows), data__max_length=32, data__eval={"split": 0.25})
-    prepare_run(found)
+    record = prepare_run(found)
     processing = load_processing(found)
     data = build_data(found, processing)
+    total = record["splits"]["train"]["samples"]
+    assert (total - record["held_out"], record["held_out"]) == (len(data.train), len(data.eval))
     words = [
         {processing.decode(sample["input_ids"]).split()[0] for sample in part}
         for part in (data.train, data.eval)
@@ -350,9 +352,13 @@ def test_the_command_line_shows_samples_with_their_masks(tmp_path, tokenizer_fol
     scratch.mkdir()
     env = {**os.environ, "EFFILAUNCH_CACHE": str(tmp_path / "cache"), "TMPDIR": str(scratch)}
     command = [sys.executable, "-m", "launcher.cli", "prepare", str(recipe), "--show", "2"]
+    split = subprocess.run(
+        [*command, "--set", "data.eval={split: 0.34}"], env=env, capture_output=True, text=True, check=False
+    )
+    assert "6 samples: 4 to train on, 2 held out" in split.stdout, split.stderr
     shown = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
-    assert "6 rows read, 6 kept, 6 samples" in shown.stdout
+    assert "6 rows read, 6 kept, 6 samples\n" in shown.stdout
     assert "ask 0⟦word0" in shown.stdout
     assert f"sample 2 ({tmp_path / 'rows.jsonl'}:2)" in shown.stdout
     asked = subprocess.run([*command, "--json"], env=env, capture_output=True, text=True, check=False)

@@ -140,6 +140,12 @@ def test_the_page_of_a_finished_run(finished):
     assert "trainer.learning_rate" in section(page, "decisions")
 
 
+def test_the_page_says_how_many_samples_are_held_out(finished):
+    page = run_page(replace(finished, data={**data(), "held_out": 9}), "")
+    assert re.search(r"\b81\b.*\b9\b", section(page, "data").partition("Tokens of a sample")[0])
+    assert "held out" not in section(run_page(finished, ""), "data")
+
+
 def test_target_pieces_are_marked_by_more_than_colour(finished):
     page = run_page(finished, "")
     marks = [node for node in parsed(page).iter("mark")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 
 import pytest
@@ -156,6 +157,10 @@ def test_rows_are_held_out_where_there_are_enough():
     assert "eval" not in draft(start(count=199), "full", 1024)[0]["data"]
     assert draft(start(count=200), "full", 1024)[0]["data"]["eval"] == {"split": 0.05}
     assert draft(start(count=200_000), "full", 1024)[0]["data"]["eval"] == {"split": 0.005}
+    note = draft(start(count=240), "full", 1024)[1]["data.eval"]
+    assert re.findall(r"\d+", note) == ["12", "240"]
+    note = draft(start(count=200_000, more=True), "full", 1024)[1]["data.eval"]
+    assert re.findall(r"[\d.]+", note) == ["0.5"]
 
 
 def test_a_base_model_gets_a_chat_template_and_a_chat_model_keeps_its_own(tmp_path):

@@ -209,7 +209,7 @@ def data_section(record: RunRecord) -> Section | None:
         return None
     parts: list[Markup] = []
     if splits:
-        parts += [_counts(splits), *_lengths(splits), *_sources(splits)]
+        parts += [_counts(splits), *_held_out(record, splits), *_lengths(splits), *_sources(splits)]
     if samples:
         parts.append(tag("h3", f"{several(len(samples), 'sample')} with their loss mask"))
         rest = " pieces contribute to the loss; the rest is only context."
@@ -234,6 +234,15 @@ def _counts(splits: Mapping[str, Mapping[str, Any]]) -> Markup:
         numbers = (read, kept, dropped, truncated, cut_up, split.get("samples"), left)
         rows.append((name, *map(count, numbers), share))
     return table("Rows", head, rows, "numbers")
+
+
+def _held_out(record: RunRecord, splits: Mapping[str, Mapping[str, Any]]) -> list[Markup]:
+    """Where the evaluation gets a share of the training sources: how many samples are left to train on."""
+    held_out, total = number(record.data.get("held_out")), number(at(splits, "train", "samples"))
+    if not held_out or total is None:
+        return []
+    shown = f"{count(total - held_out)} are trained on; {count(held_out)} are held out."
+    return [tag("p", f"Of the samples of train {shown}", class_="small")]
 
 
 def _lengths(splits: Mapping[str, Mapping[str, Any]]) -> list[Markup]:

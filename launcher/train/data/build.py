@@ -104,6 +104,12 @@ def _chosen(record: Mapping[str, Any], name: str, index: Any = None) -> Any:
     return (rows if index is None else rows.select(index)).remove_columns(list(PLACES))
 
 
+def held_out_samples(job: Job, record: Mapping[str, Any]) -> int | None:
+    """Samples of the training sources that the evaluation gets; None: `data.eval` takes no share of them."""
+    index = None if job.data.streaming else _split(job, _open(record, "train"), job.data.eval)[1]
+    return None if index is None else len(index)
+
+
 def _split(job: Job, rows: Any, held_out: Any) -> tuple[Any, Any | None]:
     """Indices of training and evaluation samples; all samples of one row stay on one side."""
     if not isinstance(held_out, Mapping):
