@@ -77,8 +77,10 @@ fmt: $(STAMP) ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-build: $(STAMP) ## wheel and sdist into dist/
-	$(BIN)/python -m build
+build: $(STAMP) ## wheel and sdist into dist/, checked as an index would
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 stats: $(STAMP) ## files, lines, imports, overrides of the code, and the seconds of the last `make test`
 	@$(BIN)/python benchmarks/code_stats.py

@@ -1,3 +1,3 @@
 """effilaunch: plans and launches Hugging Face `Trainer` fine-tunes from one YAML recipe."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -1,12 +1,14 @@
-"""The built wheel works with the checkout gone: base dependencies only, no PYTHONPATH, and other Pythons."""
+"""What is released: the wheel, built from the sdist, works without the checkout, and under other Pythons."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launcher import __version__
 from launcher.execute.run_dir import MARKER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,10 +47,10 @@ def call(*argv: object, cwd, code: int | None = 0) -> str:
     return done.stdout
 
 
-def made_environment(folder: Path, python: Path | str, wheel: Path) -> Path:
-    """The bin folder of a fresh environment that holds the wheel and its base dependencies."""
+def made_environment(folder: Path, python: Path | str, package: Path) -> Path:
+    """The bin folder of a fresh environment that holds the wheel or sdist and its base dependencies."""
     call(python, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
-    install = ("--python", folder / "bin" / "python", "install", "-c", ROOT / "constraints.txt", wheel)
+    install = ("--python", folder / "bin" / "python", "install", "-c", ROOT / "constraints.txt", package)
     call(*PIP, *install, cwd=folder.parent)
     return folder / "bin"
 
@@ -64,11 +67,23 @@ def other_python(minor: int) -> Path | None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    call(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, ROOT, cwd=folder)
-    (built,) = folder.glob("effilaunch-*.whl")
-    return built
+def built(tmp_path_factory):
+    """As `make build` makes them: the sdist, and the wheel from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    (found,) = built.glob("effilaunch-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def sdist(built):
+    (found,) = built.glob("effilaunch-*.tar.gz")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -76,16 +91,45 @@ def installed(wheel, tmp_path_factory):
     return made_environment(tmp_path_factory.mktemp("environment") / "venv", sys.executable, wheel)
 
 
-def test_wheel_carries_the_data(wheel):
-    packed = set(zipfile.ZipFile(wheel).namelist())
-    for folder, pattern in (("recipes", "*.yaml"), ("ds_configs", "*.json")):
-        files = [path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob(pattern)]
-        assert files
-        assert {f"launcher/_data/{name}" for name in files} <= packed
-    assert "launcher/facts/data/models.json" in packed
-    assert "launcher/py.typed" in packed
-    assert "launcher/knowledge/lint/tables/deepspeed.json" in packed
-    assert not [name for name in packed if name.startswith(("tests/", "recipes/", "benchmarks/"))]
+def sources(*folders: str) -> set[str]:
+    listed = call("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders, cwd=ROOT)
+    return {name for name in listed.splitlines() if (ROOT / name).is_file()}
+
+
+def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel):
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    data = {f"launcher/_data/{name}" for name in sources("recipes", "ds_configs")}
+    assert {"launcher/_data/recipes/recipe.schema.json", "launcher/_data/ds_configs/zero3.json"} <= data
+    assert packed == sources("launcher") | data
+    assert {"launcher/py.typed", "launcher/facts/data/models.json", "launcher/report/html/page.py"} <= packed
+
+
+def test_the_sdist_has_what_the_wheel_is_made_of_and_no_tests(sdist):
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    own = {"PKG-INFO", "pyproject.toml", ".gitignore", "LICENSE", "README.md", "CHANGELOG.md"}
+    assert packed == sources("launcher", "recipes", "ds_configs") | own
+
+
+def test_an_index_would_take_both_files(wheel, sdist, tmp_path):
+    call(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist, cwd=tmp_path)
+    names = {wheel.name, sdist.name}
+    assert names == {f"effilaunch-{__version__}-py3-none-any.whl", f"effilaunch-{__version__}.tar.gz"}
+
+
+def test_the_version_is_that_of_the_changelog():
+    """The newest section of a release has the package's version, and the day of it."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
+    assert headings[0] == "[Unreleased]"
+    assert re.fullmatch(rf"{re.escape(__version__)} - 20\d\d-\d\d-\d\d", headings[1])
+
+
+@pytest.mark.slow
+def test_the_sdist_installs_and_plans(sdist, tmp_path):
+    made = made_environment(tmp_path / "venv", sys.executable, sdist)
+    assert call(made / "effilaunch", "--version", cwd=tmp_path).split() == ["effilaunch", __version__]
+    plan_without_the_stack((made / "effilaunch",), tmp_path / "here", PLANNING[:2])
 
 
 def test_wheel_works_without_the_checkout(installed, tmp_path):
@@ -217,7 +261,7 @@ def test_commands_that_train_say_what_to_install(installed, tmp_path):
 def test_the_script_works_by_its_path_with_an_empty_environment(installed, tmp_path):
     """As pipx links it: another folder, no home, none of the environment's variables."""
     bare = ("env", "-i", "PATH=/usr/bin:/bin", installed / "effilaunch")
-    assert call(*bare, "--version", cwd="/").startswith("effilaunch ")
+    assert call(*bare, "--version", cwd="/").split() == ["effilaunch", __version__]
     assert "memory of each device" in call(
         *bare, "plan", "starcoder_lora", "--on", "cpu", cwd=tmp_path, code=None
     )
