@@ -92,6 +92,20 @@ def test_the_site_publishes_pages_and_pictures_alone(tmp_path, monkeypatch):
     assert {file.src_uri for file in found if file.inclusion.is_included()} == kept
 
 
+def test_the_site_has_what_its_pages_load(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path)))
+    for page in ("index.html", "tasks/dpo.html"):
+        text = (tmp_path / page).read_text(encoding="utf-8")
+        loaded = re.findall(r'<(?:link|script|img)[^>]* (?:href|src)="([^":]+)"', text)
+        assert [name for name in loaded if name.endswith(".css")]
+        missing = [name for name in loaded if not ((tmp_path / page).parent / name).is_file()]
+        assert not missing, page
+
+
 def test_the_site_names_sources_that_it_cannot_link_to():
     site = module_of(ROOT / "docs" / "site_hooks.py")
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_path="reference/fixes.md"))
