@@ -22,22 +22,11 @@ from launcher.schedulers.slurm_script import (
     cpus_of_task,
     render_job,
     render_prepare_job,
+    without_limit,
 )
 
 _NOT_DATA = ("trainer.", "adapter.", "sharding.", "launch.", "deepspeed.", "fsdp.", "runtime.", "precision")
 """Beginnings of the settings that do not change the prepared data."""
-
-
-def _without_limit(job: Submission) -> str:
-    """A warning, with the estimated time of the run that takes longest."""
-    likely = [
-        (run.plan.time.to_json(run.plan.schedule.steps).get("likely") or {}).get("total") for run in job.runs
-    ]
-    longest = max((seconds for seconds in likely if seconds is not None), default=None)
-    of_run = "" if longest is None else f"; the steps take about {longest / 3600:.2g} h by the plan"
-    return (
-        f"launch.slurm.time is not set: the partition's own limit ends the job, which then continues{of_run}"
-    )
 
 
 class Slurm(Queue):
@@ -71,8 +60,8 @@ class Slurm(Queue):
                 "launch.slurm.cpus_per_task is not set: most clusters then give the task of a node one CPU, "
                 "which all its devices share"
             )
-        if slurm.time is None and "time" not in slurm.options:
-            warnings.append(_without_limit(job))
+        if (unlimited := without_limit(job)) is not None:
+            warnings.append(unlimited)
         problems = [problem for problem in found if problem is not None]
         if problems or (dry_run and not has_slurm()):
             return Checked(problems, warnings, unasked="Slurm is not installed on this machine")

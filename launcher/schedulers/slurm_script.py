@@ -72,6 +72,20 @@ def warning_seconds(job: Submission) -> int:
     return job.stop_seconds + MARGIN_S
 
 
+def without_limit(job: Submission) -> str | None:
+    """Of a job without a time limit: a warning, with the estimated time of the run that takes longest."""
+    if job.launch.slurm.time is not None or "time" in job.launch.slurm.options:
+        return None
+    likely = [
+        (run.plan.time.to_json(run.plan.schedule.steps).get("likely") or {}).get("total") for run in job.runs
+    ]
+    longest = max((seconds for seconds in likely if seconds is not None), default=None)
+    of_run = "" if longest is None else f"; the steps take about {longest / 3600:.2g} h by the plan"
+    return (
+        f"launch.slurm.time is not set: the partition's own limit ends the job, which then continues{of_run}"
+    )
+
+
 def check_warning(job: Submission) -> Problem | None:
     """The problem of a time limit that leaves no time to train before the warning."""
     limit = None if job.launch.slurm.time is None else time_seconds(str(job.launch.slurm.time))
@@ -123,7 +137,9 @@ def _options(job: Submission, output: str) -> list[str]:
     signal = [_option("signal", f"USR1@{warning_seconds(job)}"), "#SBATCH --requeue"]
     if least < most:  # the run continues without a node that fails
         signal.append("#SBATCH --no-kill")
-    return _header(job, job.name, slurm, sizes, signal, output)
+    unlimited = without_limit(job)
+    hint = [] if unlimited is None else [f"# {unlimited}"]
+    return [*_header(job, job.name, slurm, sizes, signal, output), *hint]
 
 
 def _header(

@@ -58,9 +58,13 @@ def test_the_threads_are_planned_for_the_cpus_of_the_job(on, changes, threads, c
 def test_a_job_without_a_time_limit_is_warned_of_with_the_time_that_the_plan_expects(capsys):
     words = ["submit", "r.yaml", "--on", "8xA100-80GB", "--dry-run", "--set", "trainer.max_steps=100000"]
     assert main([*words, "--set", "launch.slurm.time=null"]) == 0
-    assert re.search(r"launch\.slurm\.time is not set: .* about [\d.e+]+ h", capsys.readouterr().err)
+    told = capsys.readouterr()
+    hint = r"launch\.slurm\.time is not set: .* about [\d.e+]+ h"
+    assert re.search(hint, told.err)
+    assert len(re.findall(f"  # {hint}", told.out)) == 1, "in the script of the job alone"
     assert main(words) == 0
-    assert "slurm.time" not in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "slurm.time" not in told.out + told.err
 
 
 def test_a_dry_run_does_without_a_slurm_that_is_silent(tmp_path, capsys):
