@@ -23,6 +23,13 @@ GOALS = (
     "reasoning", "embeddings", "ranking",
 )  # fmt: skip
 """Those of planner/starting.py, which is not imported here: it would slow every command."""
+EXPORTS = ("transformers", "vllm", "ollama", "gguf")
+"""Names of TARGETS in train/exports/export.py, which imports torch."""
+QUANTIZED = (
+    "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_1",
+    "q4_0", "q3_k_l", "q3_k_m", "q3_k_s", "q2_k", "iq4_nl", "iq4_xs",
+)  # fmt: skip
+"""Types of weights that llama.cpp's programs write without calibration data."""
 TINY_HELP = "rehearse with a two-layer model and generated rows"
 
 
@@ -71,7 +78,8 @@ OTHER_WORDS = {
     "import": ("convert",),
     "eval": ("evaluate", "test"),
     "generate": ("chat", "predict", "infer", "inference"),
-    "merge": ("export", "push"),
+    "merge": ("push",),
+    "export": ("serve", "deploy", "gguf", "vllm", "ollama"),
     "prepare": ("preprocess", "tokenize"),
     "init": ("new", "create"),
 }
@@ -355,6 +363,18 @@ COMMANDS = (
             help="dtype of the written weights (default: that of the base checkpoint)"),
         arg("--push", metavar="REPO", nargs="?", const="",
             help="push to the hub, private if REPO is new (default: hub_model_id of the recipe)"),
+    )),
+    Command("export", "export the result of a run to the program that uses it, and compare the two", (
+        *RUN_DIR,
+        arg("--to", choices=EXPORTS, required=True, help="the program"),
+        arg("--output", metavar="DIR", help="folder of the export (default: RUN_DIR/export-PROGRAM)"),
+        arg("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto",
+            help="dtype of the weights (default: that of the base checkpoint)"),
+        flag("--adapter", help="--to vllm: serve the adapter on its base instead of merging it"),
+        arg("--quantize", metavar="TYPE", choices=QUANTIZED,
+            help=f"--to gguf and ollama: {', '.join(QUANTIZED)} (default: that of the weights)"),
+        arg("--llama-cpp", metavar="DIR",
+            help="--to gguf and ollama: folder with llama.cpp's converter and programs (default: on PATH)"),
     )),
     Command("fixes", "list the known fixes", (
         arg("id", metavar="ID", nargs="?", help="show one fix with its reason"),

@@ -280,6 +280,38 @@ def evaluated_text(found: Mapping[str, Any]) -> str:
     return "\n".join(lines + table(rows))
 
 
+def exported_text(found: Mapping[str, Any]) -> str:
+    """What was written, how it compares with the trained model, and how to serve it."""
+    lines = [f"exported  {printable(found['folder'])}  for {found['to']}, weights in {_weights(found)}"]
+    if compared := found["compared"]:
+        answers = compared["answers"]
+        same = f"{answers['equal']} of {answers['compared']} greedy answers are equal"
+        template = "" if compared["template"] == "none" else "; the same chat template"
+        lines.append(
+            f"compared  the same token ids for {compared['texts']} texts{template}"
+            + (f"; {same}" if answers["compared"] else "")
+        )
+        margins = [one["margin"] for one in compared["differences"] if one["margin"] is not None]
+        if margins:
+            text = f"the others differ from a token on whose rival was at most {max(margins):.2g} behind"
+            lines += wrapped(f"{text}; export.json has them", " " * 10, hang=0)
+    elif found["to"] == "vllm":
+        lines.append("          the adapter is unchanged: vLLM adds it to its base")
+    if ends := found.get("stop_tokens"):
+        lines.append(f"stops at  {', '.join(str(end['text']) for end in ends)}")
+    for text in found.get("notes", ()):
+        lines += wrapped(f"note      {text}", "", hang=10)
+    if found.get("command"):
+        lines.append(f"serve     {shlex.join(found['command'])}")
+    return "\n".join(lines)
+
+
+def _weights(found: Mapping[str, Any]) -> str:
+    if "quantize" not in found:
+        return str(found["dtype"])
+    return f"{found['quantize']}, {gib(found['bytes'])}"
+
+
 def suites_text(found: Mapping[str, Any]) -> str:
     """The scores in benchmarks, and how each was asked."""
     lines = [f"evaluated {printable(found['weights'])}", *table([suites.HEAD, *suites.rows(found["suites"])])]

@@ -318,7 +318,9 @@ def test_options_of_every_command_are_kept(capsys):
 
 @pytest.mark.parametrize("name", [command.name for command in COMMANDS])
 def test_every_command_takes_its_options_by_name(name):
-    arguments = {"init": [], "schema": [], "completion": ["bash"]}.get(name, ["x"])
+    arguments = {
+        "init": [], "schema": [], "completion": ["bash"], "export": ["x", "--to", "gguf"],
+    }.get(name, ["x"])  # fmt: skip
     command, options = parse([name, *arguments])
     taken = options.keys() - {"json", "quiet"}
     inspect.signature(command.function()).bind(**dict.fromkeys(taken))

@@ -336,7 +336,7 @@ def _written_aside(target: Path) -> Iterator[Path]:
     except EffilaunchError:
         raise
     except Exception as error:
-        refusal = _unwritten(target, error)
+        refusal = unwritten(target, error)
         if refusal is None:
             raise
         raise refusal from error
@@ -344,8 +344,9 @@ def _written_aside(target: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _unwritten(target: Path, error: Exception) -> EffilaunchError | None:
-    message = f"the merged model could not be written: {first_line(error)}"
+def unwritten(target: Path, error: Exception) -> EffilaunchError | None:
+    """The error for users of a full disk or a folder without permission; None for any other."""
+    message = f"the model could not be written: {first_line(error)}"
     if is_full(error):
         free = mib(free_bytes(target.parent))
         hint = f"{free} are free there; free disk space, or set --output to another disk"

@@ -1,0 +1,1 @@
+"""Exports of a result to the programs that use it."""
