@@ -38,7 +38,7 @@ DOCS = Path(__file__).resolve().parent
 
 PAGES = {
     "run": "quickstart.md",
-    "plan": "memory.md",
+    "plan": "plan-page.md",
     "prepare": "data.md",
     "submit": "cluster.md",
     "lint": "lint.md",

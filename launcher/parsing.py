@@ -258,7 +258,11 @@ COMMANDS = (
             flag("--search", help="list what fits, fastest first"),
             arg("--html", metavar="FILE", nargs="?", const="",
                 help="write the plan as an HTML page (default: NAME-plan.html)"),
+            flag("--browser", help="plan in the browser: a page on this machine only, until Ctrl-C"),
         ),
+        arg("--port", metavar="N", type=int, default=0,
+            help="with --browser: the port (default: a free one)"),
+        context(as_json=False),
     )),
     Command("prepare", "tokenise and cache the data of a recipe", (
         *RECIPE,

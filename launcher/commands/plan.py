@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import DoesNotFit, Problem, RecipeError
@@ -12,10 +12,11 @@ from launcher.inputs.planning_facts import gather, nvme_warnings
 from launcher.knowledge.lint.document import printable
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
+from launcher.planner.alternatives import Alternative
 from launcher.planner.elastic import plan_on
 from launcher.planner.search import Search
 from launcher.planner.search import search as search_plans
-from launcher.recipe.loading import load_recipe
+from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.report.outcome import Outcome, note
 from launcher.schedulers.hostfile import hostfile_warnings
 
@@ -32,37 +33,32 @@ def plan_command(
     trace: bool,
     search: bool,
     html: str | None,
+    browser: bool = False,
+    port: int = 0,
+    as_json: bool = False,
 ) -> Outcome:
     """Show the plan; the nearest miss, with exit status 3, if none fits.
 
     explain: show the origin of this setting or section instead, "" for all. search: show all configurations
     that fit. trace: trace the memory of the real model. html: also write the plan to this HTML file, "" for
-    NAME-plan.html.
+    NAME-plan.html. browser: serve a page to plan on instead.
     """
-    from launcher.render.bundle import render
-
+    if browser:
+        return _in_browser(recipe, overrides, on, port, as_json=as_json, trace=trace)
+    if port:
+        raise RecipeError(Problem("usage", "--port needs --browser", hint="add --browser, or leave it out"))
     loaded, facts = gather(load_recipe(recipe, overrides), on, trace=trace)
-    absent = hostfile_warnings(loaded.recipe, facts.hardware)
-    facts = replace(facts, warnings=(*facts.warnings, *absent))
-    found = search_plans(loaded, facts)
-    problems: Sequence[Problem] = ()
-    extra: dict[str, Any] = {}
-    others: list[str] = []
-    try:
-        bundle = render(plan_on(loaded, facts, found=found))
-    except DoesNotFit as error:
-        bundle, problems = render(error.nearest_miss), error.problems
-        extra = {"would_fit": [other.to_json() for other in error.would_fit]}
-        others = [other.text for other in error.would_fit]
+    made = make_bundle(loaded, facts)
+    bundle, problems, others = made.bundle, made.problems, [other.text for other in made.would_fit]
     for warning in nvme_warnings(bundle.plan):
         note(warning)
     code = DoesNotFit.exit_code if problems else 0
     compared, traced = _traced(bundle.plan, facts)
-    extra |= compared
+    extra = made.extra | compared
     if search:
         from launcher.report.plan_text import search_text
 
-        shown = _ranking(found, bundle.plan)
+        shown = _ranking(made.found, bundle.plan)
         timed = bundle.plan.time.figures_known
         text = search_text(shown["search"], shown["compared"], shown["left_out"], others, timed=timed)
         return Outcome({**bundle.to_json(), **extra, **shown}, text, problems, code)
@@ -70,6 +66,45 @@ def plan_command(
         page = Outcome({**bundle.to_json(), **extra}, _page(bundle) + traced, problems, code)
         return page if html is None else _with_page(page, recipe, html)
     return _explained(bundle, explain, problems, code)
+
+
+def _in_browser(
+    recipe: str, overrides: Sequence[str], on: str | None, port: int, *, as_json: bool, trace: bool
+) -> Outcome:
+    if as_json or trace:
+        message = f"--browser excludes {'--json' if as_json else '--trace'}"
+        raise RecipeError(Problem("usage", message, hint="leave out one of the two"))
+    from launcher.commands.plan_page import browser_command
+
+    return browser_command(recipe, overrides=overrides, on=on, port=port)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A plan, or the nearest miss and why it does not fit."""
+
+    bundle: Bundle
+    found: Search
+    problems: Sequence[Problem] = ()
+    would_fit: Sequence[Alternative] = ()
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """The keys of `plan --json` that a plan which fits does not have."""
+        return {"would_fit": [other.to_json() for other in self.would_fit]} if self.problems else {}
+
+
+def make_bundle(loaded: LoadedRecipe, facts: Facts) -> Made:
+    """What `plan` shows. Raises as `gather` and `plan_on`, except for a recipe that does not fit."""
+    from launcher.render.bundle import render
+
+    absent = hostfile_warnings(loaded.recipe, facts.hardware)
+    facts = replace(facts, warnings=(*facts.warnings, *absent))
+    found = search_plans(loaded, facts)
+    try:
+        return Made(render(plan_on(loaded, facts, found=found)), found)
+    except DoesNotFit as error:
+        return Made(render(error.nearest_miss), found, error.problems, error.would_fit)
 
 
 def _traced(plan: Plan, facts: Facts) -> tuple[dict[str, Any], str]:

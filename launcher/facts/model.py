@@ -452,7 +452,8 @@ def check_task(name: str, model_type: Any, task: str) -> None:
         message = f"model {name!r} does not support {task}: {model_type} supports {', '.join(tasks)}"
     else:
         message = f"model {name!r} has the unsupported model_type {model_type!r}"
-    hint = f"supported for {task}: {', '.join(f for f, known in FAMILY_TASKS.items() if task in known)}"
+    known = [family for family, supported in FAMILY_TASKS.items() if task in supported]
+    hint = f"supported for {task}: {', '.join(known) or 'what the installed transformers has'}"
     raise RecipeError(Problem("unknown-architecture", message, path="model.name_or_path", hint=hint))
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
@@ -90,8 +91,10 @@ def recipe_hardware(recipe: Recipe) -> Hardware:
     return Hardware(section.num_nodes, section.devices_per_node, name, size, capability)
 
 
-def model_config(recipe: Recipe, *, allow_network: bool) -> tuple[str, dict[str, Any], str]:
-    """Name of the model, its configuration, and where that was found."""
+def model_config(
+    recipe: Recipe, *, allow_network: bool, given: Mapping[str, dict[str, Any]] = MappingProxyType({})
+) -> tuple[str, dict[str, Any], str]:
+    """Name of the model, its configuration, and where that was found. given: as of `gather`."""
     model = recipe.model
     if isinstance(model.config, dict):
         return str(model.config.get("model_type")), model.config, "the recipe"
@@ -103,13 +106,16 @@ def model_config(recipe: Recipe, *, allow_network: bool) -> tuple[str, dict[str,
             raise RecipeError(Problem("unknown-model-fact", message, path="model.config", hint=hint))
         return model.config, config, "shipped facts"
     assert model.name_or_path is not None, "the schema asks for one of the two"
-    config, origin = find_model_config(
-        model.name_or_path,
-        gguf_file=model.gguf_file,
-        revision=model.revision,
-        cache_dir=model.cache_dir,
-        allow_network=allow_network,
-    )
+    if model.name_or_path in given:
+        config, origin = given[model.name_or_path], "a given configuration"
+    else:
+        config, origin = find_model_config(
+            model.name_or_path,
+            gguf_file=model.gguf_file,
+            revision=model.revision,
+            cache_dir=model.cache_dir,
+            allow_network=allow_network,
+        )
     check_stored_quantization(recipe, config)
     return model.name_or_path, config, origin
 
@@ -285,15 +291,16 @@ def gather(
     trace: bool = False,
     allow_network: bool = True,
     allow_torch: bool = True,
+    configs: Mapping[str, dict[str, Any]] = MappingProxyType({}),
 ) -> tuple[LoadedRecipe, Facts]:
     """The recipe to plan, rewritten for `--tiny`, and all facts about it.
 
-    trace: trace the real model, which model families without a closed form always need.
+    configs: configurations by the names that recipes have for their models, before any other place. trace:
+    trace the real model, which model families without a closed form always need.
     """
     loaded = _with_chat_template(loaded)
     hooks = hook_names(loaded.recipe.python)
-    name, config, origin = model_config(loaded.recipe, allow_network=allow_network)
-    warnings: list[str] = []
+    name, config, origin = model_config(loaded.recipe, allow_network=allow_network, given=configs)
     if tiny:
         config = dict(config_with_sizes(name, config, loaded.recipe.task, ask=allow_torch))
         loaded, hardware = _rehearsal(loaded, on, config)
@@ -301,8 +308,7 @@ def gather(
         name, config, origin = f"{name} (tiny)", loaded.recipe.model.config, "--tiny"
     else:
         hardware = find_hardware(loaded.recipe, on)
-        warned, unread = judged_data(loaded, on)
-        warnings += [*warned, *unread]
+    warnings = [] if tiny else [one for found in judged_data(loaded, on) for one in found]
     spec, note = _find_spec(loaded.recipe, name, config, origin, ask=allow_torch)
     calibration = None if tiny else find_calibration(hardware)  # a tiny model differs from real ones
     warnings += [*([] if note is None else [note]), *_warnings(loaded.recipe, spec, calibration)]

@@ -57,12 +57,15 @@ class LoadedRecipe:
     """Dotted path (`data.train[0].path`) of every given value, of sections and lists too."""
 
 
-def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence[str] = ()) -> LoadedRecipe:
+def load_recipe(
+    path: Path | str, overrides: Sequence[str] = (), swept: Sequence[str] = (), text: str | None = None
+) -> LoadedRecipe:
     """Load a file, or the shipped recipe of that name, with `key=value` overrides, and those of a sweep.
 
-    Raises RecipeError with every problem of the recipe, of what it extends and of the overrides.
+    text: what is in the file, where it is not read (an editor's). Raises RecipeError with every problem of
+    the recipe, of what it extends and of the overrides.
     """
-    file = find_recipe(path)
+    file = find_recipe(path) if text is None else Path(path)
     if file is None:
         if _is_there(Path(path)):
             message = "is not a readable file, but a folder, a pipe, a device or a broken link"
@@ -71,7 +74,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence
         hint = f"did you mean `{near}`?" if near else "`effilaunch recipes` lists the shipped recipes"
         message = "no such file and no shipped recipe of that name"
         raise RecipeError(Problem("recipe-missing", message, str(path), hint=hint))
-    merged = load_merged(file, overrides, swept)
+    merged = load_merged(file, overrides, swept, text)
     if any(problem.code in ("yaml-syntax", "unreadable") for problem in merged.problems) or not merged.data:
         raise RecipeError(merged.problems or [Problem("wrong-type", "the recipe is empty", str(file), 1)])
     main = str(file)

@@ -78,9 +78,14 @@ def _find_shipped(name: str) -> Path | None:
     return recipes_dir() / f"{stem}.yaml" if stem in shipped_names() else None
 
 
-def load_merged(path: Path, overrides: Sequence[str], swept: Sequence[str] = ()) -> MergedRecipe:
-    """Read `path` and what it extends, then apply --set and --sweep. Problems are collected, never raised."""
-    merged = _read(path, "recipe", ())
+def load_merged(
+    path: Path, overrides: Sequence[str], swept: Sequence[str] = (), text: str | None = None
+) -> MergedRecipe:
+    """Read `path` and what it extends, then apply --set and --sweep. Problems are collected, never raised.
+
+    text: what is in the file, where it is not read (an editor's).
+    """
+    merged = _read(path, "recipe", (), text)
     for override in overrides:
         _apply(merged, override, "--set")
     for override in swept:
@@ -88,10 +93,12 @@ def load_merged(path: Path, overrides: Sequence[str], swept: Sequence[str] = ())
     return merged
 
 
-def _read(path: Path, source: Literal["recipe", "parent"], chain: tuple[Path, ...]) -> MergedRecipe:
+def _read(
+    path: Path, source: Literal["recipe", "parent"], chain: tuple[Path, ...], text: str | None = None
+) -> MergedRecipe:
     file = str(path)
     try:
-        text = read_text(path, LARGEST_TEXT)
+        text = read_text(path, LARGEST_TEXT) if text is None else text
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         return MergedRecipe({}, {}, [Problem("unreadable", f"cannot be read: {reason}", file)])

@@ -1,7 +1,6 @@
 """Reports that follow their runs: a page on this machine's loopback, drawn again when a run has written.
 
-The browser asks only this server, which only reads. Each address has a token, and a name of the loopback is
-asked for (a page elsewhere that has its own name point here gets nothing). Over `ssh -L` any port will do.
+The browser asks only this server, which only reads.
 """
 
 from __future__ import annotations
@@ -10,23 +9,20 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
-from launcher.errors import EffilaunchError, Problem, RecipeError
+from launcher.errors import EffilaunchError
 from launcher.execute.record import read_run
 from launcher.facts.rank_status import read_statuses
 from launcher.facts.safe_files import opened
 from launcher.report.html.live_sections import SCRIPT, logs_section, ranks_section
 from launcher.report.html.page import Section
+from launcher.report.loopback import Answer, Asked, listening
 from launcher.report.run_pages import compare_page, hide_secrets, made, run_page, shown_record
 
-LOOPBACK = "127.0.0.1"
 LOOK_S = 1.0
 """Between two looks at the files of the runs."""
 ANYWAY_S = 15.0
@@ -111,80 +107,24 @@ class Live:
                 before, waited = now, 0.0
             yield due
 
+    # What the browser asks for.
 
-class _Handler(BaseHTTPRequestHandler):
-    """Answers GET; `live` is set in the class that `serving` makes."""
-
-    live: Live
-    protocol_version = "HTTP/1.1"
-    server_version = "effilaunch"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        address = urlsplit(self.path)
-        asked = {name: values[-1] for name, values in parse_qs(address.query).items()}
-        answers: Mapping[str, Callable[[Mapping[str, str]], None]] = {
-            "/": self._page, "/events": self._events, "/log": self._log,
-        }  # fmt: skip
-        host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
-        if host not in (LOOPBACK, "localhost"):
-            self._answer(HTTPStatus.MISDIRECTED_REQUEST, "this server answers on the loopback only")
-        elif not secrets.compare_digest(asked.get("token", "").encode(), self.live.token.encode()):
-            self._answer(HTTPStatus.FORBIDDEN, "open the address that was printed, with its token")
-        elif address.path not in answers:
-            self._answer(HTTPStatus.NOT_FOUND, "there is nothing here")
-        else:
-            with contextlib.suppress(ConnectionError, TimeoutError):  # the browser has gone
-                answers[address.path](asked)
-
-    def _page(self, _asked: Mapping[str, str]) -> None:
+    def answer_page(self, _asked: Asked) -> Answer:
         try:
-            text = self.live.page(secrets.token_urlsafe(12))
+            return Answer(self.page(secrets.token_urlsafe(12)), "text/html")
         except EffilaunchError as error:
-            self._answer(HTTPStatus.GONE, str(error))
-        else:
-            self._answer(HTTPStatus.OK, text, "text/html")
+            return Answer(str(error), status=HTTPStatus.GONE)
 
-    def _log(self, asked: Mapping[str, str]) -> None:
+    def answer_log(self, asked: Asked) -> Answer:
         try:
-            text = self.live.log(asked.get("name", ""), asked.get("search", ""))
+            text = self.log(asked.query.get("name", ""), asked.query.get("search", ""))
         except OSError as error:
             text = f"cannot be read: {error.strerror}"
-        if text is None:
-            self._answer(HTTPStatus.NOT_FOUND, "no such log")
-        else:
-            self._answer(HTTPStatus.OK, text)
+        return Answer("no such log", status=HTTPStatus.NOT_FOUND) if text is None else Answer(text)
 
-    def _events(self, _asked: Mapping[str, str]) -> None:
-        self._begin(HTTPStatus.OK, "text/event-stream", None)
-        for changed in self.live.changes():
-            self.wfile.write(b"data: changed\n\n" if changed else b": waiting\n\n")
-            self.wfile.flush()
-
-    def _answer(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
-        body = text.encode("utf-8", errors="replace")
-        self._begin(status, kind, len(body))
-        self.wfile.write(body)
-
-    def _begin(self, status: HTTPStatus, kind: str, length: int | None) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        if length is None:
-            self.send_header("Connection", "close")
-            self.close_connection = True
-        else:
-            self.send_header("Content-Length", str(length))
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing is printed for a request."""
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+    def answer_events(self, _asked: Asked) -> Answer:
+        parts = (b"data: changed\n\n" if changed else b": waiting\n\n" for changed in self.changes())
+        return Answer(parts, "text/event-stream")
 
 
 @contextlib.contextmanager
@@ -195,18 +135,9 @@ def serving(folders: Sequence[Path], names: Sequence[str], port: int) -> Iterato
     """
     live = Live(folders, names)
     live.page("")
-    handler = type("Handler", (_Handler,), {"live": live})
-    try:
-        server = _Server((LOOPBACK, port), handler)
-    except (OSError, OverflowError) as error:
-        message = f"cannot listen on {LOOPBACK}:{port}: {getattr(error, 'strerror', None) or error}"
-        raise RecipeError(Problem("port-in-use", message, path="--port", hint="leave it out")) from error
-    thread = threading.Thread(target=server.serve_forever, name="report", daemon=True)
-    thread.start()
-    try:
-        yield f"http://{LOOPBACK}:{server.server_address[1]}/?token={live.token}"
-    finally:
-        live.ended.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    gets = {"/": live.answer_page, "/events": live.answer_events, "/log": live.answer_log}
+    with listening(live.token, gets, {}, port) as address:
+        try:
+            yield address
+        finally:
+            live.ended.set()

@@ -39,6 +39,11 @@ def envelope(command: str, data: dict[str, Any], problems: Sequence[Problem] = (
     return {"schema_version": SCHEMA_VERSION, "command": command, **data, **errors}
 
 
+def json_text(command: str, data: dict[str, Any], problems: Sequence[Problem] = ()) -> str:
+    """What `--json` prints."""
+    return json.dumps(envelope(command, data, problems), indent=2)
+
+
 def harmless(text: str) -> str:
     """The text with escapes for control characters except line ends, tabs and colours.
 
@@ -82,7 +87,7 @@ def emit(command: str, outcome: Outcome, *, as_json: bool) -> int:
     """
     text = harmless(_result_path(outcome.data) if _quiet else outcome.text.rstrip("\n"))
     if as_json:
-        text = json.dumps(envelope(command, outcome.data, outcome.problems), indent=2)
+        text = json_text(command, outcome.data, outcome.problems)
     lost = _put(text, sys.stdout) if text else None
     if not as_json:
         _print_problems(outcome.problems)
@@ -96,16 +101,17 @@ def emit(command: str, outcome: Outcome, *, as_json: bool) -> int:
 
 def emit_error(command: str, error: EffilaunchError, *, as_json: bool) -> int:
     """Print an error and return its exit code."""
-    problems = _without_secrets(error.problems)
+    problems = without_secrets(error.problems)
     if as_json:
-        _put(json.dumps(envelope(command, {}, problems), indent=2), sys.stdout)
+        _put(json_text(command, {}, problems), sys.stdout)
     else:
         _print_problems(problems)
     _flush()
     return error.exit_code
 
 
-def _without_secrets(problems: Sequence[Problem]) -> list[Problem]:
+def without_secrets(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems with the values of secret environment variables replaced."""
     from launcher.facts.redaction import hider, secret_values  # no command without an error needs it
 
     hide = hider(secret_values(os.environ))

@@ -117,8 +117,12 @@ class Chromium:
         )  # fmt: skip
 
     def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression; the protocol may ask also where the page may run none."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """The value of a JavaScript expression, of a promise what it becomes.
+
+        The protocol may ask also where the page may run none.
+        """
+        asked = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+        answer = self.call("Runtime.evaluate", **asked)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 

@@ -13,7 +13,7 @@ from reports import SAMPLE, data, metrics, planned, result, write_finished, writ
 from launcher.cli import main
 
 pytestmark = pytest.mark.browser
-CHARTS_OF = {"finished": 5, "failed": 5, "never-started": 1, "compared": 5, "plan": 1, "hostile": 5}
+CHARTS_OF = {"finished": 5, "failed": 6, "never-started": 2, "compared": 5, "plan": 2, "hostile": 5}
 PAGES = tuple(CHARTS_OF)
 HOSTILE = "</script><script>window.ran = 1</script><img src='x' onerror='window.ran = 1'>" + "W" * 300
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import yaml
 
 from launcher import __version__
 from launcher.execute.run_dir import MARKER
+from tools import planner_site
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS_NO_CHECKOUT = {
@@ -297,46 +297,24 @@ def test_other_pythons_plan(wheel, tmp_path, minor):
     plan_without_the_stack((made / "python", "-m", "launcher"), tmp_path / "here", PLANNING)
 
 
-PYODIDE = "314.0.7"
-"""Version of the npm package; its first digits are Python's."""
-WASM = ("--python-version", "3.14", "--platform", "pyemscripten_2026_0_wasm32", "--implementation", "cp")
+def site_for_wasm(folder: Path, wheel: Path) -> Path:
+    """The wheel and its base dependencies as Pyodide imports them. Skips where pip cannot bring them."""
+    try:
+        shutil.copytree(planner_site.dependencies(), folder)
+    except planner_site.NoPlannerSite as why:
+        pytest.skip(str(why))
+    call(*PIP, "install", "--no-compile", "--target", folder, "--no-deps", wheel, cwd=folder.parent)
+    return folder
 
 
 def pyodide() -> Path:
-    """The npm package's folder, installed where it is absent. Skips where that cannot be."""
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed, which runs Python 3.14 as WebAssembly")
-    kept = ROOT / "build" / "test-cache" / f"pyodide-{PYODIDE}"
-    folder = kept / "node_modules" / "pyodide"
-    if not (folder / "package.json").is_file():
-        kept.mkdir(parents=True, exist_ok=True)
-        done = run("npm", "install", "--no-save", "--prefix", kept, f"pyodide@{PYODIDE}", cwd=kept)
-        if done.returncode:
-            pytest.skip(f"npm cannot install pyodide {PYODIDE}: {done.stderr[-200:]}")
-    return folder
-
-
-def site_for_wasm(folder: Path, wheel: Path) -> Path:
-    """The wheel and its base dependencies as Pyodide imports them. Skips where pip cannot bring them."""
-    into = ("install", "--no-compile", "-c", ROOT / "constraints.txt", "--target", folder)
-    done = run(
-        *PIP,
-        *into,
-        "--only-binary",
-        ":all:",
-        *WASM,
-        "pydantic",
-        "packaging",
-        "argcomplete",
-        cwd=folder.parent,
-    )
-    if done.returncode:
-        pytest.skip(f"pip finds no packages for WebAssembly: {done.stderr[-200:]}")
-    call(*PIP, *into, "--no-deps", wheel, cwd=folder.parent)
-    # PyYAML has no wheel for it, and needs none: it does without its C part.
-    shutil.copytree(Path(yaml.__file__).parent, folder / "yaml", ignore=shutil.ignore_patterns("*.so"))
-    return folder
+    """The npm package's folder. Skips where it cannot be had."""
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed, which runs Python 3.14 as WebAssembly")
+    try:
+        return planner_site.pyodide()
+    except planner_site.NoPlannerSite as why:
+        pytest.skip(str(why))
 
 
 def test_python_3_14_plans(wheel, tmp_path):

@@ -28,7 +28,7 @@ _LEAST = 1e-9
 
 COMPONENTS = (
     "weights", "gradients", "optimizer", "activations", "logits", "buffers", "temporary", "context",
-    "activations and the rest",
+    "activations and the rest", "all parts together",
 )  # fmt: skip
 """Parts of a bar in stacking order; the index selects the colour."""
 _ROW, _BAR = 58.0, 26.0
@@ -305,6 +305,8 @@ class Bar:
     """The predicted range of the bar's end."""
     measured: float | None = None
     """A mark in the row."""
+    limit: float | None = None
+    """What this row may reach, where it is not that of all rows."""
 
     @property
     def total(self) -> float:
@@ -312,7 +314,7 @@ class Bar:
 
     @property
     def end(self) -> float:
-        return max(self.total, self.span[1] if self.span else 0.0, self.measured or 0.0)
+        return max(self.total, self.span[1] if self.span else 0.0, self.measured or 0.0, self.limit or 0.0)
 
 
 def _valued(value: float, unit: str) -> str:
@@ -391,6 +393,10 @@ def _bar(bar: Bar, scale: Scale, unit: str, top: float) -> Iterator[Markup]:
         at = f"{scale.at(bar.measured):.2f}%"
         text = f"{bar.label}: measured {_valued(bar.measured, unit)}"
         yield _haloed("mark", text, [(at, at, y - 4, y + _BAR + 4)])
+    if bar.limit is not None:
+        at = f"{scale.at(bar.limit):.2f}%"
+        text = f"{bar.label}: the device holds {_valued(bar.limit, unit)}"
+        yield _haloed("limit", text, [(at, at, y - 4, y + _BAR + 4)])
 
 
 def _haloed(kind: str, text: str, lines: Sequence[tuple[str, str, float, float]]) -> Markup:
@@ -422,4 +428,5 @@ def _bar_described(bar: Bar, unit: str) -> str:
     parts = ", ".join(f"{name} {_valued(value, unit)}" for name, value in bar.parts.items() if value)
     span = f", between {_valued(bar.span[0], unit)} and {_valued(bar.span[1], unit)}" if bar.span else ""
     measured = "" if bar.measured is None else f", measured {_valued(bar.measured, unit)}"
-    return f"{bar.label}: {_valued(bar.total, unit)} ({parts}){span}{measured}"
+    held = "" if bar.limit is None else f", the device holds {_valued(bar.limit, unit)}"
+    return f"{bar.label}: {_valued(bar.total, unit)} ({parts}){span}{measured}{held}"

@@ -13,7 +13,7 @@ from launcher.report.tables import BYTES, amount, gib
 from launcher.report.tables import duration as long_duration
 from launcher.report.tables import parameters as plain_parameters
 
-_VOID = frozenset({"meta", "br", "wbr", "img", "input"})
+_VOID = frozenset({"meta", "link", "br", "wbr", "img", "input"})
 _INLINE = frozenset({"pre", "p", "th", "td", "span", "mark", "code", "b", "li", "dt", "dd", "h1", "h2", "h3"})
 """Elements between whose parts a line end would be visible, or enlarge the file."""
 # XML allows no other control characters, and no half of a surrogate pair.

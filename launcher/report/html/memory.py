@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from launcher.execute.record import RunRecord
-from launcher.report.html.charts import COMPONENTS, Bar, stacked_bars, swatched
+from launcher.report.html.charts import COMPONENTS, Bar, legend, stacked_bars, swatched
 from launcher.report.html.elements import (
     NONE,
     Markup,
@@ -15,6 +16,7 @@ from launcher.report.html.elements import (
     at,
     bullets,
     count,
+    cut,
     details,
     joined,
     listed,
@@ -26,8 +28,18 @@ from launcher.report.html.elements import (
 )
 from launcher.report.html.page import Section
 
-_REST = COMPONENTS[-1]
-"""What is not measured by component: all but the states that are certainly on the device."""
+_REST, _WHOLE = COMPONENTS[-2:]
+"""What is not measured by component: all but the states that are certainly on the device; and all of it."""
+_PHASES = {
+    "forward": "end of forward",
+    "backward": "start of backward",
+    "gradients": "end of backward",
+    "recompute": "layer recomputed",
+    "step": "optimizer step",
+}
+"""Moments of a step, as launcher/memory/phases.py names them."""
+_LABEL = 28
+"""Characters of a name beside its size on a narrow page: texts of a chart do not wrap."""
 _STATES = ("weights", "gradients", "optimizer", "context")
 _COLUMNS = ("predicted", "measured", "off")
 _MOMENTS = {
@@ -55,6 +67,8 @@ def memory_section(record: RunRecord) -> Section | None:
     mark = None if peak is None else ("measured peak", peak)
     bars = stacked_bars(title, memory_rows(record), limit=limit_of(record), mark=mark)
     parts = [bars, tag("div", *tables, class_="beside")]
+    if peak is None and (moments := moments_chart(record)) is not None:
+        parts.append(moments)
     notes = [str(note) for note in listed(memory.get("notes"))]
     if memory.get("calibration"):
         notes.insert(0, str(memory["calibration"]))
@@ -109,13 +123,51 @@ def memory_rows(record: RunRecord, name: str = "") -> list[Bar]:
     if planned := predicted_parts(record):
         text = size(sum(planned.values()))
         if span and size(low) != size(high):
-            text += f" ({size(low)} to {size(high)})"
+            first, last = (_number(end, text) for end in span)
+            text += f" ({first} to {last})"
         bars.append(Bar(f"{before}predicted", planned, text, span))
     if found:
         total = sum(found.values())
         off = apart(sum(planned.values()), total)
         bars.append(Bar(f"{before}measured", found, f"{size(total)} ({off})" if off != NONE else size(total)))
     return bars
+
+
+def _number(value: float, beside: str) -> str:
+    """The size, without its unit where that is the unit of `beside`: texts of a chart do not wrap."""
+    amount, unit = size(value).split()
+    return amount if beside.endswith(unit) else f"{amount} {unit}"
+
+
+def compared_bars(columns: Sequence[tuple[str, Mapping[str, Any]]]) -> Markup:
+    """Plans on one scale, each with its range and its device. columns: name, and the plan with `memory`."""
+    bars = []
+    for name, plan in columns:
+        record = RunRecord(name, "planned", plan)
+        held = amount_of(at(plan, "memory", "device_bytes"))
+        bars += [
+            replace(bar, label=cut(name, _LABEL), text=size(bar.total), limit=held)
+            for bar in memory_rows(record)
+        ]
+    return joined([stacked_bars("Memory of each device, at the peak of training", bars), legend(bars)])
+
+
+def moments_chart(record: RunRecord) -> Markup | None:
+    """A bar for each moment of a step by component, and for those before and after it; None without any."""
+    memory = mapping(record.plan.get("memory"))
+    bars = [
+        Bar(_PHASES.get(name, name), {part: amount_of(parts.get(part)) or 0.0 for part in COMPONENTS})
+        for name, parts in mapping(memory.get("phases")).items()
+        if isinstance(parts, Mapping)
+    ]
+    whole = (
+        (name, amount_of(memory.get(key))) for name, (key, _) in _MOMENTS.items() if key.endswith("_peak")
+    )
+    bars += [Bar(name, {_WHOLE: value}) for name, value in whole if value]
+    if not bars:
+        return None
+    drawn = stacked_bars("Memory at each moment", bars, limit=limit_of(record))
+    return tag("div", tag("h3", "Moment by moment"), drawn, legend(bars))
 
 
 def limit_of(record: RunRecord) -> tuple[str, float] | None:

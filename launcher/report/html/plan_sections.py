@@ -109,6 +109,14 @@ def plan_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
         yield "Time, estimated", *told
 
 
+def chosen(record: RunRecord) -> Iterator[tuple[str, str, str]]:
+    """Name and value of the most important decisions, without a note, as of `plan_tiles`."""
+    for key in SHOWN:
+        value = setting(record, key)
+        if value is not None:
+            yield key, cut(shown(value), _VALUE), ""
+
+
 def decisions_section(record: RunRecord) -> Section | None:
     """The most important decisions, then every setting."""
     given = mapping(record.plan.get("settings"))
@@ -117,7 +125,12 @@ def decisions_section(record: RunRecord) -> Section | None:
         return None
     chosen = [key for key in (*SHOWN, *_FIRST) if key in settings]
     head = ("setting", "value", "from", "why")
-    first = table("Decisions", head, [_setting_row(key, settings[key]) for key in chosen], "settings stack")
+    first = table(
+        "The most important decisions",
+        head,
+        [_setting_row(key, settings[key]) for key in chosen],
+        "settings stack",
+    )
     rows = [_setting_row(key, settings[key]) for key in sorted(settings)]
     every = table("All settings", head, rows, "settings stack")
     sources = Counter(str(value.get("source")) for value in settings.values()).most_common()

@@ -1,0 +1,158 @@
+"""What the planner's page asks, as JSON: what it offers to choose, plans of its recipes, charts of them.
+
+The page is the same on the site, where this runs in the browser, and at `plan --browser`, where it runs on
+the user's machine (launcher/report/planner_page). It gets what `plan --json` prints, and parts of the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher import __version__
+from launcher.commands.plan import Made, make_bundle
+from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
+from launcher.execute.record import RunRecord
+from launcher.execute.record import without_secrets as record_without_secrets
+from launcher.facts.hardware import DEVICES
+from launcher.facts.probe import shipped_model_names
+from launcher.facts.safe_files import LARGEST_TEXT, read_text
+from launcher.facts.shipped import recipes_dir
+from launcher.inputs.planning_facts import gather
+from launcher.recipe.json_schema import recipe_json_schema
+from launcher.recipe.loading import load_recipe
+from launcher.recipe.merged_yaml import find_recipe, shipped_names
+from launcher.report.html import plan_sections
+from launcher.report.html.elements import at, joined
+from launcher.report.html.memory import compared_bars, memory_section
+from launcher.report.html.page import drawn
+from launcher.report.outcome import Outcome, echo, json_text, without_secrets
+from launcher.report.planner_page.page import Start, serving
+from launcher.report.run_pages import hide_secrets
+
+_SECTIONS = (
+    memory_section,
+    plan_sections.decisions_section,
+    plan_sections.fixes_section,
+    plan_sections.nodes_section,
+    plan_sections.environment_section,
+)
+START_ON = "1xH100-80GB"
+"""Hardware of a page whose recipe names none."""
+
+
+def answer(text: str) -> str:
+    """The answer to one question of the page; `ask` names it. ValueError for what the page never sends."""
+    asked = json.loads(text)
+    answers: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+        "catalogue": catalogue, "plan": planned, "chart": chart,
+    }  # fmt: skip
+    if not isinstance(asked, dict) or asked.get("ask") not in answers:
+        raise ValueError(f"the page asks for one of {', '.join(answers)}")
+    return json.dumps(answers[asked["ask"]](asked))
+
+
+def catalogue(_asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page offers: devices, recipes, models, and the schema of recipes."""
+    folder = recipes_dir()
+    return {
+        "version": __version__,
+        "devices": [
+            {"name": name, "bytes": device.bytes} for name, device in DEVICES.items() if name != "cpu"
+        ],
+        "recipes": {name: (folder / f"{name}.yaml").read_text(encoding="utf-8") for name in shipped_names()},
+        "models": shipped_model_names(),
+        "schema": recipe_json_schema(),
+    }
+
+
+def planned(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """One recipe on one hardware.
+
+    asked: `path` and `text` of the recipe, `sets` (as of `--set`), `on`, `configs` (name of a model -> its
+    configuration). The answer: `status` and `json` are those of `plan --json`; of a plan `memory`, `facts`
+    (name, value, note), `changes` with which it would fit, `files` and `sections`, which is HTML.
+    """
+    path, text, sets = str(asked["path"]), str(asked["text"]), [str(one) for one in asked.get("sets", ())]
+    configs = {str(name): config for name, config in dict(asked.get("configs") or {}).items()}
+    try:
+        loaded = load_recipe(path, sets, text=text)
+        made = make_bundle(*gather(loaded, asked.get("on"), configs=configs))
+    except EffilaunchError as error:
+        return _refused(error.exit_code, error.problems)
+    except Exception as error:  # a bug of ours must not end the page
+        message = f"{type(error).__name__}: {error}"
+        hint = "this is a bug of effilaunch; `effilaunch plan` writes its log"
+        return _refused(EffilaunchError.exit_code, [Problem("bug", message, hint=hint)])
+    return _shown(made, path, text)
+
+
+def _refused(status: int, problems: Sequence[Problem]) -> dict[str, Any]:
+    problems = without_secrets(problems)
+    return {
+        "status": status,
+        "json": json_text("plan", {}, problems),
+        "problems": [problem.to_json() for problem in problems],
+    }
+
+
+def _shown(made: Made, path: str, text: str) -> dict[str, Any]:
+    data = {**made.bundle.to_json(), **made.extra}
+    problems = [str(problem) for problem in made.problems]
+    record = RunRecord(Path(path).stem, "planned", data, recipe=text, problems=problems)
+    record = record_without_secrets(record, hide_secrets())
+    sections = [found for section in _SECTIONS if (found := section(record)) is not None]
+    tiles = [list(tile) for tile in plan_sections.plan_tiles(record)]
+    return {
+        "status": DoesNotFit.exit_code if made.problems else 0,
+        "json": json_text("plan", data, made.problems),
+        "problems": [problem.to_json() for problem in made.problems],
+        "hardware": plan_sections.hardware_text(record),
+        "fits": at(data, "memory", "fits"),
+        "memory": data["memory"],
+        "facts": [["Method", plan_sections.method_text(record), ""], *tiles, *plan_sections.chosen(record)],
+        "changes": [{"change": dict(one.change), "text": one.text} for one in made.would_fit],
+        "files": dict(made.bundle.files),
+        "sections": str(joined([drawn(section) for section in sections])),
+    }
+
+
+def chart(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The memory of several plans on one scale. asked: `columns`, each a `name` and a plan's `memory`."""
+    columns = [(str(one["name"]), {"memory": one["memory"]}) for one in asked["columns"]]
+    return {"chart": str(compared_bars(columns)) if columns else ""}
+
+
+def browser_command(recipe: str, *, overrides: Sequence[str], on: str | None, port: int) -> Outcome:
+    """Serve the planner's page with this recipe until Ctrl-C."""
+    found = find_recipe(recipe)
+    if found is None:
+        load_recipe(recipe)  # says what is wrong with the name
+    assert found is not None, "load_recipe refuses what find_recipe does not find"
+    try:
+        text = read_text(found, LARGEST_TEXT)
+    except (OSError, ValueError) as error:
+        message = f"cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
+        raise RecipeError(Problem("unreadable", message, str(found))) from None
+    start = Start(
+        path=str(found), text=text, sets=tuple(overrides), on=(on or _own_hardware(found, overrides),)
+    )
+    with serving(start, answer, port) as address:
+        echo(f"serving {address}\nCtrl-C ends it; over ssh: ssh -L PORT:{address.split('/')[2]} HOST")
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+    return Outcome({}, "")
+
+
+def _own_hardware(path: Path, overrides: Sequence[str]) -> str:
+    """What the recipe says it is for."""
+    with contextlib.suppress(EffilaunchError):
+        section = load_recipe(path, overrides).recipe.hardware
+        if section is not None:
+            devices = f"{section.devices_per_node}x{section.device}"
+            return devices if section.num_nodes == 1 else f"{section.num_nodes}x{devices}"
+    return START_ON

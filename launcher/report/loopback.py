@@ -1,0 +1,131 @@
+"""A server for one user's browser: on this machine's loopback, its addresses with a token.
+
+A name of the loopback is asked for, too: a page elsewhere that has its own name point here gets nothing. Over
+`ssh -L` any port will do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from launcher.errors import Problem, RecipeError
+
+LOOPBACK = "127.0.0.1"
+LARGEST_BODY = 8 << 20
+"""Bytes of what a page sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request."""
+
+    query: Mapping[str, str]
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole text, or its parts as they come."""
+
+    text: str | bytes | Iterator[bytes]
+    kind: str = "text/plain"
+    status: HTTPStatus = HTTPStatus.OK
+
+
+Routes = Mapping[str, Callable[[Asked], Answer]]
+"""Path -> what answers it."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """`token` and the routes are set in the class that `serving` makes."""
+
+    token: str
+    gets: Routes
+    posts: Routes
+    protocol_version = "HTTP/1.1"
+    server_version = "effilaunch"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._route(self.gets)
+
+    def do_POST(self) -> None:
+        self._route(self.posts)
+
+    def _route(self, routes: Routes) -> None:
+        address = urlsplit(self.path)
+        query = {name: values[-1] for name, values in parse_qs(address.query).items()}
+        host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
+        length = self.headers.get("Content-Length") or "0"
+        refused = None
+        if host not in (LOOPBACK, "localhost"):
+            refused = (HTTPStatus.MISDIRECTED_REQUEST, "this server answers on the loopback only")
+        elif not secrets.compare_digest(query.get("token", "").encode(), self.token.encode()):
+            refused = (HTTPStatus.FORBIDDEN, "open the address that was printed, with its token")
+        elif address.path not in routes:
+            refused = (HTTPStatus.NOT_FOUND, "there is nothing here")
+        elif not length.isdigit() or int(length) > LARGEST_BODY:
+            refused = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {LARGEST_BODY} bytes are read")
+        with contextlib.suppress(ConnectionError, TimeoutError):  # the browser has gone
+            if refused is not None:
+                self.close_connection = True  # what it sent is not read
+                self._answer(Answer(refused[1], status=refused[0]))
+            else:
+                self._answer(routes[address.path](Asked(query, self.rfile.read(int(length)))))
+
+    def _answer(self, answer: Answer) -> None:
+        text = answer.text
+        body = text.encode("utf-8", errors="replace") if isinstance(text, str) else text
+        self.send_response(answer.status)
+        self.send_header("Content-Type", f"{answer.kind}; charset=utf-8")
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        if isinstance(body, bytes):
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        self.send_header("Connection", "close")
+        self.close_connection = True
+        self.end_headers()
+        for part in body:
+            self.wfile.write(part)
+            self.wfile.flush()
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is printed for a request."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+
+@contextlib.contextmanager
+def listening(token: str, gets: Routes, posts: Routes, port: int) -> Iterator[str]:
+    """Serve in a thread until the block ends; the address with its token.
+
+    port: 0 for any that is free. RecipeError where it is taken.
+    """
+    handler = type("Handler", (_Handler,), {"token": token, "gets": gets, "posts": posts})
+    try:
+        server = _Server((LOOPBACK, port), handler)
+    except (OSError, OverflowError) as error:
+        message = f"cannot listen on {LOOPBACK}:{port}: {getattr(error, 'strerror', None) or error}"
+        raise RecipeError(Problem("port-in-use", message, path="--port", hint="leave it out")) from error
+    thread = threading.Thread(target=server.serve_forever, name="server", daemon=True)
+    thread.start()
+    try:
+        yield f"http://{LOOPBACK}:{server.server_address[1]}/?token={token}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

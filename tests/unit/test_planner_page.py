@@ -1,0 +1,230 @@
+"""What the planner's page is answered: plans of edited recipes; by whom, at `plan --browser`."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import pytest
+
+from launcher.cli import main
+from launcher.commands.plan_page import answer
+from launcher.report.planner_page.page import Start, planner_page, serving
+
+RECIPE = """\
+model: {name_or_path: meta-llama/Llama-3.1-8B}
+data: {train: [{path: rows.jsonl}], max_length: 2048}
+adapter: {type: lora}
+"""
+ON = "1xH100-80GB"
+
+
+def asked(**question):
+    return json.loads(answer(json.dumps(question)))
+
+
+def plan(text=RECIPE, path="tune.yaml", on=ON, **more):
+    return asked(ask="plan", path=path, text=text, on=on, **more)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.parametrize(
+    ("on", "sets", "status"),
+    [(ON, [], 0), (ON, ["adapter=null"], 3), ("2xH1000", [], 2), (ON, ["trainer.learning_rat=1"], 2)],
+)
+def test_a_plan_is_that_of_plan_json(tmp_path, capsys, on, sets, status):
+    (tmp_path / "tune.yaml").write_text(RECIPE)
+    words = [word for one in sets for word in ("--set", one)]
+    assert main(["plan", "tune.yaml", "--on", on, *words, "--json"]) == status
+    found = plan(on=on, sets=sets)
+    assert found["status"] == status
+    assert found["json"] == capsys.readouterr().out.rstrip("\n")
+    printed = json.loads(found["json"])
+    assert found["problems"] == printed.get("errors", [])
+    if status != 2:
+        assert found["files"] == printed["files"]
+        assert found["memory"] == printed["memory"]
+        assert [one["change"] for one in found["changes"]] == [
+            o["change"] for o in printed.get("would_fit", [])
+        ]
+
+
+def test_the_text_counts_and_not_the_file(tmp_path):
+    (tmp_path / "tune.yaml").write_text("this: is another one\n")
+    assert plan()["status"] == 0
+    assert (tmp_path / "tune.yaml").read_text() == "this: is another one\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tune.yaml"]
+    wrong = plan(RECIPE + "trainer: {learning_rat: 1}\n")["problems"]
+    assert [(one["code"], one["file"], one["line"]) for one in wrong] == [("unknown-key", "tune.yaml", 4)]
+
+
+def test_what_a_recipe_extends_is_beside_it(tmp_path):
+    (tmp_path / "base.yaml").write_text(RECIPE)
+    found = plan("extends: base.yaml\ndata: {max_length: 512}\n")
+    assert json.loads(found["json"])["settings"]["data.max_length"]["value"] == 512
+    assert plan("extends: absent.yaml\n")["problems"][0]["code"] == "extends-missing"
+
+
+def test_a_given_configuration_counts_for_its_name_alone():
+    models = {name: entry for name, entry in _configs().items() if name == "meta-llama/Llama-3.1-8B"}
+    (config,) = models.values()
+    text = RECIPE.replace("meta-llama/Llama-3.1-8B", "someone/new")
+    assert plan(text)["problems"][0]["code"] == "hub-offline"
+    assert plan(text, configs={"someone/other": config})["problems"][0]["code"] == "hub-offline"
+    found = plan(text, configs={"someone/new": {**config, "num_hidden_layers": 2}})
+    model = json.loads(found["json"])["model"]
+    assert (model["name"], model["origin"]) == ("someone/new", "a given configuration")
+    assert model["params"] < 2e9
+    broken = plan(text, configs={"someone/new": {**config, "model_type": "no-such"}})
+    assert broken["problems"][0]["code"] == "unknown-architecture"
+
+
+def _configs():
+    from launcher.facts.shipped import facts_file
+
+    models = json.loads(facts_file("models.json").read_text())["models"]
+    return {name: entry["config"] for name, entry in models.items()}
+
+
+def test_the_catalogue_is_what_the_package_has(capsys):
+    found = asked(ask="catalogue")
+    assert main(["schema"]) == 0
+    assert found["schema"] == json.loads(capsys.readouterr().out)
+    assert {"H100-80GB", "RTX4090-24GB"} <= {one["name"] for one in found["devices"]}
+    assert "smoke" in found["recipes"]
+    assert "meta-llama/Llama-3.1-8B" in found["models"]
+
+
+def test_plans_are_drawn_on_one_scale():
+    plans = {on: plan(on=on)["memory"] for on in (ON, "1xRTX4090-24GB")}
+    drawn = asked(ask="chart", columns=[{"name": on, "memory": memory} for on, memory in plans.items()])[
+        "chart"
+    ]
+    assert drawn.count("<svg") == 1
+    assert all(f"{on}: the device holds " in drawn for on in plans)
+    assert asked(ask="chart", columns=[])["chart"] == ""
+
+
+@pytest.mark.parametrize(
+    "question", [b"{}", b"[]", b"no json", b'{"ask": "other"}', b'{"ask": "plan"}', b"\xff"]
+)
+def test_another_question_is_refused(question):
+    with serving(Start("tune.yaml", RECIPE), answer, 0) as address:
+        assert ask(address, question)[0] == 400
+
+
+def ask(address, body, token=None, path="/ask", host=None, method="POST", length=None):
+    parts = urlsplit(address)
+    query = parts.query if token is None else f"token={token}"
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
+    with contextlib.closing(connection):
+        headers = {"Host": host, "Content-Length": length}
+        given = {name: str(value) for name, value in headers.items() if value is not None}
+        connection.request(method, f"{path}?{query}", body, given)
+        with connection.getresponse() as reply:
+            return reply.status, reply.read().decode()
+
+
+def test_only_who_knows_the_token_and_asks_for_the_loopback_is_answered():
+    question = json.dumps({"ask": "plan", "path": "tune.yaml", "text": RECIPE, "on": ON}).encode()
+    with serving(Start("tune.yaml", RECIPE, on=(ON,)), answer, 0) as address:
+        status, said = ask(address, question)
+        assert (status, json.loads(said)["status"]) == (200, 0)
+        assert ask(address, question, token="x" * 22)[0] == 403
+        assert ask(address, question, host="evil.example:80")[0] == 421
+        assert ask(address, None, length=9 << 20)[0] == 413
+        assert ask(address, None, method="GET")[0] == 404
+        for name, begun in (("planner.js", "// The planner's page."), ("planner.css", "body > header")):
+            assert ask(address, None, path=f"/{name}", method="GET")[1].startswith(begun)
+        assert ask(address, None, path="/page.py", method="GET")[0] == 404
+
+
+def test_a_recipe_is_text_in_the_page():
+    page = planner_page(Start("x.yaml", "# </script><script>alert(1)</script>"))
+    assert page.count("<script") == 2
+    assert "alert(1)" in page
+
+
+def test_the_command_serves_until_ctrl_c(tmp_path):
+    recipe = tmp_path / "tune.yaml"
+    recipe.write_text(RECIPE)
+    words = [
+        sys.executable,
+        "-u",
+        "-m",
+        "launcher",
+        "plan",
+        str(recipe),
+        "--browser",
+        "--on",
+        "2xL4-24GB",
+        "--set",
+        "seed=3",
+    ]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        address = re.fullmatch(r"serving (http://127\.0\.0\.1:\d+/\?token=\S+)\n", line)[1]
+        page = ask(address, None, path="/", method="GET")[1]
+        start = json.loads(re.search(r'<script type="application/json" id="start">(.*?)</script>', page)[1])
+        assert (start["path"], start["text"], start["on"], start["sets"]) == (
+            str(recipe),
+            RECIPE,
+            ["2xL4-24GB"],
+            ["seed=3"],
+        )
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["absent", "--browser"], "recipe-missing"),
+        (["tune.yaml", "--browser", "--json"], "usage"),
+        (["tune.yaml", "--browser", "--trace"], "usage"),
+        (["tune.yaml", "--port", "8000"], "usage"),
+        (["tune.yaml", "--browser", "--port", "70000"], "port-in-use"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(tmp_path, words, code):
+    (tmp_path / "tune.yaml").write_text(RECIPE)
+    from launcher.commands.plan import plan_command
+    from launcher.errors import RecipeError
+
+    given = {"overrides": (), "on": None, "explain": None, "search": False, "html": None}
+    port = int(words[words.index("--port") + 1]) if "--port" in words else 0
+    with pytest.raises(RecipeError) as refused:
+        plan_command(
+            words[0], **given, trace="--trace" in words, browser="--browser" in words, port=port,
+            as_json="--json" in words,
+        )  # fmt: skip
+    assert refused.value.problems[0].code == code
+
+
+def test_the_hardware_of_the_recipe_is_begun_with():
+    from launcher.commands.plan_page import START_ON, _own_hardware
+
+    def own(text):
+        from pathlib import Path
+
+        Path("own.yaml").write_text(RECIPE + text)
+        return _own_hardware(Path("own.yaml"), ())
+
+    assert own("hardware: {device: A100-80GB, devices_per_node: 4, num_nodes: 2}\n") == "2x4xA100-80GB"
+    assert own("hardware: {device: A100-80GB, devices_per_node: 4}\n") == "4xA100-80GB"
+    assert own("") == START_ON
