@@ -233,6 +233,8 @@ def _why(setting: Provenance) -> str:
 
 
 def _value(value: Any) -> str:
+    if value is None:
+        return "null"  # as a recipe writes it
     if isinstance(value, Mapping):
         return " ".join(f"{k}={v}" for k, v in value.items())
     return str(value)

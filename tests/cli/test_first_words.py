@@ -118,3 +118,10 @@ def test_an_unknown_device_has_its_place(capsys, tmp_path):
     for command in ("plan", "estimate"):
         _, found = problems(capsys, command, "smoke", "--on", "1xH1000")
         assert [(one["code"], one["path"]) for one in found] == [("unknown-device", "--on")]
+
+
+def test_a_setting_without_a_value_is_shown_as_a_recipe_writes_it(capsys):
+    assert main(["plan", "llama_7b_full_zero3"]) == 0
+    assert "model.device_map = null" in capsys.readouterr().out
+    assert main(["plan", "llama_7b_full_zero3", "--explain", "model.device_map"]) == 0
+    assert capsys.readouterr().out.startswith("model.device_map = null\n")
