@@ -12,8 +12,7 @@ import argparse
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -27,12 +26,6 @@ from launcher import errors
 from launcher.parsing import COMMANDS, Command, Parser
 from launcher.planner.fixes import FIXES
 from launcher.planner.fixes.fix import Fix
-from launcher.planner.planner import make_plan
-from launcher.recipe.loading import load_recipe
-from launcher.report.html.charts import COMPONENTS, Bar, stacked_bars
-from launcher.report.html.elements import Markup, tag
-from launcher.report.html.page import CHART_STYLE
-from launcher.report.tables import BYTES, amount
 
 DOCS = Path(__file__).resolve().parent
 
@@ -139,56 +132,6 @@ def _changes(fix: Fix) -> str:
     return ", or ".join(shown) + yields
 
 
-# --- the picture of the first page
-
-
-def plan_picture() -> str:
-    """The peak of a shipped recipe by component, and of near ones, against what its device holds."""
-    told = importlib.import_module("factories").facts("1xRTX4090-24GB", "meta-llama/Llama-3.1-8B")
-    bars = []
-    for words, overrides in NEAR.items():
-        recipe = load_recipe(DOCS.parent / "recipes" / "llama3_8b_qlora_24gb.yaml", overrides)
-        try:
-            memory = make_plan(recipe, told).memory
-        except errors.DoesNotFit as error:
-            memory = error.nearest_miss.memory
-        parts = asdict(memory.components)
-        total = amount(sum(parts.values()), BYTES)
-        bars.append(Bar(words, parts, f"{total} {'fits' if memory.fits else 'does not fit'}"))
-    title = "Memory of Llama-3.1-8B with LoRA on an RTX 4090, as planned before anything starts"
-    chart = stacked_bars(title, bars, limit=("the device holds", told.hardware.device_bytes or 0))
-    return _standalone(title, bars, chart)
-
-
-def _standalone(title: str, bars: Sequence[Bar], chart: str) -> str:
-    """The chart as an SVG file with title, legend and style."""
-    (drawn,) = re.findall(r"<svg.*</svg>", chart, re.DOTALL)
-    inner = Markup(drawn.replace('width="100%"', 'x="10" y="66" width="900"', 1))
-    x, legend = 10.0, []
-    for place, name in enumerate(COMPONENTS):
-        if any(bar.parts.get(name) for bar in bars):
-            legend.append(tag("rect", x=x, y=42.0, width=11, height=11, rx=2, class_=f"m{place}"))
-            legend.append(tag("text", name, x=x + 16, y=52.0))
-            x += 38 + 6.6 * len(name)
-    height = 66 + float(re.search(r'height="([\d.]+)"', drawn)[1]) + 44
-    return tag(
-        "svg", tag("style", Markup(CHART_STYLE)),
-        tag("rect", width="100%", height="100%", style="fill:var(--paper)"),
-        tag("text", title, x=10, y=24, class_="ink"), *legend, inner,
-        xmlns="http://www.w3.org/2000/svg", class_="plot", style="font-family:system-ui,sans-serif",
-        viewBox=f"0 0 920 {height:g}", width=920, height=height,
-    ) + "\n"  # fmt: skip
-
-
-NEAR = {
-    "the recipe: QLoRA, nf4": [],
-    "samples of 8,192 tokens": ["data.max_length=8192"],
-    "16-bit weights, not quantised": ["model.quantization=none"],
-    "without checkpointing": ["trainer.activation_checkpointing=false"],
-}
-"""What a bar shows -> what it changes in the recipe."""
-
-
 # --- from other tools
 
 
@@ -217,7 +160,6 @@ PAGES_OF: Mapping[str, Callable[[], str]] = {
     "reference/fixes.md": fixes_page,
     "reference/devices.md": devices_page,
     "models.md": models_page,
-    "plan.svg": plan_picture,
     **{page: partial(mapping_page, page) for page in MAPPED},
 }
 """File below docs/ -> what writes it."""

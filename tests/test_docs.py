@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import importlib.util
 import json
@@ -9,6 +10,7 @@ import re
 import shlex
 import types
 import typing
+import zlib
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from launcher.cli import main
+from launcher.commands.plan_page import planned
 from launcher.facts.machine_facts import Machine
 from launcher.knowledge.diagnose.findings import Edit, Frame
 from launcher.knowledge.doctor import CHECKS, Verdict
@@ -83,7 +86,7 @@ def test_the_site_publishes_pages_and_pictures_alone(tmp_path, monkeypatch):
     from mkdocs.config import load_config
     from mkdocs.structure.files import get_files
 
-    kept = {"index.md", "plan.svg", "migrate/axolotl.md"}
+    kept = {"index.md", "planner.gif", "migrate/axolotl.md"}
     left_out = {"make.py", "__pycache__/make.cpython-311.pyc", "notes.md~", "migrate/#axolotl.md#", ".swp"}
     for name in kept | left_out:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +126,7 @@ def test_readme_shows_the_main_job_on_its_first_screen():
         "effilaunch run recipes/llama3_8b_qlora_24gb.yaml",
         "make smoke",
         "make test",
-        "(docs/plan.svg)",
+        "(docs/planner.gif)",
         "did you mean",
         "it would fit",
         "--resume auto",
@@ -133,11 +136,29 @@ def test_readme_shows_the_main_job_on_its_first_screen():
 
 
 def test_what_the_picture_shows_is_said_beside_it():
-    (said,) = re.findall(r"!\[(.*)\]\(docs/plan\.svg\)", README.read_text(encoding="utf-8"))
-    drawn = (ROOT / "docs" / "plan.svg").read_text(encoding="utf-8")
-    shown = re.findall(r"([\d.]+) GiB (?:fits|does not fit)<", drawn)
-    assert len(shown) == 4
-    assert set(shown) == set(re.findall(r"\d+\.\d", said)) - {"3.1"}
+    (said,) = re.findall(r"!\[(.*)\]\(docs/planner\.gif\)", README.read_text(encoding="utf-8"))
+    pictured = [scene["memory"][0].split()[0] for scene in scenes()]
+    assert set(re.findall(r"\d+\.\d\d", said)) == set(pictured)
+
+
+def test_the_picture_is_of_todays_planner():
+    """`python docs/planner_picture.py` makes it anew."""
+    for scene in scenes():
+        packed = scene["state"].removeprefix("#plan=")
+        state = json.loads(zlib.decompress(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)), -15))
+        sets = [f"{key}={value}" for key, value in state["sets"].items()]
+        (recipe,) = state["recipes"]
+        plans = [planned({**recipe, "sets": sets, "on": on}) for on in state["on"]]
+        facts = [{name: value for name, value, _ in plan["facts"]} for plan in plans]
+        assert [one["Memory of each device"] for one in facts] == scene["memory"]
+
+
+def scenes():
+    """State and memory of each scene of the picture, from its comment."""
+    from PIL import Image
+
+    with Image.open(ROOT / "docs" / "planner.gif") as picture:
+        return json.loads(picture.info["comment"])
 
 
 def test_quickstart_shows_a_part_of_the_plan(capsys):

@@ -158,8 +158,6 @@ _SCHEMES = (
     f":root{{color-scheme:light dark;{_LIGHT}}}\n"
     f"@media screen and (prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
 )
-CHART_STYLE = _SCHEMES + _CHARTS
-"""What a chart needs outside a page."""
 
 
 STYLE = Markup(_SCHEMES + _TEXT + _PARTS + _CHARTS + _MEDIA)
