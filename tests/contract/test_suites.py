@@ -16,6 +16,7 @@ from launcher.commands.merge import card_facts
 from launcher.report.model_card import model_card
 
 sys.path.insert(0, str(Path(__file__).parent))
+from exported import chatted
 from plans import LORA, trained
 
 CHOICES = """\
@@ -27,9 +28,9 @@ output_type: multiple_choice
 doc_to_text: "{{{{question}}}} "
 doc_to_choice: "{{{{choices}}}}"
 doc_to_target: label
-num_fewshot: 0
 metric_list:
 - {{metric: acc, aggregation: mean, higher_is_better: true}}
+- {{metric: brier_score, aggregation: brier_score, higher_is_better: false}}
 metadata: {{version: 3}}
 """
 WRITES = """\
@@ -80,8 +81,8 @@ def asked(run: Path, capsys, *words: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def metric(found: dict, task: str) -> dict:
-    (only,) = found["suites"][task]["metrics"]
+def metric(found: dict, task: str, name: str) -> dict:
+    (only,) = [one for one in found["suites"][task]["metrics"] if one["metric"] == name]
     return only
 
 
@@ -89,11 +90,14 @@ def test_base_and_trained_answer_the_same_prompts_and_all_is_kept(run, tasks, ca
     found = asked(run, capsys, "--suite", str(tasks / "sums.yaml"), "--batch-size", "4")
     task = found["suites"]["our_sums"]
     assert (task["samples"], task["version"], task["fewshot"], task["chat_template"]) == (ROWS, 3, 0, False)
-    acc = metric(found, "our_sums")
+    acc = metric(found, "our_sums", "acc")
     for whose in ("base", "trained"):
         share = acc[whose]
         # the standard error of a mean of zeros and ones
         assert acc[f"{whose}_stderr"] == pytest.approx(math.sqrt(share * (1 - share) / (ROWS - 1)), rel=1e-6)
+    brier = metric(found, "our_sums", "brier_score")
+    assert brier["base"] != brier["trained"]  # a continuous score: two models
+    assert brier["higher_is_better"] is False
     kept = json.loads((run / "result.json").read_text())
     assert kept["suites"] == found["suites"]
     assert kept["output"] == "adapter"
@@ -106,7 +110,7 @@ def test_a_folder_has_several_tasks_and_earlier_scores_stay(run, tasks, capsys):
     asked(run, capsys, "--suite", str(tasks / "sums.yaml"), "--limit", "3")
     found = asked(run, capsys, "--suite", str(tasks / "inner"), "--limit", "3", "--no-base")
     assert [*found["suites"]] == ["our_answers"]
-    assert metric(found, "our_answers")["base"] is None
+    assert metric(found, "our_answers", "exact_match")["base"] is None
     kept = json.loads((run / "result.json").read_text())["suites"]
     assert {name: task["samples"] for name, task in kept.items()} == {"our_sums": 3, "our_answers": 3}
 
@@ -116,8 +120,24 @@ def test_an_untrained_adapter_scores_as_the_base(tmp_path, tasks, capsys):
     same = trained(tmp_path / "run", {"adapter": LORA, "trainer.max_steps": 1, "trainer.learning_rate": 0.0})
     (same / "COMPLETED").touch()
     found = asked(same, capsys, "--suite", f"{tasks / 'sums.yaml'},{tasks / 'inner'}")
-    for name in ("our_sums", "our_answers"):
-        assert metric(found, name)["base"] == metric(found, name)["trained"]
+    for name, score in (("our_sums", "brier_score"), ("our_answers", "exact_match")):
+        both = metric(found, name, score)
+        assert both["base"] == both["trained"]
+
+
+def test_a_model_of_conversations_gets_its_template_and_examples_as_turns(tmp_path, tasks, capsys):
+    run = chatted(tmp_path / "run")
+    found = asked(
+        run, capsys, "--suite", str(tasks / "sums.yaml"), "--limit", "2", "--fewshot", "1", "--seed", "7"
+    )
+    task = found["suites"]["our_sums"]
+    assert (task["chat_template"], task["samples"], task["seed"]) == (True, 2, 7)
+    begin, end = "<|im_start|>assistant\n", "<|im_end|>\n"
+    example, answered, asked_for = task["example"].split(begin)
+    assert example.endswith(end)
+    assert end in answered
+    assert asked_for == ""
+    assert "<|im_start|>user\nwhat is" in answered
 
 
 @pytest.mark.parametrize(

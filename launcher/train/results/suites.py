@@ -24,6 +24,8 @@ from launcher.train.results.trained import place_of, portable, prepared_record, 
 
 _FILES = (".yaml", ".yml")
 _SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+_SHOWN = 4000
+"""Characters of a prompt that the result has."""
 BASE, TRAINED = "base", "trained"
 
 
@@ -198,6 +200,7 @@ def _side_by_side(asked: Asked, found: Mapping[str, Mapping[str, Any]]) -> dict[
             "chat_template": found[TRAINED]["chats"],
             "dtype": found[TRAINED]["dtype"],
             "prompts": prompts.get(name),
+            "example": _example(own["samples"].get(name)),
             "metrics": [*_metrics(name, values, own, found.get(BASE))],
         }
     return suites
@@ -235,6 +238,11 @@ def _prompts(found: Mapping[str, Any]) -> dict[str, str]:
         name: hashlib.sha256("".join(sorted(one["prompt_hash"] for one in rows)).encode()).hexdigest()[:16]
         for name, rows in found["samples"].items()
     }
+
+
+def _example(rows: Any) -> str | None:
+    """The first prompt as the model saw it; None for a group, whose tasks have their own."""
+    return str(rows[0]["arguments"][0][0])[:_SHOWN] if rows else None
 
 
 def _note(text: str) -> None:
