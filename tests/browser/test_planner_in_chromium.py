@@ -305,6 +305,15 @@ def test_keys_and_values_are_completed_by_the_schema(page):
     assert page.ask("document.activeElement.value") == "precision: "
 
 
+def test_text_of_a_recipe_is_text(page):
+    hostile = "<img src=x onerror='window.ran = 1'>"
+    named = RECIPE.replace("rows.jsonl", f'"{hostile}.jsonl"')
+    show(page, (f"{hostile}.yaml", named), (f"{hostile}2.yaml", named + f'"{hostile}": 1\n'), on=DEVICES[:2])
+    assert hostile in page.ask("document.body.innerText")
+    assert page.ask("document.images.length") == 0
+    assert page.ask("window.ran") is None
+
+
 def test_what_would_fit_is_tried_with_a_click(page):
     show(page, ("tune.yaml", RECIPE))
     assert page.ask("document.querySelector('#problems [data-code]').dataset.code") == "does-not-fit"
