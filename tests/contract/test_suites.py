@@ -157,6 +157,20 @@ def test_wrong_requests_are_refused(run, capsys, words, code):
     assert [problem["code"] for problem in json.loads(capsys.readouterr().out)["errors"]] == [code]
 
 
+def test_what_a_task_lacks_on_this_machine_is_said_before_a_model_is_loaded(
+    run, tasks, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    own = tmp_path / "own.yaml"
+    text = CHOICES.format(name="our_own", rows=tasks / "rows.jsonl")
+    own.write_text(f"{text}process_docs: !function needs.rows\n")
+    (tmp_path / "needs.py").write_text("import a_package_that_is_not_here\n")
+    for suite, code in (("gsm8k", "suite-data"), (str(own), "package-missing")):
+        capsys.readouterr()
+        assert main(["eval", str(run), "--json", "--suite", suite]) == 4
+        assert [one["code"] for one in json.loads(capsys.readouterr().out)["errors"]] == [code]
+
+
 def test_a_name_that_is_nearly_right_is_suggested(run, capsys):
     assert main(["eval", str(run), "--suite", "gsm8kk"]) == 2
     assert "gsm8k" in capsys.readouterr().err

@@ -57,6 +57,10 @@ def scores(request: Mapping[str, Any]) -> dict[str, Any]:
     job = read_job(asked.run_dir)
     check_writes(job)
     names, manager = _tasks(asked.suites)
+    try:
+        manager.load(names)  # with their data, before a model is loaded
+    except Exception as error:  # tasks have code of their own
+        raise _failed(error) from error
     found = {TRAINED: _of_trained(asked, names, manager)}
     gc.collect()
     if asked.with_base:
@@ -168,6 +172,9 @@ def _asked_of(
 def _failed(error: Exception) -> EffilaunchError:
     """A download that fails is the machine's, anything else that of the task."""
     said = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, ImportError):
+        hint = "install it; lm-eval's extras have what tasks need: pip install 'lm-eval[ifeval,math]'"
+        return MachineError(Problem("package-missing", f"a task needs another package: {said}", hint=hint))
     if "unsafe" in str(error):
         hint = "read the task, then add --allow-code"
         return RecipeError(Problem("foreign-code", "a task runs code that the model writes", hint=hint))
