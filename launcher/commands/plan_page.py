@@ -30,7 +30,7 @@ from launcher.report.html import plan_sections
 from launcher.report.html.elements import at, joined
 from launcher.report.html.memory import compared_bars, memory_section
 from launcher.report.html.page import drawn
-from launcher.report.outcome import Outcome, echo, json_text, without_secrets
+from launcher.report.outcome import Outcome, echo, json_text, note, without_secrets
 from launcher.report.planner_page.page import Start, serving
 from launcher.report.run_pages import hide_secrets
 
@@ -138,9 +138,15 @@ def browser_command(recipe: str, *, overrides: Sequence[str], on: str | None, po
     except (OSError, ValueError) as error:
         message = f"cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
         raise RecipeError(Problem("unreadable", message, str(found))) from None
-    start = Start(
-        path=str(found), text=text, sets=tuple(overrides), on=(on or _own_hardware(found, overrides),)
-    )
+    for one in overrides:
+        if "=" not in one:
+            hint = "write --set key=value, e.g. --set trainer.max_steps=100"
+            raise RecipeError(Problem("override", f"cannot read {one!r}", "--set", hint=hint))
+    hardware = on or _own_hardware(found, overrides)
+    if hardware is None:
+        hardware = START_ON
+        note(f"the recipe has no hardware: the page begins with {START_ON}; --on begins with another")
+    start = Start(path=str(found), text=text, on=(hardware,), sets=tuple(overrides))
     with serving(start, answer, port) as address:
         echo(f"serving {address}\nCtrl-C ends it; over ssh: ssh -L PORT:{address.split('/')[2]} HOST")
         with contextlib.suppress(KeyboardInterrupt):
@@ -148,11 +154,11 @@ def browser_command(recipe: str, *, overrides: Sequence[str], on: str | None, po
     return Outcome({}, "")
 
 
-def _own_hardware(path: Path, overrides: Sequence[str]) -> str:
-    """What the recipe says it is for."""
+def _own_hardware(path: Path, overrides: Sequence[str]) -> str | None:
+    """The `hardware` of the recipe."""
     with contextlib.suppress(EffilaunchError):
         section = load_recipe(path, overrides).recipe.hardware
         if section is not None:
             devices = f"{section.devices_per_node}x{section.device}"
             return devices if section.num_nodes == 1 else f"{section.num_nodes}x{devices}"
-    return START_ON
+    return None

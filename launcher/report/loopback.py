@@ -60,9 +60,16 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._route(self.posts)
 
+    def _address(self) -> tuple[str, dict[str, str]]:
+        """Path and query; of an address that is none, nothing."""
+        try:
+            found = urlsplit(self.path)
+        except ValueError:
+            return "", {}
+        return found.path, {name: values[-1] for name, values in parse_qs(found.query).items()}
+
     def _route(self, routes: Routes) -> None:
-        address = urlsplit(self.path)
-        query = {name: values[-1] for name, values in parse_qs(address.query).items()}
+        path, query = self._address()
         host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
         length = self.headers.get("Content-Length") or "0"
         refused = None
@@ -70,16 +77,16 @@ class _Handler(BaseHTTPRequestHandler):
             refused = (HTTPStatus.MISDIRECTED_REQUEST, "this server answers on the loopback only")
         elif not secrets.compare_digest(query.get("token", "").encode(), self.token.encode()):
             refused = (HTTPStatus.FORBIDDEN, "open the address that was printed, with its token")
-        elif address.path not in routes:
+        elif path not in routes:
             refused = (HTTPStatus.NOT_FOUND, "there is nothing here")
-        elif not length.isdigit() or int(length) > LARGEST_BODY:
+        elif not length.isdecimal() or len(length) > 9 or int(length) > LARGEST_BODY:
             refused = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {LARGEST_BODY} bytes are read")
         with contextlib.suppress(ConnectionError, TimeoutError):  # the browser has gone
             if refused is not None:
                 self.close_connection = True  # what it sent is not read
                 self._answer(Answer(refused[1], status=refused[0]))
             else:
-                self._answer(routes[address.path](Asked(query, self.rfile.read(int(length)))))
+                self._answer(routes[path](Asked(query, self.rfile.read(int(length)))))
 
     def _answer(self, answer: Answer) -> None:
         text = answer.text

@@ -23,8 +23,10 @@ from pathlib import Path
 import pytest
 from test_report_in_chromium import CONTRAST, OUTSIDE
 
+from launcher.commands.plan_page import answer
 from launcher.facts.shipped import facts_file, recipes_dir
 from launcher.recipe.merged_yaml import shipped_names
+from launcher.report.planner_page.page import Start, serving
 from tools import planner_site
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
@@ -366,3 +368,57 @@ def test_a_keystroke_is_answered_soon(page):
     show(page, ("tune.yaml", text), on=("8xH100-80GB",))
     took = sorted(page.ask(REACTION) for _ in range(5))
     assert took[2] < 1500, took
+
+
+# --- with a server, as at `plan --browser`
+
+OWN = Start("tune.yaml", RECIPE, on=("1xH100-80GB",), sets=("data.max_length=3000",))
+UNSAVED = "[...document.querySelectorAll('#files > p')].map(one => one.textContent)"
+
+
+@pytest.fixture
+def own(browser):
+    """The page of a server."""
+    with serving(OWN, answer, 0) as served:
+        browser.open(served)
+        until(browser, "document.body.dataset.planned")
+        yield browser
+        browser.open("about:blank")
+
+
+def test_a_command_that_reads_another_text_than_the_page_is_said(own):
+    assert own.ask(UNSAVED) == []
+    settled(own, writing("textarea", RECIPE + "adapter: {type: lora}\n"))
+    (said,) = own.ask(UNSAVED)
+    assert "tune.yaml" in said
+
+
+def test_a_value_between_those_of_a_slider_is_shown_there(own):
+    shown = "document.querySelector('[data-key=\"data.max_length\"]').parentElement.querySelector('output')"
+    assert own.ask(f"{shown}.textContent") == "3000"
+    settled(own, writing('[data-key="data.max_length"]', "3"))
+    assert own.ask(f"{shown}.textContent") == "1024"
+
+
+def test_a_damaged_link_is_said(own):
+    whole = link([("other.yaml", RECIPE)], on=["1xT4-16GB"])
+    for damaged in (whole[:-8], "#plan=%00", link([("tune.yaml", RECIPE)], on=[])):
+        own.ask(f"location.hash = {damaged!r}")
+        until(own, "document.getElementById('said').textContent")
+        assert own.ask("document.querySelector('textarea').value") == RECIPE
+        settled(own, f"location.hash = {whole!r}")
+        assert own.ask("document.getElementById('said').textContent") == ""
+        show(own, ("tune.yaml", RECIPE))
+
+
+def test_no_verdict_is_left_of_before_the_server_ended(own):
+    settled(own, writing("textarea", RECIPE + "adapter: {type: lora}\n"))
+    assert own.ask(VERDICTS) == ["✓ fits"]
+    network = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    own.call("Network.emulateNetworkConditions", offline=True, **network)
+    try:
+        settled(own, writing("textarea", RECIPE))
+        assert own.ask(VERDICTS) == ["✕ error"]
+        assert own.ask("document.querySelector('#problems [data-code]').dataset.code") == "no-answer"
+    finally:
+        own.call("Network.emulateNetworkConditions", offline=False, **network)

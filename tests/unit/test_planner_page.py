@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from urllib.parse import urlsplit
@@ -120,7 +121,7 @@ def test_plans_are_drawn_on_one_scale():
     "question", [b"{}", b"[]", b"no json", b'{"ask": "other"}', b'{"ask": "plan"}', b"\xff"]
 )
 def test_another_question_is_refused(question):
-    with serving(Start("tune.yaml", RECIPE), answer, 0) as address:
+    with serving(Start("tune.yaml", RECIPE, (ON,)), answer, 0) as address:
         assert ask(address, question)[0] == 400
 
 
@@ -138,7 +139,7 @@ def ask(address, body, token=None, path="/ask", host=None, method="POST", length
 
 def test_only_who_knows_the_token_and_asks_for_the_loopback_is_answered():
     question = json.dumps({"ask": "plan", "path": "tune.yaml", "text": RECIPE, "on": ON}).encode()
-    with serving(Start("tune.yaml", RECIPE, on=(ON,)), answer, 0) as address:
+    with serving(Start("tune.yaml", RECIPE, (ON,)), answer, 0) as address:
         status, said = ask(address, question)
         assert (status, json.loads(said)["status"]) == (200, 0)
         assert ask(address, question, token="x" * 22)[0] == 403
@@ -150,8 +151,23 @@ def test_only_who_knows_the_token_and_asks_for_the_loopback_is_answered():
         assert ask(address, None, path="/page.py", method="GET")[0] == 404
 
 
+@pytest.mark.parametrize(
+    ("line", "length", "status"),
+    [("http://[", "0", 403), ("/ask?token={}", "\u00b2", 413), ("/ask?token={}", "9" * 5000, 413)],
+)
+def test_a_request_that_is_none_ends_in_no_traceback(capsys, line, length, status):
+    with serving(Start("tune.yaml", RECIPE, (ON,)), answer, 0) as address:
+        parts = urlsplit(address)
+        path = line.format(parts.query.removeprefix("token="))
+        text = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+        with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
+            connection.sendall(text.encode("latin-1"))
+            assert connection.recv(100).split()[1] == str(status).encode()
+    assert capsys.readouterr().err == ""
+
+
 def test_a_recipe_is_text_in_the_page():
-    page = planner_page(Start("x.yaml", "# </script><script>alert(1)</script>"))
+    page = planner_page(Start("x.yaml", "# </script><script>alert(1)</script>", (ON,)))
     assert page.count("<script") == 2
     assert "alert(1)" in page
 
@@ -199,6 +215,7 @@ def test_the_command_serves_until_ctrl_c(tmp_path):
         (["tune.yaml", "--browser", "--trace"], "usage"),
         (["tune.yaml", "--port", "8000"], "usage"),
         (["tune.yaml", "--browser", "--port", "70000"], "port-in-use"),
+        (["tune.yaml", "--browser", "--set"], "override"),
     ],
 )
 def test_what_cannot_be_served_is_refused(tmp_path, words, code):
@@ -206,7 +223,8 @@ def test_what_cannot_be_served_is_refused(tmp_path, words, code):
     from launcher.commands.plan import plan_command
     from launcher.errors import RecipeError
 
-    given = {"overrides": (), "on": None, "explain": None, "search": False, "html": None}
+    overrides = ("data.max_length",) if "--set" in words else ()
+    given = {"overrides": overrides, "on": None, "explain": None, "search": False, "html": None}
     port = int(words[words.index("--port") + 1]) if "--port" in words else 0
     with pytest.raises(RecipeError) as refused:
         plan_command(
@@ -217,7 +235,7 @@ def test_what_cannot_be_served_is_refused(tmp_path, words, code):
 
 
 def test_the_hardware_of_the_recipe_is_begun_with():
-    from launcher.commands.plan_page import START_ON, _own_hardware
+    from launcher.commands.plan_page import _own_hardware
 
     def own(text):
         from pathlib import Path
@@ -227,4 +245,4 @@ def test_the_hardware_of_the_recipe_is_begun_with():
 
     assert own("hardware: {device: A100-80GB, devices_per_node: 4, num_nodes: 2}\n") == "2x4xA100-80GB"
     assert own("hardware: {device: A100-80GB, devices_per_node: 4}\n") == "4xA100-80GB"
-    assert own("") == START_ON
+    assert own("") is None

@@ -32,9 +32,9 @@ class Start:
     path: str
     """Of the recipe: relative paths in it start from there."""
     text: str
+    on: tuple[str, ...]
     sets: tuple[str, ...] = ()
     """As of `--set`."""
-    on: tuple[str, ...] = ()
     files: Mapping[str, int] | None = None
     """Name -> bytes of what runs the package in the browser; None where a server does."""
 
@@ -58,7 +58,7 @@ def planner_page(start: Start, query: str = "") -> str:
         tag("link", rel="stylesheet", href=f"planner.css{query}"),
     )
     body = joined([
-        _HEADER,
+        _header(serves=start.files is None),
         tag("main", _controls(), _results(), class_="planner"),
         tag("p", tag("a", "…", href="#verdict-heading", id="summary"), class_="summary"),
         tag("script", Markup(data), type="application/json", id="start"),
@@ -67,25 +67,27 @@ def planner_page(start: Start, query: str = "") -> str:
     return f"<!DOCTYPE html>\n{tag('html', joined([head, tag('body', body)]), lang='en')}\n"
 
 
-_HEADER = tag(
-    "header",
-    tag("p", "effilaunch plan", class_="over"),
-    tag("h1", "Plan a fine-tune before a GPU is touched"),
-    tag(
-        "p",
+def _header(*, serves: bool) -> Markup:
+    """serves: a server on the user's machine plans."""
+    stays = "stays on this machine; the hub is asked about models that are not known here"
+    about = (
         "The planner itself, not a formula: memory of each device, what is decided and why, the files that a "
-        "run gets. What you write stays in this page.",
-        class_="soft",
-    ),
-    tag(
-        "div",
-        tag("progress", "", id="loading", max="1", value="0", aria_label="Loading the planner"),
-        tag("span", "Loading the planner …", id="loading-text"),
-        id="loading-row",
-        role="status",
-    ),
-    tag("noscript", tag("p", "The planner needs JavaScript. `effilaunch plan RECIPE` does not.")),
-)
+        f"run gets. What you write {stays if serves else 'stays in this page'}."
+    )
+    return tag(
+        "header",
+        tag("p", "effilaunch plan", class_="over"),
+        tag("h1", "Plan a fine-tune before a GPU is touched"),
+        tag("p", about, class_="soft"),
+        tag(
+            "div",
+            tag("progress", "", id="loading", max="1", value="0", aria_label="Loading the planner"),
+            tag("span", "Loading the planner …", id="loading-text"),
+            id="loading-row",
+            role="status",
+        ),
+        tag("noscript", tag("p", "The planner needs JavaScript. `effilaunch plan RECIPE` does not.")),
+    )
 
 
 def _controls() -> Markup:

@@ -5,7 +5,6 @@
 // (worker.js), or at the server that `plan --browser` started.
 
 const start = JSON.parse(document.getElementById('start').textContent);
-const DEVICE = 'H100-80GB';
 const SLIDERS = [
   {key: 'data.max_length', name: 'Length in tokens', values: [256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]},
   {key: 'trainer.per_device_train_batch_size', name: 'Micro-batch', values: [1, 2, 4, 8, 16, 32, 64]},
@@ -92,26 +91,32 @@ async function unpacked(text) {
   return JSON.parse(new TextDecoder().decode(await pipe(bytes, new DecompressionStream('deflate-raw'))));
 }
 
-/** What a link says, where it is one of this page; null otherwise. */
+/** The state in the address; null without one, and for one that cannot be read, which is said. */
 async function linked() {
-  const found = /^#plan=([\w-]+)$/.exec(location.hash);
+  const found = /^#plan=(.*)$/.exec(location.hash);
   if (!found) return null;
   try {
-    const given = await unpacked(found[1]);
-    const texts = given.recipes.every(one => typeof one.path === 'string' && typeof one.text === 'string');
-    const strings = [...given.on, ...Object.keys(given.sets), ...Object.values(given.sets)];
-    if (!given.recipes.length || !given.on.length || !texts) return null;
-    if (!strings.every(one => typeof one === 'string')) return null;
-    return {recipes: given.recipes.slice(0, 2), on: given.on, sets: given.sets, configs: given.configs || {}};
+    const {recipes, on, sets, configs = {}} = await unpacked(found[1]);
+    const texts = recipes.every(one => typeof one.path === 'string' && typeof one.text === 'string');
+    const strings = [...on, ...Object.values(sets)].every(one => typeof one === 'string');
+    const objects = [sets, configs, ...Object.values(configs)].every(one => one.constructor === Object);
+    if (Array.isArray(on) && on.length && recipes.length && texts && strings && objects) {
+      said('');
+      return {recipes: recipes.slice(0, 2), on, sets, configs};
+    }
   } catch {
-    return null;
+    // Not of this page, or cut off.
   }
+  said('The link is damaged: it is shown without its state. Copy the whole link again.');
+  return null;
 }
 
 let ownHash = '';
 
 async function keepLink() {
-  ownHash = `#plan=${await packed(state)}`;
+  const mine = number, hash = `#plan=${await packed(state)}`;
+  if (mine !== number) return; // a newer state is being packed
+  ownHash = hash;
   history.replaceState(null, '', ownHash);
 }
 
@@ -398,7 +403,7 @@ const drawHardware = () => byId('hardware').replaceChildren(...state.on.map(hard
 
 function slider({key, name, values}) {
   const now = values.findIndex(value => String(value) === state.sets[key]);
-  const text = at => (at ? String(values[at - 1]) : 'as in the recipe');
+  const text = at => (at ? String(values[at - 1]) : state.sets[key] ?? 'as in the recipe');
   const shown = make('output', {}, text(now + 1));
   const range = make('input', {
     type: 'range', min: '0', max: String(values.length), step: '1', value: String(now + 1), 'data-key': key,
@@ -441,6 +446,7 @@ function columnName({recipe, on}) {
 
 let number = 0, waiting;
 let answers = []; // one a column, undefined where it is not there yet
+let answered = []; // the columns of `answers`
 
 function later() {
   clearTimeout(waiting);
@@ -459,10 +465,12 @@ async function renew() {
     try {
       found[at] = await ask({ask: 'plan', path: recipe.path, text: recipe.text, sets: sets(), on, configs: state.configs});
     } catch (error) {
-      found[at] = {status: 70, problems: [{code: 'no-answer', message: error.message}], json: ''};
+      const hint = start.files === null ? 'effilaunch plan --browser must be running' : 'load the page again';
+      found[at] = {status: 70, problems: [{code: 'no-answer', message: `no answer: ${error.message}`, hint}], json: ''};
     }
     if (mine !== number) return;
     answers = found;
+    answered = all;
     if (at === selected) drawDetails();
     await drawVerdicts(all);
     if (mine !== number) return;
@@ -482,15 +490,17 @@ async function drawVerdicts(all) {
     editor.show(problems.filter(one => one.file === null || one.file === editor.recipe.path));
   });
   const shown = all.map((one, at) => ({name: columnName(one), memory: answers[at]?.memory})).filter(one => one.memory);
-  const {chart} = await ask({ask: 'chart', columns: shown});
+  const {chart} = await ask({ask: 'chart', columns: shown}).catch(() => ({chart: ''})); // the verdicts tell why
   if (mine !== number) return;
   byId('chart').innerHTML = chart; // escaped by the planner
   drawTable(all);
 }
 
 function drawTable(all) {
+  const drawn = number;
   const head = all.map((one, at) => make('th', {scope: 'col'}, make('button', {
     type: 'button', 'aria-pressed': String(at === selected), class: 'column', onclick: () => {
+      if (drawn !== number) return; // other columns are being planned
       selected = at; drawDetails(); drawTable(all);
     },
   }, columnName(one))));
@@ -514,7 +524,7 @@ function drawTable(all) {
 
 /** The details of the selected column: problems, what would fit, sections, files. */
 function drawDetails() {
-  const all = columns(), column = all[selected], answer = answers[selected];
+  const column = answered[selected], answer = answers[selected];
   if (!answer) return;
   const elsewhere = answer.problems.filter(one => answer.status === 3 || (one.file !== null && one.file !== column.recipe.path)
     || (one.file === null && (one.path || '').startsWith('--')));
@@ -561,12 +571,21 @@ function fileOf(name, text, open) {
     make('button', {type: 'button', onclick: () => download(name, text), 'aria-label': `Download ${name}`}, 'Download')), shown);
 }
 
+/** What the command line does not have of what was planned. */
+function unsaid({recipe}) {
+  const isOnDisk = start.files === null && recipe.path === start.path && recipe.text === start.text;
+  return [
+    ...(isOnDisk ? [] : [`Save the text of the recipe as ${recipe.path} first: the command reads that file, not this page.`]),
+    ...(Object.keys(state.configs).length ? ['The command reads the configuration of the model, not the pasted one.'] : []),
+  ];
+}
+
 function drawFiles(column, answer) {
   const opened = new Set([...byId('files').querySelectorAll('details[open]')].map(one => one.dataset.name));
   const words = ['effilaunch', 'run', column.recipe.path, '--on', column.on, ...sets().flatMap(one => ['--set', one])];
   const files = {'command line': words.map(quoted).join(' '), ...answer.files};
   if (answer.json) files['plan --json'] = answer.json;
-  byId('files').replaceChildren(...Object.entries(files).map(([name, text]) => fileOf(name, text, opened.has(name) || (name === 'command line' && !opened.size))));
+  byId('files').replaceChildren(...unsaid(column).map(text => make('p', {class: 'small'}, text)), ...Object.entries(files).map(([name, text]) => fileOf(name, text, opened.has(name) || (name === 'command line' && !opened.size))));
 }
 
 // --- what the buttons do
@@ -639,7 +658,7 @@ function listen() {
 }
 
 async function begin(given) {
-  const own = {recipes: [{path: start.path, text: start.text}], on: start.on.length ? [...start.on] : [`1x${DEVICE}`],
+  const own = {recipes: [{path: start.path, text: start.text}], on: [...start.on],
     sets: Object.fromEntries(start.sets.map(one => [one.slice(0, one.indexOf('=')), one.slice(one.indexOf('=') + 1)])), configs: {}};
   Object.assign(state, given || own);
   selected = 0;
