@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from launcher.cli import main
-from launcher.commands.plan_page import planned
+from launcher.commands.plan_page import Planned, planned
 from launcher.facts.machine_facts import Machine
 from launcher.knowledge.diagnose.findings import Edit, Frame
 from launcher.knowledge.doctor import CHECKS, Verdict
@@ -148,7 +148,7 @@ def test_the_picture_is_of_todays_planner():
         state = json.loads(zlib.decompress(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)), -15))
         sets = [f"{key}={value}" for key, value in state["sets"].items()]
         (recipe,) = state["recipes"]
-        plans = [planned({**recipe, "sets": sets, "on": on}) for on in state["on"]]
+        plans = [planned(Planned(**recipe, sets=sets, on=on)) for on in state["on"]]
         facts = [{name: value for name, value, _ in plan["facts"]} for plan in plans]
         assert [one["Memory of each device"] for one in facts] == scene["memory"]
 

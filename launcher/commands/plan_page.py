@@ -11,14 +11,16 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from launcher import __version__
 from launcher.commands.plan import Made, make_bundle
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.execute.record import RunRecord
 from launcher.execute.record import without_secrets as record_without_secrets
-from launcher.facts.hardware import DEVICES
+from launcher.facts.hardware import DEVICES, parse_hardware
 from launcher.facts.probe import shipped_model_names
 from launcher.facts.safe_files import LARGEST_TEXT, read_text
 from launcher.facts.shipped import recipes_dir
@@ -47,16 +49,59 @@ START_ON = "1xH100-80GB"
 
 def answer(text: str) -> str:
     """The answer to one question of the page; `ask` names it. ValueError for what the page never sends."""
-    asked = json.loads(text)
-    answers: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    answers: Mapping[str, Callable[[Any], dict[str, Any]]] = {
         "catalogue": catalogue, "plan": planned, "chart": chart,
     }  # fmt: skip
-    if not isinstance(asked, dict) or asked.get("ask") not in answers:
-        raise ValueError(f"the page asks for one of {', '.join(answers)}")
-    return json.dumps(answers[asked["ask"]](asked))
+    try:
+        asked = _QUESTION.validate_python(json.loads(text))
+    except RecursionError:
+        raise ValueError("the question is nested too deeply") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return json.dumps(answers[asked.ask](asked))
 
 
-def catalogue(_asked: Mapping[str, Any]) -> dict[str, Any]:
+class _Question(BaseModel):
+    """What the page sends: nothing is converted, so that nothing else is planned than was asked."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class Catalogue(_Question):
+    ask: Literal["catalogue"] = "catalogue"
+
+
+class Planned(_Question):
+    """One recipe on one hardware."""
+
+    ask: Literal["plan"] = "plan"
+    path: str = Field(pattern=r"^[^\x00]*$")
+    text: str
+    sets: list[str] = []
+    """As of `--set`."""
+    on: str | None = None
+    configs: dict[str, dict[str, Any]] = {}
+    """Name of a model -> its configuration."""
+
+
+class Column(_Question):
+    name: str
+    memory: dict[str, Any]
+    """Of a plan."""
+
+
+class Chart(_Question):
+    ask: Literal["chart"] = "chart"
+    columns: list[Column]
+
+
+_QUESTION: TypeAdapter[Catalogue | Planned | Chart] = TypeAdapter(
+    Annotated[Catalogue | Planned | Chart, Field(discriminator="ask")]
+)
+
+
+def catalogue(_asked: Catalogue) -> dict[str, Any]:
     """What the page offers: devices, recipes, models, and the schema of recipes."""
     folder = recipes_dir()
     return {
@@ -70,25 +115,22 @@ def catalogue(_asked: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def planned(asked: Mapping[str, Any]) -> dict[str, Any]:
+def planned(asked: Planned) -> dict[str, Any]:
     """One recipe on one hardware.
 
-    asked: `path` and `text` of the recipe, `sets` (as of `--set`), `on`, `configs` (name of a model -> its
-    configuration). The answer: `status` and `json` are those of `plan --json`; of a plan `memory`, `facts`
+    The answer: `status` and `json` are those of `plan --json`; of a plan `memory`, `facts`
     (name, value, note), `changes` with which it would fit, `files` and `sections`, which is HTML.
     """
-    path, text, sets = str(asked["path"]), str(asked["text"]), [str(one) for one in asked.get("sets", ())]
-    configs = {str(name): config for name, config in dict(asked.get("configs") or {}).items()}
     try:
-        loaded = load_recipe(path, sets, text=text)
-        made = make_bundle(*gather(loaded, asked.get("on"), configs=configs))
+        loaded = load_recipe(asked.path, asked.sets, text=asked.text)
+        made = make_bundle(*gather(loaded, asked.on, configs=asked.configs))
     except EffilaunchError as error:
         return _refused(error.exit_code, error.problems)
     except Exception as error:  # a bug of ours must not end the page
         message = f"{type(error).__name__}: {error}"
         hint = "this is a bug of effilaunch; `effilaunch plan` writes its log"
         return _refused(EffilaunchError.exit_code, [Problem("bug", message, hint=hint)])
-    return _shown(made, path, text)
+    return _shown(made, asked.path, asked.text)
 
 
 def _refused(status: int, problems: Sequence[Problem]) -> dict[str, Any]:
@@ -121,9 +163,9 @@ def _shown(made: Made, path: str, text: str) -> dict[str, Any]:
     }
 
 
-def chart(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The memory of several plans on one scale. asked: `columns`, each a `name` and a plan's `memory`."""
-    columns = [(str(one["name"]), {"memory": one["memory"]}) for one in asked["columns"]]
+def chart(asked: Chart) -> dict[str, Any]:
+    """The memory of several plans on one scale."""
+    columns = [(one.name, {"memory": one.memory}) for one in asked.columns]
     return {"chart": str(compared_bars(columns)) if columns else ""}
 
 
@@ -142,6 +184,8 @@ def browser_command(recipe: str, *, overrides: Sequence[str], on: str | None, po
         if "=" not in one:
             hint = "write --set key=value, e.g. --set trainer.max_steps=100"
             raise RecipeError(Problem("override", f"cannot read {one!r}", "--set", hint=hint))
+    if on is not None:
+        parse_hardware(on, "--on")
     hardware = on or _own_hardware(found, overrides)
     if hardware is None:
         hardware = START_ON

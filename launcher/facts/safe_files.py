@@ -80,8 +80,15 @@ def read_bytes(path: str | Path, largest: int) -> bytes:
     return b"".join(parts)
 
 
-def _too_large(path: str | Path, largest: int) -> OSError:
-    return OSError(errno.EFBIG, f"it is larger than {largest:,} bytes", str(path))
+def _too_large(path: str | Path | None, largest: int) -> OSError:
+    return OSError(errno.EFBIG, f"it is larger than {largest:,} bytes", path and str(path))
+
+
+def bounded(text: str, largest: int) -> str:
+    """The text of no file, refused as `read_text` refuses that of a file."""
+    if len(text.encode("utf-8", errors="replace")) > largest:
+        raise _too_large(None, largest)
+    return text
 
 
 def read_text(path: str | Path, largest: int) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import Problem
-from launcher.facts.safe_files import LARGEST_TEXT, is_file, read_text
+from launcher.facts.safe_files import LARGEST_TEXT, bounded, is_file, read_text
 from launcher.recipe.suggestions import close_key, describe
 from launcher.recipe.yaml_reader import join, parse_yaml
 
@@ -98,7 +98,7 @@ def _read(
 ) -> MergedRecipe:
     file = str(path)
     try:
-        text = read_text(path, LARGEST_TEXT) if text is None else text
+        text = read_text(path, LARGEST_TEXT) if text is None else bounded(text, LARGEST_TEXT)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         return MergedRecipe({}, {}, [Problem("unreadable", f"cannot be read: {reason}", file)])

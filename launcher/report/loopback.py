@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from launcher.errors import Problem, RecipeError
 LOOPBACK = "127.0.0.1"
 LARGEST_BODY = 8 << 20
 """Bytes of what a page sends."""
+_MOST_DIGITS = 20
+"""Of a length that is read: Python converts no number of thousands of digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self, routes: Routes) -> None:
         path, query = self._address()
         host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
-        length = self.headers.get("Content-Length") or "0"
+        length = self._length()
         refused = None
         if host not in (LOOPBACK, "localhost"):
             refused = (HTTPStatus.MISDIRECTED_REQUEST, "this server answers on the loopback only")
@@ -79,14 +82,23 @@ class _Handler(BaseHTTPRequestHandler):
             refused = (HTTPStatus.FORBIDDEN, "open the address that was printed, with its token")
         elif path not in routes:
             refused = (HTTPStatus.NOT_FOUND, "there is nothing here")
-        elif not length.isdecimal() or len(length) > 9 or int(length) > LARGEST_BODY:
+        elif length is None:
+            refused = (HTTPStatus.LENGTH_REQUIRED, "Content-Length must be the number of bytes that follow")
+        elif length > LARGEST_BODY:
             refused = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {LARGEST_BODY} bytes are read")
         with contextlib.suppress(ConnectionError, TimeoutError):  # the browser has gone
             if refused is not None:
                 self.close_connection = True  # what it sent is not read
                 self._answer(Answer(refused[1], status=refused[0]))
             else:
-                self._answer(routes[path](Asked(query, self.rfile.read(int(length)))))
+                self._answer(_answered(routes[path], Asked(query, self.rfile.read(length or 0))))
+
+    def _length(self) -> int | None:
+        """Bytes of the body; None where the request does not say, as when it comes in chunks."""
+        given = self.headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in self.headers or not (given.isascii() and given.isdigit()):
+            return None
+        return int(given.lstrip("0")[:_MOST_DIGITS] or "0")
 
     def _answer(self, answer: Answer) -> None:
         text = answer.text
@@ -112,8 +124,21 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is printed for a request."""
 
 
+def _answered(route: Callable[[Asked], Answer], asked: Asked) -> Answer:
+    try:
+        return route(asked)
+    except Exception as error:  # a bug of ours: the page shows it, and the terminal has no traceback
+        message = f"this is a bug of effilaunch: {type(error).__name__}: {error}"
+        return Answer(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing is printed where the browser has gone."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 @contextlib.contextmanager
