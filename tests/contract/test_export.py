@@ -55,6 +55,7 @@ def test_the_names_of_the_command_line_are_those_of_the_targets():
 
 def test_a_plain_folder_answers_alike_and_stops_where_training_ended_turns(run, tmp_path, capsys):
     out = tmp_path / "plain"
+    (tmp_path / ".plain.part-999999999").mkdir()  # of an export that was killed
     found = exported(capsys, run, "--to", "transformers", "--output", str(out))
     assert found["compared"]["answers"] == {"compared": 50, "equal": 50}
     assert (found["compared"]["texts"], found["compared"]["template"]) == (200, "identical")

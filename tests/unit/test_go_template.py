@@ -49,7 +49,18 @@ LAST_ONLY = (
 )
 SHOUTS = "{% for m in messages %}<{{ m.role }}>{{ m.content | upper }}{% endfor %}"
 COUNTS = "{% for m in messages %}<{{ loop.index }}{{ m.role }}>{{ m.content }}{% endfor %}"
-PROVEN = {"chatml": CHATML, "qwen": QWEN, "llama3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL}
+BRACES = (
+    "{% for m in messages %}<{{ m.role }}{{ '{' }}{{ m.content }}{{ '}' }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant{{ '{' }}{% endif %}"
+)
+PROVEN = {
+    "chatml": CHATML,
+    "qwen": QWEN,
+    "llama3": LLAMA3,
+    "gemma": GEMMA,
+    "mistral": MISTRAL,
+    "braces": BRACES,
+}
 GO = """package main
 import ("encoding/json"; "os"; "text/template")
 type Message struct { Role, Content string }

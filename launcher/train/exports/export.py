@@ -9,10 +9,10 @@ from launcher.facts.safe_files import write_json
 from launcher.train.exports.gguf import GGUF
 from launcher.train.exports.ollama import Ollama
 from launcher.train.exports.plain import Transformers
-from launcher.train.exports.target import RECORD, Asked, Say, Source, Target, check_serves_text, written_aside
+from launcher.train.exports.target import RECORD, Asked, Say, Source, Target, check_serves_text
 from launcher.train.exports.vllm import VLLM
 from launcher.train.job import read_job
-from launcher.train.results.merge import refuse_existing
+from launcher.train.results.merge import refuse_existing, written_aside
 from launcher.train.results.trained import check_readable, trained_folder, trained_processing
 
 TARGETS: tuple[Target, ...] = (Transformers(), VLLM(), Ollama(), GGUF())
@@ -39,7 +39,7 @@ def export(
     refuse_existing(asked.output)
     source = Source(job, folder, trained_processing(job, folder), card, say)
     target.check(asked, source)
-    with written_aside(asked.output) as part:
+    with written_aside(asked.output, like=RECORD) as part:
         found = target.write(asked, source, part)
         record = {
             "to": name, "folder": str(asked.output), "name": asked.name, "weights": str(folder), **found

@@ -102,6 +102,8 @@ def _rendered_otherwise(server: llama_cpp.Server, tokenizer: Any) -> list[dict[s
         if wanted is None:
             continue
         text = server.render(turns)
-        if text.removeprefix(tokenizer.bos_token or "") != wanted.removeprefix(tokenizer.bos_token or ""):
+        if text is None or text.removeprefix(tokenizer.bos_token or "") != wanted.removeprefix(
+            tokenizer.bos_token or ""
+        ):
             found.append({"messages": turns, "trained": wanted, "exported": text})
     return found

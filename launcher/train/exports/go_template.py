@@ -85,8 +85,9 @@ class Pieces:
 
 
 def _text(text: str) -> str:
-    """Literal text; what Go would read as an action is a quoted string."""
-    return "{{ " + json.dumps(text, ensure_ascii=False) + " }}" if "{{" in text or "}}" in text else text
+    """Literal text; what Go would read as an action, with what follows too, is a quoted string."""
+    is_action = "{{" in text or "}}" in text or text.endswith("{")
+    return "{{ " + json.dumps(text, ensure_ascii=False) + " }}" if is_action else text
 
 
 def pieces_of(tokenizer: Any) -> Pieces | None:

@@ -10,12 +10,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from launcher.errors import MachineError, Problem, RunFailed
 from launcher.train.exports.compare import Answers
@@ -79,14 +81,26 @@ def _where(folder: Path | None) -> str:
 
 
 def run(words: Sequence[str], what: str, code: str) -> None:
-    """Run a program to its end. RunFailed with the last line that it wrote."""
-    done = subprocess.run([*words], capture_output=True, text=True, errors="replace", check=False)
+    """Run a program to its end. RunFailed with its last line; MachineError if it cannot start."""
+    with _starting(words[0]):
+        done = subprocess.run([*words], capture_output=True, text=True, errors="replace", check=False)
     if done.returncode == 0:
         return
     lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
     message = f"{what} ended with status {done.returncode}: {lines[-1][:300] if lines else 'no output'}"
     hint = "a model or tokenizer that llama.cpp does not know needs a newer llama.cpp; nothing was written"
     raise RunFailed(Problem(code, message, hint=hint))
+
+
+@contextlib.contextmanager
+def _starting(program: str) -> Iterator[None]:
+    """Not executable, or of another architecture: no error of the folder that is written."""
+    try:
+        yield
+    except OSError as error:
+        message = f"{program} cannot be started: {error.strerror}"
+        hint = "build llama.cpp on this machine, or name another folder with --llama-cpp"
+        raise MachineError(Problem("program-missing", message, hint=hint)) from error
 
 
 class Server:
@@ -96,26 +110,38 @@ class Server:
         self._address = f"http://127.0.0.1:{port}"
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
-    def get(self, path: str) -> Any:
-        with self._open(self._address + path, timeout=_START_S) as answer:
-            return json.load(answer)
+    def _answer(self, path: str, data: Any = None) -> Any:
+        body = None if data is None else json.dumps(data).encode()
+        request = urllib.request.Request(self._address + path, body, {"Content-Type": "application/json"})
+        try:
+            with self._open(request, timeout=_START_S) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            error.close()  # it holds the connection
+            raise
 
-    def post(self, path: str, data: Any) -> Any:
-        request = urllib.request.Request(
-            self._address + path, json.dumps(data).encode(), {"Content-Type": "application/json"}
-        )
-        with self._open(request, timeout=_START_S) as answer:
-            return json.load(answer)
+    def is_ready(self) -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            return bool(self._answer("/health").get("status") == "ok")
+        return False
+
+    def ask(self, path: str, data: Any = None) -> Any:
+        """RunFailed for a request that the server refuses, and for a server that ends."""
+        try:
+            return self._answer(path, data)
+        except (OSError, ValueError) as error:
+            message = f"llama.cpp's server does not answer {path}: {error}"
+            raise RunFailed(Problem("gguf-failed", message, hint="use a newer llama.cpp")) from error
 
     def ids(self, text: str, *, special: bool) -> list[int]:
         """special: with the tokens that the tokenizer adds around a text."""
         asked = {"content": text, "add_special": special, "parse_special": True}
-        return list(self.post("/tokenize", asked)["tokens"])
+        return list(self.ask("/tokenize", asked)["tokens"])
 
     def answer(self, ids: Sequence[int], **more: Any) -> dict[str, Any]:
         asked = {"prompt": [*ids], "n_predict": NEW_TOKENS, "temperature": 0, "return_tokens": True,
                  "cache_prompt": False, **more}  # fmt: skip
-        found: dict[str, Any] = self.post("/completion", asked)
+        found: dict[str, Any] = self.ask("/completion", asked)
         return found
 
     def stops_at(self, token: int) -> bool:
@@ -127,12 +153,15 @@ class Server:
         """rendered: the prompts are conversations as text, with their special tokens."""
         ids = [self.ids(prompt, special=not rendered) for prompt in prompts]
         found = [[{"token": token} for token in self.answer(one)["tokens"]] for one in ids]
-        shown = self.get("/props").get("chat_template") or None
+        shown = self.ask("/props").get("chat_template") or None
         return Answers([self.ids(text, special=True) for text in texts], ids, shown, found)
 
-    def render(self, turns: Sequence[Mapping[str, str]]) -> str:
-        """The prompt of a conversation by llama.cpp's own engine, which is not Jinja's."""
-        return str(self.post("/apply-template", {"messages": [*turns]})["prompt"])
+    def render(self, turns: Sequence[Mapping[str, str]]) -> str | None:
+        """The prompt of a conversation by llama.cpp's own engine, not Jinja's; None if it refuses."""
+        try:
+            return str(self._answer("/apply-template", {"messages": [*turns]})["prompt"])
+        except urllib.error.HTTPError:
+            return None
 
 
 @contextlib.contextmanager
@@ -142,30 +171,33 @@ def serving(serve: Sequence[str], file: Path) -> Iterator[Server]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [*serve, "--model", str(file), "--port", str(port), "--ctx-size", "2048"]
-    process = subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        errors="replace",
-    )  # fmt: skip
-    try:
-        server = Server(port)
-        _wait(process, server)
-        yield server
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=10)
-        process.kill()
+    with tempfile.TemporaryFile() as said:  # a pipe that nobody reads would stop a server that writes much
+        with _starting(words[0]):
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said
+            )
+        try:
+            server = Server(port)
+            _wait(process, server, said)
+            yield server
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+            process.kill()
+            process.wait()
 
 
-def _wait(process: subprocess.Popen[str], server: Server) -> None:
+def _wait(process: subprocess.Popen[bytes], server: Server, said: IO[bytes]) -> None:
     until = time.monotonic() + _START_S
     while time.monotonic() < until:
         if process.poll() is not None:
-            lines = [line.strip() for line in (process.communicate()[1] or "").splitlines() if line.strip()]
+            said.seek(0)
+            text = said.read().decode("utf-8", errors="replace")
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
             message = f"llama.cpp cannot load the file: {lines[-1][:300] if lines else 'no message'}"
             raise RunFailed(Problem("gguf-unreadable", message, hint="use a newer llama.cpp"))
-        with contextlib.suppress(OSError, ValueError):
-            if server.get("/health").get("status") == "ok":
-                return
+        if server.is_ready():
+            return
         time.sleep(0.1)
     raise RunFailed(Problem("gguf-unreadable", f"llama.cpp did not load the file in {_START_S:g} s"))

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from launcher.errors import EffilaunchError, Problem, RecipeError
-from launcher.train.checkpoint.disk import sync_folder, sync_tree
+from launcher.errors import Problem, RecipeError
 from launcher.train.job import Job
-from launcher.train.results.merge import refuse_existing, unwritten
 
 RECORD = "export.json"
 """In the exported folder: settings, checks, and every answer that differs."""
@@ -67,30 +62,6 @@ class Target:
     def write(self, asked: Asked, source: Source, part: Path) -> dict[str, Any]:
         """Write the folder and compare it with the trained model; the record, without the settings."""
         raise NotImplementedError
-
-
-@contextmanager
-def written_aside(target: Path) -> Iterator[Path]:
-    """A folder beside the target that gets its name when it is complete, and is removed on failure."""
-    part = target.with_name(f".{target.name}.part-{os.getpid()}")
-    try:
-        part.mkdir(parents=True)
-        yield part
-        for file in part.iterdir():  # safetensors makes files that only their owner may read
-            file.chmod((part / RECORD).stat().st_mode & 0o777 | (file.stat().st_mode & 0o111))
-        sync_tree(part)
-        refuse_existing(target)
-        part.rename(target)
-        sync_folder(target.parent)
-    except EffilaunchError:
-        raise
-    except Exception as error:
-        refusal = unwritten(target, error)
-        if refusal is None:
-            raise
-        raise refusal from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def check_serves_text(job: Job, target: str) -> None:

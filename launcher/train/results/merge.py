@@ -177,7 +177,7 @@ def _merged(
         quantization=kind,
     )
     attention = attention_of(model.config)
-    with _written_aside(target) as aside:
+    with written_aside(target, like="README.md") as aside:
         _cast(model, dtype)
         model.save_pretrained(aside)
         save_processing(processing, aside)
@@ -318,8 +318,11 @@ def _check_written(
 
 
 @contextmanager
-def _written_aside(target: Path) -> Iterator[Path]:
-    """A folder next to the target, which gets its name when it is complete, and is removed on failure."""
+def written_aside(target: Path, like: str) -> Iterator[Path]:
+    """A folder next to the target, which gets its name when it is complete, and is removed on failure.
+
+    like: a file in it with the permissions that all files get.
+    """
     aside = target.with_name(f".{target.name}.part-{os.getpid()}")
     try:
         for left in target.parent.glob(f".{target.name}.part-*"):
@@ -328,7 +331,7 @@ def _written_aside(target: Path) -> Iterator[Path]:
         aside.mkdir(parents=True)
         yield aside
         for file in aside.iterdir():  # safetensors makes files that only their owner may read
-            file.chmod((aside / "README.md").stat().st_mode & 0o777)
+            file.chmod((aside / like).stat().st_mode & 0o777 | (file.stat().st_mode & 0o111))
         sync_tree(aside)
         refuse_existing(target)
         aside.rename(target)
@@ -336,7 +339,7 @@ def _written_aside(target: Path) -> Iterator[Path]:
     except EffilaunchError:
         raise
     except Exception as error:
-        refusal = unwritten(target, error)
+        refusal = _unwritten(target, error)
         if refusal is None:
             raise
         raise refusal from error
@@ -344,7 +347,7 @@ def _written_aside(target: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def unwritten(target: Path, error: Exception) -> EffilaunchError | None:
+def _unwritten(target: Path, error: Exception) -> EffilaunchError | None:
     """The error for users of a full disk or a folder without permission; None for any other."""
     message = f"the model could not be written: {first_line(error)}"
     if is_full(error):
