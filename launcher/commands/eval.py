@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,10 +87,11 @@ def _suites(run_dir: str, folder: Path, request: Mapping[str, Any], output: str 
     """Scores of the trained model and the one before training, kept with the result of the run."""
     require_modules(("torch", "transformers", "datasets", "lm_eval"))
     note("evaluating with lm-eval: the trained model" + (", then the base" if request["with_base"] else ""))
-    found = ask(SUITES, request)
     kept = request["checkpoint"] is None
-    if kept:
-        _keep(folder, found["suites"])
+    with locked(folder) if kept else contextlib.nullcontext():  # what takes hours must not end at a lock
+        found = ask(SUITES, request)
+        if kept:
+            _keep(folder, found["suites"])
     result = {"run_dir": run_dir, **found, "kept": kept}
     _write(output, result)
     return Outcome(result, suites_text(result))
@@ -97,10 +99,9 @@ def _suites(run_dir: str, folder: Path, request: Mapping[str, Any], output: str 
 
 def _keep(folder: Path, suites: Mapping[str, Any]) -> None:
     """Add the scores to result.json, where those of the same task are replaced, and to the report."""
-    with locked(folder):
-        result = read_json(folder / "result.json")
-        write_json(folder / "result.json", {**result, "suites": {**result.get("suites", {}), **suites}})
-        write_report(folder)
+    result = read_json(folder / "result.json")
+    write_json(folder / "result.json", {**result, "suites": {**result.get("suites", {}), **suites}})
+    write_report(folder)
 
 
 def _write(output: str | None, result: Mapping[str, Any]) -> None:

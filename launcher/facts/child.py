@@ -50,5 +50,7 @@ def answer(function: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> int:
         except EffilaunchError as error:
             problems = [problem.to_json() for problem in error.problems]
             found = {"error": {"exit_code": error.exit_code, "problems": problems}}
+        except KeyboardInterrupt:  # the parent gets it, too, and says it
+            return 130
     sys.stdout.write(json.dumps(found) + "\n")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import sys
@@ -11,9 +12,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from launcher.cli import main
 from launcher.commands.merge import card_facts
+from launcher.execute.run_dir import LOCK
 from launcher.report.model_card import model_card
+from launcher.train.results.suites import _failed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from exported import chatted
@@ -169,6 +174,26 @@ def test_what_a_task_lacks_on_this_machine_is_said_before_a_model_is_loaded(
         capsys.readouterr()
         assert main(["eval", str(run), "--json", "--suite", suite]) == 4
         assert [one["code"] for one in json.loads(capsys.readouterr().out)["errors"]] == [code]
+
+
+def test_a_run_that_is_in_use_is_refused_before_the_work(run, capsys):
+    with (run / LOCK).open("a+") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert main(["eval", str(run), "--json", "--suite", "gsm8kk"]) == 2
+    assert [one["code"] for one in json.loads(capsys.readouterr().out)["errors"]] == ["run-dir-in-use"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "suite-memory"),
+        (ValueError("task x is marked as unsafe. Set confirm_run_unsafe_code=True"), "foreign-code"),
+        (ValueError("an unsafe name of a file"), "suite-failed"),
+        (ConnectionError("no network"), "suite-data"),
+    ],
+)
+def test_each_failure_of_a_task_has_a_code(error, code):
+    assert [problem.code for problem in _failed(error).problems] == [code]
 
 
 def test_a_name_that_is_nearly_right_is_suggested(run, capsys):

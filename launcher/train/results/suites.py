@@ -171,11 +171,16 @@ def _asked_of(
 
 def _failed(error: Exception) -> EffilaunchError:
     """A download that fails is the machine's, anything else that of the task."""
+    import torch
+
     said = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, torch.OutOfMemoryError):
+        hint = "use a smaller --batch-size, or a device that no other program uses"
+        return RunFailed(Problem("suite-memory", f"the device has too little memory: {said}", hint=hint))
     if isinstance(error, ImportError):
         hint = "install it; lm-eval's extras have what tasks need: pip install 'lm-eval[ifeval,math]'"
         return MachineError(Problem("package-missing", f"a task needs another package: {said}", hint=hint))
-    if "unsafe" in str(error):
+    if "confirm_run_unsafe_code" in str(error):
         hint = "read the task, then add --allow-code"
         return RecipeError(Problem("foreign-code", "a task runs code that the model writes", hint=hint))
     if isinstance(error, (ConnectionError, OSError)) and not isinstance(error, FileNotFoundError):
