@@ -153,6 +153,14 @@ def test_the_picture_is_of_todays_planner():
         assert [one["Memory of each device"] for one in facts] == scene["memory"]
 
 
+def test_pages_that_count_the_known_failures_have_the_number_of_the_list():
+    rows = re.findall(r"^\| `.*", (ROOT / "docs" / "failures.md").read_text("utf-8"), flags=re.MULTILINE)
+    diagnosed = [row for row in rows if "diagnose" in row.split(" | ")[2]]
+    assert f"About {round(len(rows), -1)} ways in which" in README.read_text("utf-8")
+    compared = (ROOT / "docs" / "comparison.md").read_text("utf-8")
+    assert f"about {round(len(diagnosed), -1)} known" in compared
+
+
 def scenes():
     """State and memory of each scene of the picture, from its comment."""
     from PIL import Image
