@@ -12,8 +12,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import yaml
@@ -49,29 +50,42 @@ def pyodide() -> Path:
 
 def npm_package(name: str, version: str) -> Path:
     """The folder of a package of npm, installed where it is absent. NoPlannerSite where it cannot be had."""
-    kept = CACHE / f"{name}-{version}"
-    folder = kept / "node_modules" / name
-    if not (folder / "package.json").is_file():
+
+    def install(made: Path) -> None:
         if shutil.which("npm") is None:
             raise NoPlannerSite(f"npm is not installed, which brings {name}: install Node.js")
-        kept.mkdir(parents=True, exist_ok=True)
-        _call("npm", "install", "--no-save", "--prefix", str(kept), f"{name}@{version}")
-    return folder
+        _call("npm", "install", "--no-save", "--prefix", str(made), f"{name}@{version}")
+
+    return kept(CACHE / f"{name}-{version}", install) / "node_modules" / name
 
 
 def dependencies() -> Path:
     """A folder with what the package imports, as Pyodide imports it."""
-    folder = CACHE / f"packages-{PYODIDE}-{int((ROOT / 'constraints.txt').stat().st_mtime)}"
-    if not folder.is_dir():
-        made = folder.with_name(folder.name + ".part")
-        CACHE.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(made, ignore_errors=True)
+
+    def install(made: Path) -> None:
         pip = (sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check")
         into = ("-c", str(ROOT / "constraints.txt"), "--target", str(made), "--only-binary", ":all:")
         _call(*pip, *into, *WASM, *NEEDED)
         pure = shutil.ignore_patterns("*.so", "__pycache__")
         shutil.copytree(Path(yaml.__file__).parent, made / "yaml", ignore=pure)
-        made.rename(folder)
+
+    return kept(CACHE / f"packages-{PYODIDE}-{int((ROOT / 'constraints.txt').stat().st_mtime)}", install)
+
+
+def kept(folder: Path, install: Callable[[Path], None]) -> Path:
+    """The folder, filled by `install` where it is absent; several processes may ask for it at once."""
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as part:
+        made = Path(part) / "made"
+        made.mkdir()
+        install(made)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # no other process was faster
+                raise
     return folder
 
 
