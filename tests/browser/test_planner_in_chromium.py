@@ -422,3 +422,25 @@ def test_no_verdict_is_left_of_before_the_server_ended(own):
         assert own.ask("document.querySelector('#problems [data-code]').dataset.code") == "no-answer"
     finally:
         own.call("Network.emulateNetworkConditions", offline=False, **network)
+
+
+def test_the_hub_is_not_asked_for_half_a_name(browser, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    texts = []
+
+    def listening(question: str) -> str:
+        texts.append(json.loads(question).get("text"))
+        return answer(question)
+
+    name = "someone/new-model"
+    with serving(OWN, listening, 0) as served:
+        browser.open(served)
+        until(browser, "document.body.dataset.planned")
+        texts.clear()
+        for end in range(1, len(name) + 1):
+            part = RECIPE.replace("meta-llama/Llama-3.1-8B", name[:end])
+            browser.ask(f"document.body.dataset.planned = ''; {writing('textarea', part)}; null")
+            time.sleep(0.06)
+        until(browser, "document.body.dataset.planned")
+        browser.open("about:blank")
+    assert {text for text in texts if text} == {RECIPE.replace("meta-llama/Llama-3.1-8B", name)}

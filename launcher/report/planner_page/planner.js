@@ -13,6 +13,7 @@ const SLIDERS = [
   {key: 'model.quantization', name: 'Quantisation of the frozen weights', values: ['none', 'int8', 'nf4']},
 ];
 const PAUSE_MS = 40; // after a keystroke, in which another one is waited for
+const NAME_PAUSE_MS = 800; // the same in a model's name that the server would ask the hub for
 
 const byId = id => document.getElementById(id);
 
@@ -445,17 +446,27 @@ function columnName({recipe, on}) {
 }
 
 let number = 0, waiting;
+const asked = new Set(); // names of models that were planned
 let answers = []; // one a column, undefined where it is not there yet
 let answered = []; // the columns of `answers`
 
 function later() {
   clearTimeout(waiting);
-  waiting = setTimeout(renew, PAUSE_MS);
+  const names = start.files === null ? state.recipes.map(one => modelOf(one.text)) : [];
+  const asksHub = names.some(name => name && !catalogue.models.includes(name) && !asked.has(name));
+  waiting = setTimeout(renew, asksHub ? NAME_PAUSE_MS : PAUSE_MS);
+}
+
+/** The model that a recipe names, where it names one in a line of its own or in `model: {…}`. */
+function modelOf(text) {
+  const found = /^\s*(?:model\s*:\s*\{.*?)?name_or_path\s*:\s*["']?([^"'\s,}#]+)/m.exec(text);
+  return found ? found[1] : null;
 }
 
 /** Ask for every column again. Answers to what was asked before are left out. */
 async function renew() {
   const mine = ++number, all = columns();
+  for (const one of state.recipes) asked.add(modelOf(one.text));
   if (selected >= all.length) selected = 0;
   keepLink();
   const found = new Array(all.length);
@@ -592,7 +603,7 @@ function drawFiles(column, answer) {
 
 function useConfig(text) {
   const say = words => { byId('config-said').textContent = words; };
-  const model = /^\s*(?:model\s*:\s*\{.*?)?name_or_path\s*:\s*["']?([^"'\s,}#]+)/m.exec(state.recipes[0].text);
+  const model = modelOf(state.recipes[0].text);
   if (!text.trim()) { state.configs = {}; say(''); return later(); }
   let config;
   try {
@@ -604,8 +615,8 @@ function useConfig(text) {
     return say('a config.json is an object with a model_type');
   }
   if (!model) return say('the recipe names no model.name_or_path, for which it would count');
-  state.configs = {[model[1]]: config};
-  say(`${config.model_type}: counts for ${model[1]}`);
+  state.configs = {[model]: config};
+  say(`${config.model_type}: counts for ${model}`);
   later();
 }
 
