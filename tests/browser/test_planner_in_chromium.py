@@ -48,6 +48,7 @@ CASES = 30
 RECIPE = (
     "model: {name_or_path: meta-llama/Llama-3.1-8B}\ndata: {train: [{path: rows.jsonl}], max_length: 2048}\n"
 )
+SHOWN = """JSON.parse(document.querySelector('#files details[data-name="plan --json"] code').textContent)"""
 VERDICTS = "[...document.querySelectorAll('#table .state')].map(one => one.textContent)"
 
 
@@ -360,6 +361,31 @@ def test_it_is_legible_and_named_at_every_width(page, tmp_path, width, dark):
         assert found == []
         assert page.ask(OUTSIDE) == []
         assert [text for text in page.ask(CONTRAST) if text[1] < text[2]] == []
+
+
+def test_fast_typing_makes_no_queue_of_plans(page):
+    """Of the states that were typed while a plan was made, only the newest is planned."""
+    text = RECIPE + "adapter: {type: lora}\n"
+    show(page, ("tune.yaml", text))
+    page.ask("""(() => { const plain = Worker.prototype.postMessage; window.asked = 0;
+      Worker.prototype.postMessage = function(asked) {
+        if (asked.text.includes('"ask":"plan"')) window.asked += 1;
+        plain.call(this, asked);
+      };
+      window.putBack = () => { Worker.prototype.postMessage = plain; }; })()""")
+    try:
+        page.ask(f"""(async () => {{
+          const area = document.querySelector('textarea');
+          for (let batch = 8; batch <= 320; batch += 8) {{
+            area.value = {json.dumps(text)} + `global_batch_size: ${{batch}}\\n`;
+            area.dispatchEvent(new Event('input'));
+            await new Promise(done => setTimeout(done, 45));
+          }}
+        }})()""")
+        until(page, f"{SHOWN}.settings.global_batch_size?.value === 320")
+        assert page.ask("window.asked") < 40
+    finally:
+        page.ask("putBack()")
 
 
 def test_a_keystroke_is_answered_soon(page):

@@ -33,12 +33,12 @@ const said = text => { byId('said').textContent = text; };
 
 // --- the planner
 
-/** Asks the planner; the answer as an object. */
+/** Asks the planner; the answer as an object. A server's is no longer waited for when the signal aborts. */
 let ask;
 
 function serverPlanner() {
-  ask = async question => {
-    const answer = await fetch(`ask${start.query}`, {method: 'POST', body: JSON.stringify(question)});
+  ask = async (question, signal) => {
+    const answer = await fetch(`ask${start.query}`, {method: 'POST', body: JSON.stringify(question), signal});
     if (!answer.ok) throw new Error(await answer.text());
     return answer.json();
   };
@@ -267,7 +267,9 @@ class Editor {
 
   /** Line numbers; a line with a problem is marked. */
   number() {
-    const count = this.area.value.split('\n').length;
+    const count = this.area.value.split('\n').length, drawn = [count, ...this.lines].join();
+    if (drawn === this.drawn) return; // most keystrokes: thousands of numbers take longer than a plan
+    this.drawn = drawn;
     const numbers = Array.from({length: count}, (_, at) => make('span',
       this.lines.has(at + 1) ? {class: 'wrong'} : {}, String(at + 1)));
     this.gutter.replaceChildren(...numbers);
@@ -463,10 +465,22 @@ function modelOf(text) {
   return found ? found[1] : null;
 }
 
+let asking = new AbortController(), turn = Promise.resolve();
+
+/** One plan after the other: a state that is older than the newest when its turn comes is not planned. */
+function planOf(mine, question) {
+  const {signal} = asking;
+  const answer = turn.then(() => (mine === number ? ask(question, signal) : null));
+  turn = answer.catch(() => null);
+  return answer;
+}
+
 /** Ask for every column again. Answers to what was asked before are left out. */
 async function renew() {
   const mine = ++number, all = columns();
   for (const one of state.recipes) asked.add(modelOf(one.text));
+  asking.abort();
+  asking = new AbortController();
   if (selected >= all.length) selected = 0;
   keepLink();
   const found = new Array(all.length);
@@ -474,7 +488,7 @@ async function renew() {
   for (const at of order) {
     const {recipe, on} = all[at];
     try {
-      found[at] = await ask({ask: 'plan', path: recipe.path, text: recipe.text, sets: sets(), on, configs: state.configs});
+      found[at] = await planOf(mine, {ask: 'plan', path: recipe.path, text: recipe.text, sets: sets(), on, configs: state.configs});
     } catch (error) {
       const hint = start.files === null ? 'effilaunch plan --browser must be running' : 'load the page again';
       found[at] = {status: 70, problems: [{code: 'no-answer', message: `no answer: ${error.message}`, hint}], json: ''};
