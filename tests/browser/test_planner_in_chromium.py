@@ -428,7 +428,8 @@ def test_a_value_between_those_of_a_slider_is_shown_there(own):
 
 def test_a_damaged_link_is_said(own):
     whole = link([("other.yaml", RECIPE)], on=["1xT4-16GB"])
-    for damaged in (whole[:-8], "#plan=%00", link([("tune.yaml", RECIPE)], on=[])):
+    bomb = link([("tune.yaml", RECIPE + "#" * (5 << 20))])
+    for damaged in (whole[:-8], "#plan=%00", link([("tune.yaml", RECIPE)], on=[]), bomb):
         own.ask(f"location.hash = {damaged!r}")
         until(own, "document.getElementById('said').textContent")
         assert own.ask("document.querySelector('textarea').value") == RECIPE

@@ -162,6 +162,18 @@ def test_wrong_requests_are_refused(run, capsys, words, code):
     assert [problem["code"] for problem in json.loads(capsys.readouterr().out)["errors"]] == [code]
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "line"),
+    [("task: a\n  b: [1\n", "yaml-syntax", 2), ("just text\n", "unknown-suite", None)],
+)
+def test_a_file_without_a_task_is_refused(run, tmp_path, capsys, text, code, line):
+    file = tmp_path / "task.yaml"
+    file.write_text(text)
+    assert main(["eval", str(run), "--json", "--suite", str(file)]) == 2
+    (problem,) = json.loads(capsys.readouterr().out)["errors"]
+    assert (problem["code"], problem["file"], problem["line"]) == (code, str(file), line)
+
+
 def test_what_a_task_lacks_on_this_machine_is_said_before_a_model_is_loaded(
     run, tasks, tmp_path, capsys, monkeypatch
 ):

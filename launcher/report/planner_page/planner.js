@@ -13,6 +13,7 @@ const SLIDERS = [
   {key: 'model.quantization', name: 'Quantisation of the frozen weights', values: ['none', 'int8', 'nf4']},
 ];
 const PAUSE_MS = 40; // after a keystroke, in which another one is waited for
+const LARGEST_STATE = 4 << 20; // bytes of what a link holds, unpacked
 const NAME_PAUSE_MS = 800; // the same in a model's name that the server would ask the hub for
 
 const byId = id => document.getElementById(id);
@@ -77,7 +78,13 @@ let catalogue;
 let selected = 0; // the column whose details are shown
 
 async function pipe(bytes, stream) {
-  const out = new Blob([bytes]).stream().pipeThrough(stream);
+  let length = 0;
+  const counting = new TransformStream({transform(part, out) {
+    length += part.byteLength;
+    if (length > LARGEST_STATE) throw new Error('too large');
+    out.enqueue(part);
+  }});
+  const out = new Blob([bytes]).stream().pipeThrough(stream).pipeThrough(counting);
   return new Uint8Array(await new Response(out).arrayBuffer());
 }
 

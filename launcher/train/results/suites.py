@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError, RunFailed
 from launcher.facts.child import answer
 from launcher.train.job import Job, read_job
@@ -107,9 +109,24 @@ def _in_files(path: Path, manager: Any) -> list[str]:
         and (Path(entry.yaml_path).resolve() == inside or inside in Path(entry.yaml_path).resolve().parents)
     ]  # fmt: skip
     if not found:
+        _check_syntax(path)
         message = "defines no task of lm-eval: a YAML file with `task:` was expected"
         raise RecipeError(Problem("unknown-suite", message, str(path)))
     return sorted(found)
+
+
+def _check_syntax(path: Path) -> None:
+    """RecipeError with the line of a YAML file that cannot be read, which lm-eval passes over."""
+    try:
+        if path.is_file():
+            for _ in yaml.parse(path.read_text(encoding="utf-8")):
+                pass
+    except (yaml.MarkedYAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        message = f"is not YAML: {getattr(error, 'problem', None) or 'it is not UTF-8 text'}"
+        raise RecipeError(
+            Problem("yaml-syntax", message, str(path), None if mark is None else mark.line + 1)
+        ) from None
 
 
 def _known(suite: str, manager: Any) -> list[str]:
