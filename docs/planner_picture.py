@@ -11,13 +11,10 @@ the planner.
 from __future__ import annotations
 
 import base64
-import functools
-import http.server
 import io
 import json
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -73,11 +70,6 @@ SCENES = (
 """What is done on the page, and for how many milliseconds its answer is shown."""
 
 
-class _Files(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Nothing is printed."""
-
-
 def frames(browser: Chromium, address: str) -> tuple[list[Image.Image], list[dict[str, Any]]]:
     """The page after each scene; its state, and the memory that it shows."""
     browser.open(address, width=WIDTH)
@@ -112,18 +104,15 @@ def main() -> None:
         raise SystemExit("needs Debian's package chromium")
     with tempfile.TemporaryDirectory() as folder:
         planner_site.build(Path(folder) / "site")
-        handler = functools.partial(_Files, directory=Path(folder) / "site")
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         browser = Chromium(program, Path(folder) / "profile")
         try:
-            shots, shown = frames(browser, f"http://127.0.0.1:{server.server_address[1]}/index.html")
+            with planner_site.served(Path(folder) / "site") as address:
+                shots, shown = frames(browser, address)
         finally:
             browser.close()
-            server.shutdown()
     few = [shot.quantize(200, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE) for shot in shots]
     target = ROOT / "docs" / "planner.gif"
-    times = [shown for _, shown in SCENES]
+    times = [milliseconds for _, milliseconds in SCENES]
     few[0].save(
         target,
         save_all=True,

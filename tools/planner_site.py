@@ -9,12 +9,16 @@ effilaunch.zip with the package, its data and its dependencies.
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -132,6 +136,25 @@ def build(target: Path) -> dict[str, int]:
     start = Start(f"{FIRST}.yaml", text, on=("1xRTX4090-24GB", "8xH100-80GB"), files=fetched)
     (target / "index.html").write_text(planner_page(start), encoding="utf-8")
     return sizes
+
+
+class _Files(http.server.SimpleHTTPRequestHandler):
+    """Sends files, and nothing of its own."""
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is printed."""
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """What `build` wrote, on this machine's loopback until the block ends; the page's address."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/index.html"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 if __name__ == "__main__":

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from launcher import __version__
 from launcher.commands.plan import Made, make_bundle
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.execute.record import RunRecord
@@ -24,7 +22,7 @@ from launcher.facts.hardware import DEVICES, parse_hardware
 from launcher.facts.probe import shipped_model_names
 from launcher.facts.safe_files import LARGEST_TEXT, read_text
 from launcher.facts.shipped import recipes_dir
-from launcher.inputs.planning_facts import gather
+from launcher.inputs.planning_facts import gather, recipe_hardware
 from launcher.recipe.json_schema import recipe_json_schema
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.merged_yaml import find_recipe, shipped_names
@@ -32,7 +30,8 @@ from launcher.report.html import plan_sections
 from launcher.report.html.elements import at, joined
 from launcher.report.html.memory import compared_bars, memory_section
 from launcher.report.html.page import drawn
-from launcher.report.outcome import Outcome, echo, json_text, note, without_secrets
+from launcher.report.loopback import wait_for_interrupt
+from launcher.report.outcome import Outcome, json_text, note, without_secrets
 from launcher.report.planner_page.page import Start, serving
 from launcher.report.run_pages import hide_secrets
 
@@ -105,10 +104,7 @@ def catalogue(_asked: Catalogue) -> dict[str, Any]:
     """What the page offers: devices, recipes, models, and the schema of recipes."""
     folder = recipes_dir()
     return {
-        "version": __version__,
-        "devices": [
-            {"name": name, "bytes": device.bytes} for name, device in DEVICES.items() if name != "cpu"
-        ],
+        "devices": [name for name in DEVICES if name != "cpu"],
         "recipes": {name: (folder / f"{name}.yaml").read_text(encoding="utf-8") for name in shipped_names()},
         "models": shipped_model_names(),
         "schema": recipe_json_schema(),
@@ -153,7 +149,6 @@ def _shown(made: Made, path: str, text: str) -> dict[str, Any]:
         "status": DoesNotFit.exit_code if made.problems else 0,
         "json": json_text("plan", data, made.problems),
         "problems": [problem.to_json() for problem in made.problems],
-        "hardware": plan_sections.hardware_text(record),
         "fits": at(data, "memory", "fits"),
         "memory": data["memory"],
         "facts": [["Method", plan_sections.method_text(record), ""], *tiles, *plan_sections.chosen(record)],
@@ -192,17 +187,13 @@ def browser_command(recipe: str, *, overrides: Sequence[str], on: str | None, po
         note(f"the recipe has no hardware: the page begins with {START_ON}; --on begins with another")
     start = Start(path=str(found), text=text, on=(hardware,), sets=tuple(overrides))
     with serving(start, answer, port) as address:
-        echo(f"serving {address}\nCtrl-C ends it; over ssh: ssh -L PORT:{address.split('/')[2]} HOST")
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        wait_for_interrupt(address)
     return Outcome({}, "")
 
 
 def _own_hardware(path: Path, overrides: Sequence[str]) -> str | None:
     """The `hardware` of the recipe."""
     with contextlib.suppress(EffilaunchError):
-        section = load_recipe(path, overrides).recipe.hardware
-        if section is not None:
-            devices = f"{section.devices_per_node}x{section.device}"
-            return devices if section.num_nodes == 1 else f"{section.num_nodes}x{devices}"
+        recipe = load_recipe(path, overrides).recipe
+        return None if recipe.hardware is None else recipe_hardware(recipe).label
     return None

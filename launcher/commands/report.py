@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from launcher.render.new_file import write_new, writing
 from launcher.report.html.compare import differing
 from launcher.report.html.elements import at
 from launcher.report.html.run_sections import losses, scores, steps_done
-from launcher.report.outcome import Outcome, echo
+from launcher.report.outcome import Outcome
 from launcher.report.run_pages import REPORT, compare_page, made, run_page, shown_record
 
 
@@ -63,11 +61,10 @@ def report_command(
 
 def _serve(folders: Sequence[Path], port: int) -> Outcome:
     from launcher.report.live import serving
+    from launcher.report.loopback import wait_for_interrupt
 
     with serving(folders, unlike([folder.resolve().parts for folder in folders]), port) as address:
-        echo(f"serving {address}\nCtrl-C ends it; over ssh: ssh -L PORT:{address.split('/')[2]} HOST")
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        wait_for_interrupt(address)
     return Outcome({}, "")
 
 

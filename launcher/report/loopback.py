@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from launcher.errors import Problem, RecipeError
+from launcher.report.outcome import echo
 
 LOOPBACK = "127.0.0.1"
 LARGEST_BODY = 8 << 20
@@ -139,6 +140,13 @@ class _Server(ThreadingHTTPServer):
         """Nothing is printed where the browser has gone."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
+
+
+def wait_for_interrupt(address: str) -> None:
+    """Say where the page is, and wait for Ctrl-C."""
+    echo(f"serving {address}\nCtrl-C ends it; over ssh: ssh -L PORT:{urlsplit(address).netloc} HOST")
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
 
 
 @contextlib.contextmanager

@@ -6,15 +6,12 @@ The screenshots lie in the test's folder (`--basetemp` chooses it), for people t
 from __future__ import annotations
 
 import base64
-import functools
-import http.server
 import json
 import os
 import random
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -52,13 +49,6 @@ SHOWN = """JSON.parse(document.querySelector('#files details[data-name="plan --j
 VERDICTS = "[...document.querySelectorAll('#table .state')].map(one => one.textContent)"
 
 
-class Site(http.server.SimpleHTTPRequestHandler):
-    """Sends files, and nothing of its own."""
-
-    def log_message(self, *_: object) -> None:
-        """Nothing is printed."""
-
-
 @pytest.fixture(scope="module")
 def address(tmp_path_factory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("plan")
@@ -66,11 +56,8 @@ def address(tmp_path_factory) -> Iterator[str]:
         planner_site.build(folder)
     except planner_site.NoPlannerSite as why:
         pytest.skip(str(why))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Site, directory=folder))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/index.html"
-    server.shutdown()
-    server.server_close()
+    with planner_site.served(folder) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ def test_the_catalogue_is_what_the_package_has(capsys):
     found = asked(ask="catalogue")
     assert main(["schema"]) == 0
     assert found["schema"] == json.loads(capsys.readouterr().out)
-    assert {"H100-80GB", "RTX4090-24GB"} <= {one["name"] for one in found["devices"]}
+    assert {"H100-80GB", "RTX4090-24GB"} <= set(found["devices"])
     assert "smoke" in found["recipes"]
     assert "meta-llama/Llama-3.1-8B" in found["models"]
 

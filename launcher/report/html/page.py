@@ -158,10 +158,7 @@ _SCHEMES = (
     f":root{{color-scheme:light dark;{_LIGHT}}}\n"
     f"@media screen and (prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
 )
-
-
-STYLE = Markup(_SCHEMES + _TEXT + _PARTS + _CHARTS + _MEDIA)
-"""Of every page."""
+_STYLE = Markup(_SCHEMES + _TEXT + _PARTS + _CHARTS + _MEDIA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +174,20 @@ def drawn(section: Section) -> Markup:
     """The section with its heading."""
     heading = tag("h2", section.heading, id=f"{section.id}-heading")
     return tag("section", heading, section.body, id=section.id, aria_labelledby=f"{section.id}-heading")
+
+
+def page_head(title: str, policy: str, *more: Markup) -> Markup:
+    """What every page begins with. policy: what it may load."""
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("title", title),
+        tag("style", _STYLE),
+        *more,
+    )
 
 
 def page(
@@ -204,14 +215,6 @@ def page(
         tag("footer", tag("p", footer)),
         class_="page",
     )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("title", title),
-        tag("style", STYLE),
-    )
+    head = page_head(title, policy)
     own = [] if script is None else [tag("script", script[1], nonce=script[0])]
     return f"<!DOCTYPE html>\n{tag('html', joined([head, tag('body', body, *own)]), lang='en')}\n"

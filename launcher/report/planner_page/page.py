@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from launcher.report.html.elements import Markup, joined, tag
-from launcher.report.html.page import STYLE
+from launcher.report.html.page import page_head
 from launcher.report.loopback import Answer, Asked, listening
 
 _FOLDER = Path(__file__).resolve().parent
@@ -47,16 +47,8 @@ def file_text(name: str) -> str:
 def planner_page(start: Start, query: str = "") -> str:
     """The file. query: what the addresses of its parts end with."""
     data = json.dumps({**asdict(start), "query": query}).replace("<", "\\u003c")
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("title", "effilaunch: plan a fine-tune"),
-        tag("style", STYLE),
-        tag("link", rel="stylesheet", href=f"planner.css{query}"),
-    )
+    link = tag("link", rel="stylesheet", href=f"planner.css{query}")
+    head = page_head("effilaunch: plan a fine-tune", _POLICY, link)
     body = joined([
         _header(serves=start.files is None),
         tag("main", _controls(), _results(), class_="planner"),

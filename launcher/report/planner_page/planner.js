@@ -13,8 +13,8 @@ const SLIDERS = [
   {key: 'model.quantization', name: 'Quantisation of the frozen weights', values: ['none', 'int8', 'nf4']},
 ];
 const PAUSE_MS = 40; // after a keystroke, in which another one is waited for
-const LARGEST_STATE = 4 << 20; // bytes of what a link holds, unpacked
 const NAME_PAUSE_MS = 800; // the same in a model's name that the server would ask the hub for
+const LARGEST_STATE = 4 << 20; // bytes of what a link holds, unpacked
 
 const byId = id => document.getElementById(id);
 
@@ -77,11 +77,11 @@ const state = {recipes: [], on: [], sets: {}, configs: {}};
 let catalogue;
 let selected = 0; // the column whose details are shown
 
-async function pipe(bytes, stream) {
+async function pipe(bytes, stream, largest = Infinity) {
   let length = 0;
   const counting = new TransformStream({transform(part, out) {
     length += part.byteLength;
-    if (length > LARGEST_STATE) throw new Error('too large');
+    if (length > largest) throw new Error('too large');
     out.enqueue(part);
   }});
   const out = new Blob([bytes]).stream().pipeThrough(stream).pipeThrough(counting);
@@ -96,7 +96,7 @@ async function packed(value) {
 
 async function unpacked(text) {
   const bytes = Uint8Array.from(atob(text.replaceAll('-', '+').replaceAll('_', '/')), char => char.charCodeAt(0));
-  return JSON.parse(new TextDecoder().decode(await pipe(bytes, new DecompressionStream('deflate-raw'))));
+  return JSON.parse(new TextDecoder().decode(await pipe(bytes, new DecompressionStream('deflate-raw'), LARGEST_STATE)));
 }
 
 /** The state in the address; null without one, and for one that cannot be read, which is said. */
@@ -391,7 +391,7 @@ const notation = ({nodes, count, device}) => (nodes > 1 ? `${nodes}x` : '') + `$
 function hardwareRow(on, number) {
   const now = parts(on);
   const changed = () => { state.on[number] = notation(now); later(); };
-  const names = catalogue.devices.map(one => one.name);
+  const names = [...catalogue.devices];
   if (!names.includes(now.device)) names.unshift(now.device);
   const device = make('select', {onchange: () => { now.device = device.value; changed(); }},
     ...names.map(name => make('option', {value: name, selected: name === now.device}, name)));
