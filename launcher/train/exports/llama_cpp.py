@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from launcher.errors import MachineError, Problem, RunFailed
+from launcher.facts.probe import free_port
 from launcher.train.exports.compare import Answers
 from launcher.train.exports.probes import NEW_TOKENS
 
@@ -167,9 +167,7 @@ class Server:
 @contextlib.contextmanager
 def serving(serve: Sequence[str], file: Path) -> Iterator[Server]:
     """A server of the file, until the block ends. RunFailed if it does not start."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     words = [*serve, "--model", str(file), "--port", str(port), "--ctx-size", "2048"]
     with tempfile.TemporaryFile() as said:  # a pipe that nobody reads would stop a server that writes much
         with _starting(words[0]):

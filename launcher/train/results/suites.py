@@ -200,7 +200,7 @@ def _failed(error: Exception) -> EffilaunchError:
     if "confirm_run_unsafe_code" in str(error):
         hint = "read the task, then add --allow-code"
         return RecipeError(Problem("foreign-code", "a task runs code that the model writes", hint=hint))
-    if isinstance(error, (ConnectionError, OSError)) and not isinstance(error, FileNotFoundError):
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         hint = "check the network, or download the data beforehand and use HF_HOME of that machine"
         return MachineError(Problem("suite-data", f"the data of a task cannot be read: {said}", hint=hint))
     hint = "for local tasks, check the YAML file and its data; see lm-eval's docs/new_task_guide.md"
