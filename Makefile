@@ -1,6 +1,6 @@
 # Every target uses .venv, which is made when absent. CI calls these same targets.
 .DEFAULT_GOAL := help
-.PHONY: help dev smoke test test-full test-versions test-browser test-cluster check tables docs fmt build bench bench-throughput stats clean
+.PHONY: help dev smoke test test-full traces test-versions test-browser test-cluster check tables docs fmt build bench bench-throughput stats clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,16 +25,23 @@ dev: $(STAMP) ## install everything into .venv
 smoke: $(STAMP) ## train a real model on real data, in minutes, on CPU if need be
 	$(BIN)/effilaunch run recipes/smoke.yaml
 
-# A file's tests stay in one process, which makes what they share once.
+# A file's tests stay in one process, which makes what they share once; they start in the order of their folders,
+# whose last ones (unit/) are short. Each target has its own record (seconds, failed tests) in build/tests/.
 CORES := $(shell nproc 2>/dev/null || echo 2)
-PYTEST := $(BIN)/pytest --dist loadfile
+PYTEST = rm -rf $(addprefix build/tests/$@,/ .json .xml); TEST_RECORD=build/tests/$@.json $(BIN)/pytest -rs \
+  -o cache_dir=build/tests/$@ --junitxml=build/tests/$@.xml
+SPREAD := --dist loadfile --no-loadscope-reorder
+QUICK := $(if $(SLOW),,not slow and not gpu and )
 
 # One process more than cores: some always wait for a process that they started.
-test: $(STAMP) ## the tests (17 minutes on 2 cores)
-	TEST_SECONDS=build/test-seconds $(PYTEST) -n $$(($(CORES) + 1)) -m "not slow and not gpu and not cluster and not browser"
+test: $(STAMP) ## the tests (SLOW=1: with those that take minutes, in one collection)
+	$(PYTEST) $(SPREAD) -n $$(($(CORES) + 1)) -m "$(QUICK)not cluster and not browser"
 
-test-full: $(STAMP) ## the tests that `test` leaves out (35 minutes on 2 cores)
-	$(PYTEST) -n $(CORES) -m "(slow or gpu) and not cluster and not browser" -rs
+test-full: $(STAMP) ## the tests that `test` leaves out
+	$(PYTEST) $(SPREAD) -n $(CORES) -m "(slow or gpu) and not cluster and not browser"
+
+traces: $(STAMP) ## trace again the jobs whose recorded trace is stale (ALL=1: all, 20 minutes on 2 cores)
+	PYTHONPATH=.:tests:tests/contract $(BIN)/python tests/contract/trace_records.py $(if $(ALL),all)
 
 test-versions: $(STAMP) ## contract tests at both ends of pyproject's ranges, planning under other Pythons
 	$(BIN)/python -m tools.versions $(VERSIONS)
@@ -45,11 +52,11 @@ test-browser: $(STAMP) ## the reports in a headless Chromium
 	  if ! command -v chromium >/dev/null; then export DEBIAN_FRONTEND=noninteractive; apt-get -q update; \
 	    apt-get -q install --yes --no-install-recommends chromium fonts-dejavu-core \
 	      || echo "not installed: the tests are skipped, with the reason"; fi; fi
-	$(BIN)/pytest -m browser -rs tests/browser
+	$(PYTEST) -m browser tests/browser
 
 # Three processes, which mostly wait; each has a Slurm, a Ray and a network of its own. As root their packages
 # are installed.
-test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (17 minutes on 2 cores)
+test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  PATH="$$PATH:/usr/sbin:/sbin"; for program in slurmctld slurmd munged sshd pdsh ip shellcheck; do \
 	    command -v $$program >/dev/null || missing=1; done; \
@@ -57,7 +64,7 @@ test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (17 min
 	    apt-get -q install --yes --no-install-recommends \
 	      slurm-wlm munge openssh-server pdsh iproute2 shellcheck \
 	      || echo "not installed: the tests that need them are skipped, with the reason"; fi; fi
-	$(BIN)/pytest -n 3 -m cluster -rs tests/cluster tests/hosts
+	$(PYTEST) -n 3 -m cluster tests/cluster tests/hosts
 
 check: $(STAMP) ## lint, format, types, import layers
 	$(BIN)/ruff check .
@@ -82,7 +89,7 @@ build: $(STAMP) ## wheel and sdist into dist/, checked as an index would
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 
-stats: $(STAMP) ## files, lines, imports, overrides of the code, and the seconds of the last `make test`
+stats: $(STAMP) ## files, lines, imports, overrides of the code, the seconds of tests and CI, flaky tests
 	@$(BIN)/python benchmarks/code_stats.py
 
 bench: $(STAMP) ## how fast the command line answers, data is packed and prepared

@@ -10,11 +10,13 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import pkgutil
 import statistics
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import grimp
 import networkx
@@ -25,8 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "launcher"
 TASKS = PACKAGE / "tasks"
 UPSTREAM = ("transformers", "trl", "accelerate", "peft", "deepspeed", "datasets", "bitsandbytes")
-TEST_SECONDS = ROOT / "build" / "test-seconds"
-"""Written by `make test`."""
+RECORDS = ROOT / "build" / "tests"
+"""Of the last session of each test target, and of the last CI run (tests/cpu_seconds.py, .ci/parts.py)."""
+FLAKY = ROOT / "tests" / "flaky.jsonl"
 
 
 def code_files() -> dict[Path, int]:
@@ -92,6 +95,25 @@ def upstream(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in UPSTREAM and kind.__name__ != "TrainerCallback"
 
 
+def session_seconds() -> dict[str, str]:
+    """Of each test session and part of CI that is recorded."""
+    found = {}
+    for path in sorted(RECORDS.glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        if path.stem == "ci":
+            found["seconds of CI"] = str(record["seconds"])
+            found |= {f"seconds of CI: {one['part']}": seconds_of(one) for one in record["parts"]}
+        else:
+            more = f"{record['processes']} processes, {record['cores']} cores, commit {record['commit']}"
+            found[f"seconds of make {path.stem}"] = f"{seconds_of(record)}, {more}"
+    return found or {"seconds of make test": "not run"}
+
+
+def seconds_of(record: dict[str, Any]) -> str:
+    spent = f"{record['seconds']} ({record['cpu_seconds']} of CPU)"
+    return f"{spent}, load {record['load']}, status {record['status']}"
+
+
 def main() -> None:
     files = code_files()
     graph = grimp.build_graph("launcher", exclude_type_checking_imports=True)
@@ -109,10 +131,13 @@ def main() -> None:
         "overridden methods of other projects": len(found),
         "private ones among them": len(private),
         "import cycles": len(cycles(graph)),
-        "seconds of make test": TEST_SECONDS.read_text().strip() if TEST_SECONDS.is_file() else "not run",
+        **session_seconds(),
+        "flaky tests seen": len(FLAKY.read_text("utf-8").splitlines()),
     }
     for name, value in figures.items():
         print(f"{name:40} {value if isinstance(value, str) else format(value, ',')}")
+    for line in FLAKY.read_text("utf-8").splitlines():
+        print("  {path} at {commit}: {cause}".format(**json.loads(line)))
     if "--verbose" in sys.argv[1:]:
         for title, lines in {
             "cycles": [" ".join(group) for group in cycles(graph)],

@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import resource
 import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cpu_seconds import (  # noqa: F401  hooks
+    FORKING,
+    pytest_runtest_logreport,
+    pytest_runtest_makereport,
+    pytest_runtest_protocol,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+)
 from forked import Forks
 
 from launcher.execute.leftovers import SHARED_MEMORY
@@ -22,8 +27,11 @@ from launcher.facts.storage import mapped_files
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Under nohup it is ignored, and every child would inherit that: tests that send it would wait for ever.
+# Under nohup, and as jobs of a script, they are ignored, and every child would inherit that: tests that send
+# them would wait for ever.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Set before any test module can import a library that reads them at import time.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -55,26 +63,13 @@ _LIBRARIES_OWN = (
 )  # fmt: skip
 
 
-_BEGAN = time.monotonic()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """For `make stats`: how long it took, on what. A busy machine shows in seconds beside CPU seconds."""
-    path = os.environ.pop("TEST_SECONDS", None)
-    if path is None or exitstatus != 0 or hasattr(session.config, "workerinput"):
-        return
-    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    cpu = sum(used.ru_utime + used.ru_stime for used in spent)
-    jobs, cores = session.config.getoption("numprocesses", None) or 1, os.cpu_count()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(
-        f"{time.monotonic() - _BEGAN:.0f} ({cpu:.0f} of CPU; {jobs} processes, {cores} cores,"
-        f" commit {commit.stdout.strip()})\n"
-    )
+def pytest_configure() -> None:
+    """Every session writes there; without it each test would fail for a reason of its own."""
+    try:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        (CACHE / "written").touch()
+    except OSError as error:
+        raise pytest.UsageError(f"tests need a folder build/ that can be written: {error}") from None
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +87,9 @@ def forks(tmp_path_factory) -> Iterator[Forks]:
         environ.pop(name, None)
     with Forks(environ, tmp_path_factory.mktemp("forks")) as found:
         assert found.threads == [], "a fork would lose the other threads"
+        FORKING.append(found.pid)
         yield found
+        FORKING.remove(found.pid)
 
 
 @pytest.fixture

@@ -102,6 +102,7 @@ class Forks:
             env={**self.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), ROOM: "x" * ROOM_BYTES},
         )  # fmt: skip
         assert self._server.stdout is not None
+        self.pid = self._server.pid
         self.threads: list[str] = json.loads(self._server.stdout.readline())
         """Names of the forking process's threads, but for its own and for the one of Arrow's memory pool,
         which knows forks (jemalloc's own handlers)."""

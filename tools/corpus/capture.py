@@ -1,13 +1,12 @@
-"""Run a script as a user would, and keep what `2>&1 | tee log` would have kept.
+"""Run a failing script as a user would, and keep what `2>&1 | tee log` would have kept.
 
-A maker is a function whose body is the script: it is written out as train.py and run in a process of its own.
-It may import `tiny` (tools/corpus/tiny.py), which is put beside it.
+`python -m tools.corpus.capture FAILURE SCRIPT.py`; tests/corpus/README.md says which logs are kept.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
-import inspect
 import json
 import os
 import re
@@ -17,8 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +29,6 @@ EXTENSIONS = ROOT / "build" / "corpus-extensions"
 """Where DeepSpeed's extensions are compiled, once for all logs."""
 SHARED_MEMORY = Path("/dev/shm")
 
-Script = Callable[[], object]
 _LAUNCHERS: dict[str, Callable[[int], list[str]]] = {
     "python": lambda ranks: [],
     "torchrun": lambda ranks: ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"],
@@ -43,80 +40,61 @@ _LAUNCHERS: dict[str, Callable[[int], list[str]]] = {
     ],
     "accelerate": lambda ranks: ["-m", "accelerate.commands.launch", f"--num_processes={ranks}"],
 }
-MADE: dict[str, Callable[[], None]] = {}
-"""Name of a log -> what makes it, for every maker of the modules imported so far."""
-
-
-def caused(failure: str, variant: str = "", **how: object) -> Callable[[Script], Script]:
-    """Register a script as the cause of `failure`; `how` goes to `capture`."""
-
-    def register(script: Script) -> Script:
-        name = f"{failure}-{variant}" if variant else failure
-        MADE[name] = lambda: capture(name, failure, script, **how)  # type: ignore[arg-type]
-        return script
-
-    return register
 
 
 def main() -> None:
-    """Remake the logs named on the command line, or all of the module."""
-    for name in sys.argv[1:] or list(MADE):
-        MADE[name]()
+    parser = argparse.ArgumentParser(description="Cause a failure and record its log.")
+    parser.add_argument("failure", help="id of the failure (launcher/knowledge/failures/)")
+    parser.add_argument("script", type=Path, help="Python script, or a shell script (.sh)")
+    parser.add_argument("arguments", nargs="*", help="of the script")
+    parser.add_argument("--variant", default="", help="added to the log's name")
+    parser.add_argument("--set", default="known", dest="kind", help="folder of tests/corpus")
+    parser.add_argument("--launcher", choices=_LAUNCHERS, default="python")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds after which it is killed")
+    given = parser.parse_args()
+    name = f"{given.failure}-{given.variant}" if given.variant else given.failure
+    capture(
+        name, given.failure, given.script, ranks=given.ranks, launcher=given.launcher,
+        arguments=given.arguments, kind=given.kind, limit=given.limit,
+    )  # fmt: skip
 
 
 def capture(
     name: str,
     failure: str,
-    script: Script | str,
+    script: Path,
     *,
     ranks: int = 1,
     launcher: str = "python",
-    env: Mapping[str, str] = {},
     arguments: Sequence[str] = (),
-    launcher_arguments: Sequence[str] = (),
-    files: Mapping[str, object] = {},
     kind: str = "known",
-    by: str = "",
     limit: float = 150.0,
 ) -> None:
-    """Run `script`, and write CORPUS/kind/name.log and its line of the index.
+    """Run a Python or shell script, and write CORPUS/kind/name.log and its line of the index.
 
-    script: a function whose body is the script, or a shell command. arguments: of the script. files: name ->
-    text, or an object to write as JSON, beside the script. by: where a shell command is made. limit: seconds
-    after which the run is killed, as a user would.
+    arguments: of the script. limit: seconds after which the run is killed, as a user would.
     """
     with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
         home = Path(folder) / "home"
         work = home / "project"
         work.mkdir(parents=True)
         shutil.copy(Path(__file__).with_name("tiny.py"), work)
-        for file, content in files.items():
-            text = content if isinstance(content, str) else json.dumps(content, indent=2)
-            (work / file).parent.mkdir(parents=True, exist_ok=True)
-            (work / file).write_text(text, encoding="utf-8")
-        if isinstance(script, str):
-            command = ["bash", "-c", script]
+        if script.suffix == ".sh":
+            command = ["bash", "-c", script.read_text("utf-8"), script.name, *arguments]
         else:
-            (work / "train.py").write_text(body(script), encoding="utf-8")
-            by = by or f"tools/corpus/{Path(inspect.getfile(script)).name}:{script.__name__}"
-            options = [*_LAUNCHERS[launcher](ranks), *launcher_arguments]
+            shutil.copy(script, work / "train.py")
+            options = _LAUNCHERS[launcher](ranks)
             if launcher == "accelerate":
-                options += [f"--main_process_port={_free_port()}", *([] if launcher_arguments else ["--cpu"])]
+                options += [f"--main_process_port={_free_port()}", "--cpu"]
             command = [sys.executable, *options, "train.py", *arguments]
-        code, output = _run(command, work, _environment(home, env), limit)
+        code, output = _run(command, work, _environment(home), limit)
     log = CORPUS / kind / f"{name}.log"
     log.parent.mkdir(exist_ok=True)
     text = neutral(output, home)
     log.write_text(text, encoding="utf-8", newline="")
-    _record(f"{kind}/{name}.log", failure, by, kind)
+    _record(f"{kind}/{name}.log", failure, script.name, kind)
     print(f"{name}: exit {code}, {text.count(chr(10))} lines: {text.strip().splitlines()[-1:]}", flush=True)
-
-
-def body(script: Script) -> str:
-    """The body of a function, as a script of its own."""
-    source = textwrap.dedent(inspect.getsource(script))
-    _, _, rest = source.partition(f"def {script.__name__}()")
-    return textwrap.dedent(rest.partition("\n")[2])
 
 
 def _free_port() -> int:
@@ -125,7 +103,7 @@ def _free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _environment(home: Path, more: Mapping[str, str]) -> dict[str, str]:
+def _environment(home: Path) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("LANG", "TERM") if name in os.environ}
     # Another ninja than the packages' own compiles everything again: its log names the commands otherwise.
     path = os.pathsep.join((str(_packages().parent.parent.parent / "bin"), os.environ["PATH"]))
@@ -137,7 +115,6 @@ def _environment(home: Path, more: Mapping[str, str]) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
         "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
-        **more,
     }
 
 
@@ -200,3 +177,7 @@ def _record(file: str, failure: str, by: str, kind: str) -> None:
             index.truncate(0)
             index.write("".join(f"{old}\n" for old in others))
         index.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()

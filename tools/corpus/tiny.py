@@ -67,12 +67,3 @@ def rows(count: int = 32, length: int = 12) -> Any:
 
     ids = [[4 + (i * 7 + j) % WORDS for j in range(length)] for i in range(count)]
     return Dataset.from_dict({"input_ids": ids, "attention_mask": [[1] * length] * count, "labels": ids})
-
-
-def texts(count: int = 32, length: int = 12) -> Any:
-    """A Dataset of one column `text`."""
-    from datasets import Dataset
-
-    return Dataset.from_dict(
-        {"text": [" ".join(f"w{(i * 7 + j) % WORDS}" for j in range(length)) for i in range(count)]}
-    )
