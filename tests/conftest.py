@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from answered import answering
 from cpu_seconds import (  # noqa: F401  hooks
     FORKING,
     pytest_runtest_logreport,
@@ -23,6 +24,7 @@ from cpu_seconds import (  # noqa: F401  hooks
 from forked import Forks
 
 from launcher.execute.leftovers import SHARED_MEMORY
+from launcher.facts import memory_trace
 from launcher.facts.storage import mapped_files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,6 +106,14 @@ def warm_module(forks) -> Iterator[Forks]:
     """The same for fixtures of a whole module, and from then on for all its tests."""
     with forks.as_interpreter():
         yield forks
+
+
+@pytest.fixture
+def answered(monkeypatch) -> None:
+    """Traces of shipped recipes are made once for all tests that plan them."""
+    ask = answering(memory_trace.ask_child, CACHE / "answers")
+    monkeypatch.setattr("launcher.facts.memory_trace.ask_child", ask)
+    monkeypatch.setattr("launcher.inputs.model_trace.ask_child", ask)
 
 
 @pytest.fixture(autouse=True)

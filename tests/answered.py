@@ -1,0 +1,49 @@
+"""Answers of the tracing process, kept for all tests of a checkout: each request is traced once.
+
+Tracing a model of images takes up to 70 CPU seconds, and several tests plan the same shipped recipe. An
+answer is kept under everything that it depends on: the request, the versions, all modules of launcher/train/.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import launcher
+
+TRAIN = Path(launcher.__file__).parent / "train"
+
+
+@cache
+def surroundings(folder: Path = TRAIN) -> str:
+    found = hashlib.sha256("".join(version(name) for name in ("torch", "transformers", "peft")).encode())
+    for module in sorted(folder.rglob("*.py")):
+        found.update(str(module.relative_to(folder)).encode() + b"\0" + module.read_bytes())
+    return found.hexdigest()
+
+
+def answering(
+    ask: Callable[[Mapping[str, Any], str], dict[str, Any]], folder: Path
+) -> Callable[[Mapping[str, Any], str], dict[str, Any]]:
+    """`ask_child` with its answers in `folder`. Who asks what another process traces waits for it."""
+
+    def answered(request: Mapping[str, Any], python: str) -> dict[str, Any]:
+        text = json.dumps([request, python, surroundings()], sort_keys=True)
+        path = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.is_file():
+                written = path.with_suffix(".new")
+                written.write_text(json.dumps(ask(request, python)))
+                written.replace(path)
+            found: dict[str, Any] = json.loads(path.read_text())
+            return found
+
+    return answered
