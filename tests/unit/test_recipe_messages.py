@@ -1,6 +1,7 @@
-"""The messages of every problem that `launcher/recipe` can report, in one golden file.
+"""Every problem that `launcher/recipe` can report: its code, place and the values that its message names.
 
-After a deliberate change of a message or a new rule:
+They are compared with golden/problems.txt. A sentence may be reworded: golden/messages.txt shows the
+sentences, and no test compares it. After a new rule, or a deliberate change of what a problem names:
 
 EFFILAUNCH_UPDATE_GOLDEN=1 .venv/bin/pytest tests/unit/test_recipe_messages.py
 """
@@ -8,10 +9,15 @@ EFFILAUNCH_UPDATE_GOLDEN=1 .venv/bin/pytest tests/unit/test_recipe_messages.py
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
+import json
 import os
 import pkgutil
+import re
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +29,22 @@ from launcher.recipe.loading import load_recipe
 from launcher.recipe.reward_rules import check_reward_files
 from launcher.recipe.schema import RewardFunction
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "messages.txt"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+PROBLEMS, SENTENCES = GOLDEN / "problems.txt", GOLDEN / "messages.txt"
+UPDATE = "EFFILAUNCH_UPDATE_GOLDEN"
+HOW = f"{UPDATE}=1 .venv/bin/pytest tests/unit/test_recipe_messages.py"
+NOT_COMPARED = f"# Sentences to read. No test compares them; written by {HOW}\n\n"
+VALUES = re.compile(
+    r"""
+    "(?:[^"\\]|\\.)*" | `[^`]*` | (?<!\w)'[^']*' |  # quoted
+    \w+://[^\s,()]+ | \$\{[^}]*\} | --\w[\w-]* |  # URLs, references, options
+    [\w@.-]+(?:,\ [\w@.-]+){2,} |               # a list of three or more choices
+    (?<![\w-])[\w-]*\d(?:[\w.:-]*\w)? |         # numbers, sizes, times, versions, dtypes
+    \w+(?:\.\w+)+ | \w*_\w* | \w*[a-z][A-Z]\w*  # names of keys, files, classes
+    """,
+    re.VERBOSE,
+)
+"""What a message names, as opposed to the words around it."""
 MODULES = [
     importlib.import_module(f"launcher.recipe.{module.name}")
     for module in pkgutil.iter_modules(launcher.recipe.__path__)
@@ -243,9 +264,59 @@ def cases(folder: Path) -> dict[str, list[Problem]]:
     return found
 
 
+def named_values(text: str) -> list[str]:
+    """What a sentence names, sorted: it may name it in any order."""
+    found = []
+    for match in VALUES.findall(text.replace("e.g.", "")):
+        found += [match[1:-1]] if match[0] in '"`' else match.split(", ")
+    return sorted(found)
+
+
+def asserted(problem: Problem) -> str:
+    """One line: code, file:line, path, values."""
+    place = f"{problem.file or '-'}:{problem.line}" if problem.line is not None else problem.file or "-"
+    values = named_values(problem.message) + named_values(problem.hint or "")
+    return f"  {problem.code}  {place}  {problem.path or '-'}  {json.dumps(sorted(values))}"
+
+
+def without_folder(problem: Problem, folder: Path) -> Problem:
+    """The same for every folder in which the cases are."""
+
+    def cut(text: str | None) -> str | None:
+        return text and text.replace(f"{folder}/", "").replace(str(folder), ".")
+
+    texts = {name: cut(getattr(problem, name)) for name in ("message", "file", "path", "hint")}
+    return replace(problem, **texts)
+
+
+def blocks_of(found: dict[str, list[Problem]], line_of: Callable[[Problem], str]) -> str:
+    """Each case with a line for each of its problems, in ASCII."""
+    blocks = ["\n".join([name, *map(line_of, problems)]) for name, problems in found.items()]
+    return "\n\n".join(blocks).encode("ascii", "backslashreplace").decode() + "\n"
+
+
+def sentences(found: dict[str, list[Problem]]) -> str:
+    return blocks_of(found, lambda problem: f"  {problem.code}: {problem}")
+
+
+def difference(golden: str, found: dict[str, list[Problem]]) -> str:
+    """What differs from the golden file, with the sentences of the cases in which it does; or nothing."""
+    now = blocks_of(found, asserted)
+    if now == golden:
+        return ""
+    lines = difflib.unified_diff(golden.splitlines(), now.splitlines(), "golden", "now", lineterm="", n=1)
+    known = set(golden.rstrip("\n").split("\n\n"))
+    changed = {
+        name: problems
+        for name, problems in found.items()
+        if blocks_of({name: problems}, asserted).rstrip("\n") not in known
+    }
+    return "\n".join([*lines, "", "the sentences now:", sentences(changed)])
+
+
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, set[tuple[str, int]]]:
-    """The text of the golden file, and (module, line) of each call that constructed a problem."""
+def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Problem]], set[tuple[str, int]]]:
+    """Problems of each case, and (module, line) of each call that constructed a problem."""
     folder = tmp_path_factory.mktemp("messages")
     calls: set[tuple[str, int]] = set()
 
@@ -264,21 +335,94 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, set[tuple[str, 
                 # the schema's `_problem` and the reader's method are no mere constructors
                 if callable(build) and (name == "Problem" or build.__code__.co_argcount >= 3):
                     patch.setattr(module, name, recorded(build))
-        blocks = []
-        for name, problems in cases(folder).items():
-            lines = [f"  {problem.code}: {problem}".replace(f"{folder}/", "") for problem in problems]
-            blocks.append("\n".join([name, *(line.replace(str(folder), ".") for line in lines)]))
-    return "\n\n".join(blocks).encode("ascii", "backslashreplace").decode() + "\n", calls
+        found = {
+            name: [without_folder(problem, folder) for problem in problems]
+            for name, problems in cases(folder).items()
+        }
+    return found, calls
 
 
-def test_every_message_is_as_recorded(seen):
-    if os.environ.get("EFFILAUNCH_UPDATE_GOLDEN"):
-        GOLDEN.write_text(seen[0], encoding="utf-8")
-    assert seen[0] == GOLDEN.read_text("utf-8"), f"deliberate? {__doc__}"
+def test_every_problem_is_as_recorded(seen):
+    if os.environ.get(UPDATE):
+        PROBLEMS.write_text(blocks_of(seen[0], asserted), encoding="utf-8")
+        SENTENCES.write_text(NOT_COMPARED + sentences(seen[0]), encoding="utf-8")
+    if shown := difference(PROBLEMS.read_text("utf-8"), seen[0]):
+        pytest.fail(f"{shown}\nif that is meant: {HOW}", pytrace=False)
+
+
+PROBLEM = Problem(
+    "wrong-choice",
+    'is "fp32" (string), expected one of auto, float32, float16',
+    "r.yaml",
+    3,
+    "model.dtype",
+    "did you mean `float32`? transformers 5.23.0 has 2",
+)
+
+
+def test_a_reworded_sentence_is_no_difference():
+    reworded = replace(
+        PROBLEM,
+        message='expects auto, float32, float16 and not "fp32"',
+        hint="there are 2 in transformers 5.23.0; perhaps float32",
+    )
+    assert difference(blocks_of({"case": [PROBLEM]}, asserted), {"case": [reworded]}) == ""
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"code": "wrong-value"},
+        {"file": "base.yaml"},
+        {"line": 4},
+        {"line": None},
+        {"path": "model.torch_dtype"},
+        {"message": 'is "fp16" (string), expected one of auto, float32, float16'},
+        {"message": 'is "fp32" (string), expected one of auto, float32, bfloat16'},
+        {"hint": "did you mean `float16`? transformers 5.23.0 has 2"},
+        {"hint": "did you mean `float32`? transformers 5.24.0 has 2"},
+        {"hint": "did you mean `float32`? transformers 5.23.0 has 3"},
+        {"hint": None},
+    ],
+    ids=lambda changed: ",".join(changed),
+)
+def test_what_a_problem_names_is_compared(changed):
+    golden = blocks_of({"other": [PROBLEM], "case": [PROBLEM]}, asserted)
+    problem = replace(PROBLEM, **changed)
+    shown = difference(golden, {"other": [PROBLEM], "case": [problem]})
+    assert f"{problem.code}: {problem}" in shown
+    assert shown.count("case") == 2  # in the diff, and above its sentence
+    assert "other" not in shown.partition("the sentences now")[2]
+
+
+def test_a_problem_more_or_less_is_a_difference():
+    golden = blocks_of({"case": [PROBLEM]}, asserted)
+    for found in ({"case": []}, {"case": [PROBLEM, PROBLEM]}, {}, {"case": [PROBLEM], "new": [PROBLEM]}):
+        assert difference(golden, found) != ""
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("keep one of the two, or remove it", []),
+        ("expected one of none, all, lora-only", ["all", "lora-only", "none"]),
+        ("1-12:00:00, 64GB or UTF-8: 3.", ["1-12:00:00", "3", "64GB", "UTF-8"]),
+        ("a list, with one entry: begin it with `- `", ["- "]),
+        ("is -1, expected at least 1e-4", ["-1", "1e-4"]),
+        ("a key of `task: dpo`, e.g. data.max_length", ["data.max_length", "task: dpo"]),
+        ("set s3://bucket/a.jsonl or ${ENV:NAME} (--output-dir)",
+         ["${ENV:NAME}", "--output-dir", "s3://bucket/a.jsonl"]),
+        ("a setting of CoSENTLoss and AnglELoss", ["AnglELoss", "CoSENTLoss"]),
+        ("is 'abc', not all of a node's memory", ["abc"]),
+        ('is "a \\" 3" (string)', ['a \\" 3']),
+    ],
+)  # fmt: skip
+def test_values_are_what_a_message_names(text, values):
+    assert named_values(text) == values
 
 
 def test_every_case_has_problems(seen):
-    assert [block for block in seen[0].split("\n\n") if "\n" not in block.strip()] == []
+    assert [name for name, problems in seen[0].items() if not problems] == []
 
 
 def test_every_problem_has_a_case(seen):
