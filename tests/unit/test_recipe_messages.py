@@ -268,7 +268,7 @@ def named_values(text: str) -> list[str]:
     """What a sentence names, sorted: it may name it in any order."""
     found = []
     for match in VALUES.findall(text.replace("e.g.", "")):
-        found += [match[1:-1]] if match[0] in '"`' else match.split(", ")
+        found += [match[1:-1]] if match[0] in "\"'`" else match.split(", ")
     return sorted(found)
 
 
