@@ -16,6 +16,7 @@ import pytest
 
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.failures.catalogue import FAILURES
+from tools.corpus import capture
 
 CORPUS = Path(__file__).parent / "corpus"
 ROOT = CORPUS.parents[1]
@@ -67,6 +68,8 @@ PRIVATE = re.compile(
     r"\bhost +: (?!node\d|localhost)"
 )
 """Folders and hosts of a real machine: in the corpus everybody is /home/user, on node1."""
+MADE_BY = re.compile(r"5d14261:tools/corpus/\w+\.py:[\w-]+|[\w.-]+\.(?:py|sh)")
+"""A script that is kept in that commit, or the name of one that is not kept."""
 
 
 def of(kind):
@@ -109,7 +112,7 @@ def test_the_index_says_where_each_log_is_from():
         else:
             assert entry["how"] == "caused"
             assert entry["versions"]
-            assert entry["by"]
+            assert MADE_BY.fullmatch(entry["by"]), entry
 
 
 def test_there_are_enough_logs_of_each_kind():
@@ -153,3 +156,44 @@ def test_no_log_tells_whose_machine_it_was():
         if found := PRIVATE.search(text):
             private[entry["file"]] = text[max(0, found.start() - 80) : found.end() + 80]
     assert private == {}
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """Records a log as the command line does, in an empty corpus: its text and its line of the index."""
+    monkeypatch.setattr(capture, "CORPUS", tmp_path)
+    monkeypatch.setattr(capture, "INDEX", tmp_path / "index.jsonl")
+    monkeypatch.setattr(capture, "PACKAGES", ("pytest",))
+
+    def record(name, script, kind="known"):
+        (tmp_path / kind).mkdir(exist_ok=True)
+        (tmp_path / name).write_text(script, encoding="utf-8")
+        monkeypatch.setattr(sys, "argv", ["capture", "no-loss", str(tmp_path / name), "--set", kind])
+        capture.main()
+        lines = (tmp_path / "index.jsonl").read_text("utf-8").splitlines()
+        entries = [json.loads(line) for line in lines]
+        assert len({entry["file"] for entry in entries}) == len(entries)
+        return (tmp_path / entries[-1]["file"]).read_text("utf-8"), entries[-1]
+
+    return record
+
+
+def test_a_log_is_recorded_with_its_line_of_the_index(recorded):
+    script = "import os, sys\nimport tiny\nprint(os.getcwd(), tiny.WORDS, flush=True)\nsys.exit('lost')\n"
+    text, entry = recorded("boom.py", script)
+    assert text == "/home/user/project 60\nlost\n"
+    assert entry == {
+        "file": "known/no-loss.log", "id": "no-loss", "how": "caused", "by": "boom.py",
+        "versions": {"pytest": pytest.__version__}, "set": "known",
+    }  # fmt: skip
+    assert MADE_BY.fullmatch(entry["by"])
+
+
+def test_a_log_that_is_recorded_again_replaces_the_first(recorded):
+    recorded("boom.sh", "echo first")
+    text, entry = recorded("boom.sh", "echo second; pwd >&2")
+    assert (text, entry["by"]) == ("second\n/home/user/project\n", "boom.sh")
+
+
+def test_a_healthy_log_has_no_id(recorded):
+    assert recorded("fine.sh", "echo fine", "healthy")[1]["id"] is None

@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "corpus"
 INDEX = CORPUS / "index.jsonl"
+WITHOUT_ID = ("healthy", "unknown")
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "bitsandbytes", "trl", "datasets")
 EXTENSIONS = ROOT / "build" / "corpus-extensions"
 """Where DeepSpeed's extensions are compiled, once for all logs."""
@@ -44,25 +45,26 @@ _LAUNCHERS: dict[str, Callable[[int], list[str]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cause a failure and record its log.")
-    parser.add_argument("failure", help="id of the failure (launcher/knowledge/failures/)")
+    parser.add_argument("failure", help="id (launcher/knowledge/failures/); without one, the log's name")
     parser.add_argument("script", type=Path, help="Python script, or a shell script (.sh)")
     parser.add_argument("arguments", nargs="*", help="of the script")
     parser.add_argument("--variant", default="", help="added to the log's name")
-    parser.add_argument("--set", default="known", dest="kind", help="folder of tests/corpus")
+    parser.add_argument("--set", choices=("known", "held_out", *WITHOUT_ID), default="known", dest="kind")
     parser.add_argument("--launcher", choices=_LAUNCHERS, default="python")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--limit", type=float, default=150.0, help="seconds after which it is killed")
     given = parser.parse_args()
     name = f"{given.failure}-{given.variant}" if given.variant else given.failure
+    failure = None if given.kind in WITHOUT_ID else given.failure
     capture(
-        name, given.failure, given.script, ranks=given.ranks, launcher=given.launcher,
+        name, failure, given.script, ranks=given.ranks, launcher=given.launcher,
         arguments=given.arguments, kind=given.kind, limit=given.limit,
     )  # fmt: skip
 
 
 def capture(
     name: str,
-    failure: str,
+    failure: str | None,
     script: Path,
     *,
     ranks: int = 1,
@@ -90,9 +92,7 @@ def capture(
             command = [sys.executable, *options, "train.py", *arguments]
         code, output = _run(command, work, _environment(home), limit)
     log = CORPUS / kind / f"{name}.log"
-    log.parent.mkdir(exist_ok=True)
-    text = neutral(output, home)
-    log.write_text(text, encoding="utf-8", newline="")
+    log.write_text(text := neutral(output, home), encoding="utf-8", newline="")
     _record(f"{kind}/{name}.log", failure, script.name, kind)
     print(f"{name}: exit {code}, {text.count(chr(10))} lines: {text.strip().splitlines()[-1:]}", flush=True)
 
@@ -164,7 +164,7 @@ def _packages() -> Path:
     return Path(str(torch and torch.origin)).parent.parent
 
 
-def _record(file: str, failure: str, by: str, kind: str) -> None:
+def _record(file: str, failure: str | None, by: str, kind: str) -> None:
     """Add the log's line to the index, in the place of an earlier one."""
     versions = {name: version(name) for name in PACKAGES}
     line = {"file": file, "id": failure, "how": "caused", "by": by, "versions": versions, "set": kind}
