@@ -6,10 +6,10 @@ import bz2
 import gzip
 import json
 import lzma
-import time
 import tracemalloc
 
 import pytest
+from counted_work import function_calls
 
 pytest.importorskip("datasets")
 
@@ -314,12 +314,13 @@ def test_parquet_is_read_a_piece_at_a_time(tmp_path):
 
 
 def test_reading_keeps_pace(tmp_path):
-    """Measured 250,000 rows/s; the floor leaves room for a busy machine."""
-    rows = 100_000
+    """250,000 rows a second, with so few calls for each."""
+    rows = 2000
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "How many?", "completion": "Three."}\n' * rows)
-    start = time.process_time()
-    assert sum(1 for _ in iter_rows({"path": str(tmp_path / "a.jsonl")})) == rows
-    assert rows / (time.process_time() - start) > 50_000
+    read_rows = []
+    calls = function_calls(lambda: read_rows.extend(iter_rows({"path": str(tmp_path / "a.jsonl")})))
+    assert len(read_rows) == rows
+    assert calls < 40 * rows
 
 
 def test_the_hub_out_of_reach():

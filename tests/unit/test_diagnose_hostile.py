@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import time
 
 import pytest
+from counted_work import LINEAR, TIMES, cpu_growth
 
 from launcher.errors import RecipeError
 from launcher.knowledge.diagnose.examine import Examination, diagnose
@@ -15,8 +15,6 @@ from launcher.report.diagnosis_text import diagnosis_text
 
 DEEP = "[" * 100_000
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    main()\n'
-SECONDS = 10
-"""Some of these took minutes."""
 
 
 def see(text):
@@ -78,23 +76,25 @@ WORDS = [
 
 @pytest.mark.parametrize("word", WORDS)
 def test_a_long_message_takes_no_long_time(word):
-    line = (word * (16_000 // len(word) + 1))[:16_000]
-    started = time.perf_counter()
-    see(TRACEBACK + "RuntimeError: " + f"{line}\n" * 40)
-    assert time.perf_counter() - started < SECONDS
+    def log(letters: int) -> str:
+        return TRACEBACK + "RuntimeError: " + f"{(word * letters)[:letters]}\n" * 40
+
+    assert cpu_growth(see, log, 4000) < 3 * TIMES  # TIMES squared if quadratic
 
 
 @pytest.mark.parametrize("unit", ["{'loss': 1", '{"level": ', "1% |", "[rank1]: ", "Error: ", "AaError"])
 def test_long_lines_take_no_long_time(unit):
-    line = (unit * (16_000 // len(unit) + 1))[:16_000] + " Error exit loss'\n"
-    started = time.perf_counter()
-    see(line * 20)
-    assert time.perf_counter() - started < SECONDS
+    def log(letters: int) -> str:
+        return ((unit * letters)[:letters] + " Error exit loss'\n") * 20
+
+    assert cpu_growth(see, log, 4000) < 3 * TIMES  # TIMES squared if quadratic
 
 
 def test_many_chained_tracebacks_take_no_long_time():
     link = "During handling of the above exception, another exception occurred:"
-    text = "".join(f"{TRACEBACK}RuntimeError: step {json.dumps(n)}\n\n{link}\n\n" for n in range(5000))
-    started = time.perf_counter()
-    see(text + TRACEBACK + "KeyError: 'prompt'\n")
-    assert time.perf_counter() - started < SECONDS
+
+    def log(count: int) -> str:
+        text = "".join(f"{TRACEBACK}RuntimeError: step {json.dumps(n)}\n\n{link}\n\n" for n in range(count))
+        return text + TRACEBACK + "KeyError: 'prompt'\n"
+
+    assert cpu_growth(see, log, 500) < LINEAR

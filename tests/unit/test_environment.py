@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import socket
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -102,24 +101,22 @@ def test_a_server_that_does_not_answer_is_not_waited_for(home, monkeypatch, list
         if listens:
             silent.listen()
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        began = time.monotonic()
         added, (note,) = fixed_environment({**home, **KEY, "WANDB_BASE_URL": address}, "wandb")
-        assert time.monotonic() - began < 2
     assert added == {"WANDB_MODE": "offline"}
     assert note.startswith(f"wandb's server {address} does not answer: the run is logged offline")
 
 
 def test_a_name_whose_look_up_hangs_is_not_waited_for(home, monkeypatch):
     monkeypatch.setattr(wandb_server, "ANSWERS_S", 0.1)
+    gives_up = threading.Event()
 
     def look_up(*_, **__):
-        time.sleep(20)
+        gives_up.wait(3600)
         raise socket.gaierror("the resolver gave up")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    began = time.monotonic()
     assert fixed_environment({**home, **KEY}, "wandb")[0] == {"WANDB_MODE": "offline"}
-    assert time.monotonic() - began < 10
+    gives_up.set()
 
 
 @pytest.mark.parametrize("path", ["/broken", "/elsewhere"])

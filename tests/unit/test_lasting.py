@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from patience import patience
 
 from launcher.cli import main
 from launcher.errors import Interrupted, Problem
@@ -82,7 +83,7 @@ def ended(to: int, *words: str) -> tuple[int, bytes]:
         [sys.executable, "-c", ENDS, *words], stdin=subprocess.PIPE, stdout=to, stderr=to
     )
     os.close(to)
-    process.communicate(b"go\n", timeout=60)
+    process.communicate(b"go\n", timeout=patience(120))
     return process.returncode
 
 
@@ -104,7 +105,7 @@ def test_a_command_that_is_piped_into_head_keeps_its_code(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     argv = [sys.executable, "-m", "launcher.cli", "validate", str(tmp_path / "r.yaml")]
-    done = subprocess.run(argv, stdout=writer, stderr=writer, check=False, timeout=60)
+    done = subprocess.run(argv, stdout=writer, stderr=writer, check=False, timeout=patience(120))
     os.close(writer)
     assert done.returncode == main(["validate", str(tmp_path / "r.yaml")]) == 2
 
@@ -158,11 +159,9 @@ def told_of(command) -> str:
 def test_a_command_is_ended_by_a_signal_wherever_it_is(number):
     def waits() -> None:
         threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
-        time.sleep(30)
+        time.sleep(3600)
 
-    began = time.monotonic()
     assert told_of(waits) == f"{number.name}: stopped while no rank was running"
-    assert time.monotonic() - began < 10
 
 
 def test_an_echo_of_the_signal_does_not_cut_the_cleaning_up_short():
@@ -199,10 +198,8 @@ def test_a_signal_ends_the_hashing_of_a_long_file(tmp_path):
         sha256_of(tmp_path, ["weights.bin"])
 
     with (tmp_path / "weights.bin").open("wb") as stream:
-        stream.truncate(60 << 30)  # a hole: minutes of hashing
-    began = time.monotonic()
+        stream.truncate(2 << 40)  # a hole: more hashing than the test's timeout allows
     told_of(hashes)
-    assert time.monotonic() - began < 10
 
 
 def test_run_leaves_with_130_when_it_is_stopped_before_anything_runs(tmp_path):
@@ -220,7 +217,7 @@ def test_run_leaves_with_130_when_it_is_stopped_before_anything_runs(tmp_path):
     for number in (signal.SIGTERM, signal.SIGUSR1):
         ended = subprocess.run(
             [sys.executable, "-c", script, str(int(number))], cwd=tmp_path, capture_output=True, text=True,
-            timeout=60, check=False,
+            timeout=patience(120), check=False,
         )  # fmt: skip
         assert ended.returncode == 130, ended.stderr
         assert f"{number.name}: stopped while no rank was running" in ended.stderr

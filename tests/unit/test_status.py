@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict, replace
 
 import pytest
+from patience import patience, wait_until
 
 from launcher.facts.rank_status import (
     RankStatus,
@@ -36,12 +37,13 @@ def said(run_dir, rank=0) -> RankStatus:
 
 
 def test_every_phase_is_written_at_once(run_dir):
+    began = time.time()
     status = Status(run_dir, 3)
     first = said(run_dir, 3)
     assert (first.rank, first.pid, first.host) == (3, os.getpid(), socket.gethostname())
     assert first.started == process_started(os.getpid())
     assert (first.phase, first.step, first.median, first.code) == ("start", 0, None, None)
-    assert abs(first.since - time.time()) < 60
+    assert began - 1 <= first.since <= time.time() + 1, "rounded"
     for phase in ("load", "train"):
         status.enter(phase, step=7)
         assert (said(run_dir, 3).phase, said(run_dir, 3).step) == (phase, 7)
@@ -118,7 +120,7 @@ def test_what_is_no_status_is_left_out(run_dir):
 
 
 def test_a_process_lives_by_its_start_and_its_host(run_dir):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     try:
         started = process_started(child.pid)
         assert started is not None
@@ -127,9 +129,7 @@ def test_a_process_lives_by_its_start_and_its_host(run_dir):
         assert not is_alive(replace(status, started=started + 1)), "another process with its number"
         assert not is_alive(replace(status, host="elsewhere"))
         child.kill()
-        deadline = time.monotonic() + 10
-        while process_started(child.pid) is not None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: process_started(child.pid) is None, 60, "the end of the child")
         assert not is_alive(status), "it has ended, though nobody has asked for its code"
     finally:
         child.kill()
@@ -156,7 +156,7 @@ def test_a_programs_name_may_hold_brackets_and_spaces(tmp_path):
         assert "(a) R 1 (b)" in line
         assert process_started(child.pid) == int(line.rpartition(") ")[2].split()[19])
     finally:
-        child.communicate("", timeout=10)
+        child.communicate("", timeout=patience(60))
 
 
 def test_how_far_a_long_step_is_is_written_twice_a_second_at_most(run_dir, monkeypatch):
