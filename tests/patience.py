@@ -41,7 +41,7 @@ class Deadline:
         return self.left_s() < 0
 
 
-def wait_until(condition: Callable[[], Any], seconds: float, what: object) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0, what: object = "the condition") -> Any:
     """The first true result of the condition; AssertionError with `what` is missing after the deadline.
 
     what: shown when it fails; a function is called only then.

@@ -10,6 +10,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from patience import patience
+
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "EFFILAUNCH_TEST_MARK"
 RECIPE = """\
@@ -64,7 +66,7 @@ class Rehearsal:
 
     def ended(self, code: int) -> dict[str, Any]:
         """What it printed, with the lines of the running job under `said`."""
-        out, said = self.process.communicate(timeout=400)
+        out, said = self.process.communicate(timeout=patience(400))
         assert self.process.returncode == code, said[-4000:] + out[-4000:]
         return {**json.loads(out), "said": said}
 

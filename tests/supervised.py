@@ -27,7 +27,8 @@ PREPARED = "import pathlib, sys; (pathlib.Path(sys.argv[1]) / 'data.json').write
 # One rank: it trains STEPS steps of 50 ms, runs `each` before every one of them, and obeys a stop.
 RANK = """
 import faulthandler, json, os, pathlib, signal, subprocess, sys, time
-sys.path.insert(0, ROOT)
+sys.path[:0] = [ROOT, ROOT + "/tests"]
+from patience import Deadline
 from launcher.train import stopping
 from launcher.train.status import start_status, status
 run, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])
@@ -57,10 +58,10 @@ try_number = int(sys.argv[3])
 def meet(step):
     # As in a collective: nobody is a step ahead, and who was asked to stop waits for the others a while.
     (run / f"at-{try_number}-{step}-{rank}").touch()
-    began = time.monotonic()
+    others_come = Deadline(2.0)
     while not all((run / f"at-{try_number}-{step}-{other}").exists() for other in range(RANKS)):
         time.sleep(0.02)
-        if stopping.stop.number and time.monotonic() - began > 0.7:
+        if stopping.stop.number and others_come.passed():
             print("Traceback (most recent call last):\\nRuntimeError: Connection closed by peer", flush=True)
             status().end(1)
             os._exit(1)
@@ -173,15 +174,6 @@ def marked(name: str, value: str) -> dict[int, str]:
                 found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")[:80]
         except OSError:
             continue
-    return found
-
-
-def wait_for(condition: Callable[[], Any], limit_s: float = 60.0) -> Any:
-    """What the condition gives, once that is true."""
-    deadline = time.monotonic() + limit_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
     return found
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from factories import facts, plan, recipe
-from supervised import PREPARED, ROOT, marked, wait_for
+from patience import patience, wait_until
+from supervised import PREPARED, ROOT, marked
 
 MARK = "EFFILAUNCH_TEST_MARK"
 HERE = "127.0.0.1"
@@ -42,7 +43,7 @@ class Pair:
 
     def training(self) -> Pair:
         """Once both ranks have taken a step."""
-        wait_for(lambda: all(status.get("step", 0) >= 1 for status in map(self.status, (0, 1))))
+        wait_until(lambda: all(status.get("step", 0) >= 1 for status in map(self.status, (0, 1))))
         return self
 
     def status(self, rank: int) -> dict[str, Any]:
@@ -53,11 +54,11 @@ class Pair:
         self.nodes[node].send_signal(number)
         return self
 
-    def ended(self, *codes: int, within_s: float = 60.0) -> list[str]:
+    def ended(self, *codes: int, within_s: float = 120.0) -> list[str]:
         """What each said that has ended with its code; none of their processes is left."""
-        said = [node.communicate(timeout=within_s)[0] for node in self.nodes]
+        said = [node.communicate(timeout=patience(within_s))[0] for node in self.nodes]
         assert tuple(node.returncode for node in self.nodes) == codes, "\n----\n".join(said)
-        wait_for(lambda: not marked(MARK, self.mark), 20)
+        wait_until(lambda: not marked(MARK, self.mark), 60, lambda: marked(MARK, self.mark))
         return said
 
     def tries(self, node: int) -> list[str]:
@@ -73,13 +74,13 @@ def main(folder: Path, number: int, settings: dict[str, Any]) -> int:
     from launcher.report.outcome import echo
 
     following.VANISHED_S = settings.get("vanished_s", following.VANISHED_S)
-    nodes.BEAT_S, nodes.SILENT_S = 0.3, settings.get("silent_s", 20.0)
+    nodes.BEAT_S, nodes.SILENT_S = 0.3, settings.get("silent_s", 60.0)
     place = JobMember("two", number, 2, 2, number, 1, 0, HERE, settings["port"])
     try:
         if number == 0:
             lead(place, folder, settings)
         else:
-            take_part(place, folder / "run", "", 1, echo, Limits(come=20.0))
+            take_part(place, folder / "run", "", 1, echo, Limits(come=120.0))
     except EffilaunchError as error:
         echo(f"{error.problems[0].code}: {error}")
         return error.exit_code

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from factories import plan
-from supervised import ROOT, wait_for
+from patience import wait_until
+from supervised import ROOT
 
 from launcher.errors import EffilaunchError, MachineError
 from launcher.facts.job_member import JobMember
@@ -145,7 +146,7 @@ def test_a_silent_node_is_named_by_all_others(fast):
     beating = Beating(3)
     for node in beating.nodes[:2]:
         node.start()
-    wait_for(lambda: len(beating.lost) == 2, 15)
+    wait_until(lambda: len(beating.lost) == 2, 15)
     assert set(beating.lost.values()) == {"the node hostc was lost: no word for 2 s"}
 
 
@@ -201,7 +202,7 @@ def test_a_store_that_cannot_be_reached_is_the_loss_of_the_first_node(fast):
     time.sleep(1.0)
     assert beating.lost == {}
     broken = True
-    wait_for(lambda: 1 in beating.lost, 15)
+    wait_until(lambda: 1 in beating.lost, 15)
     assert beating.lost[1] == "the first node, hosta, was lost: no word from it for 2 s"
 
 

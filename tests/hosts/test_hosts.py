@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from grounds import SLOW_STEPS
 from network import NAMES, ROOT, Network
-from supervised import wait_for
+from patience import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -73,7 +73,7 @@ class Ground:
             assert all(p.poll() is None for p in processes), "".join(map(self.said, NAMES))[-4000:]
             return (self.out / "metrics.jsonl").is_file()
 
-        wait_for(begun, 240)
+        wait_until(begun, 240)
 
     def bound(self) -> dict:
         return json.loads((self.out / "environment.json").read_text())["bound"]
@@ -213,7 +213,7 @@ def test_a_signal_to_one_host_stops_both_with_one_checkpoint_and_the_run_resumes
 def test_a_killed_rank_of_one_host_restarts_both_from_the_last_complete_checkpoint(ground, network):
     recipe = ground.recipe(DDP, f"{TWO}\nlaunch: {{max_restarts: 1}}", steps=300)
     pair = ground.pair(recipe)
-    wait_for(lambda: (ground.out / "checkpoints" / "checkpoint-100" / "manifest.json").is_file(), 240)
+    wait_until(lambda: (ground.out / "checkpoints" / "checkpoint-100" / "manifest.json").is_file(), 240)
     os.kill(json.loads((ground.out / "logs" / "status-rank-1.json").read_text())["pid"], signal.SIGKILL)
     for process, name in zip(pair, NAMES, strict=True):
         ground.ended(process, 0, 240, name)
@@ -334,7 +334,7 @@ def test_a_run_continues_on_the_nodes_that_are_left_with_the_same_batches(ground
 
     def saved(step: int) -> None:
         manifest = ground.out / "checkpoints" / f"checkpoint-{step}" / "manifest.json"
-        wait_for(lambda: manifest.is_file() or nodes[0].poll() is not None, 240)
+        wait_until(lambda: manifest.is_file() or nodes[0].poll() is not None, 240)
         assert manifest.is_file(), ground.said("0")[-4000:]
 
     try:

@@ -18,11 +18,10 @@ import sys, time
 from torch.utils.file_baton import FileBaton
 assert FileBaton(sys.argv[1]).try_acquire()
 print("held", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 
-@pytest.mark.timeout(120)
 def test_only_the_lock_of_a_dead_build_is_removed(tmp_path):
     folder = tmp_path / "py311_cpu" / "cpu_adam"
     folder.mkdir(parents=True)

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 from launched import effilaunch
+from patience import patience, wait_until
 
 from launcher.errors import Interrupted
 from launcher.execute.processes import processes_of
 from launcher.execute.signals import ended_by_signals
+from launcher.lab import drill
 from launcher.lab.drill import MARK, kill_marked, watch_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,24 +52,21 @@ def alive(tmp_path) -> list[str]:
 def test_a_process_that_outlives_its_run_is_found_and_ended(tmp_path):
     ended = watched(tmp_path, ORPHAN)
     assert (ended.code, ended.left, ended.cause) == (5, 1, "done for")
-    deadline = time.monotonic() + 10
-    while alive(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert alive(tmp_path) == []
+    wait_until(lambda: not alive(tmp_path), 60, lambda: alive(tmp_path))
 
 
-def test_a_run_that_leaves_nothing_behind(tmp_path):
+def test_a_run_that_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(drill, "REAP_S", 3600.0)  # for processes that are left
     ended = watched(tmp_path, "import sys; sys.stderr.write('said'); print('no JSON'); sys.exit(3)")
     assert (ended.code, ended.left, ended.cause, dict(ended.answer)) == (3, 0, "", {})
     assert (tmp_path / "run.log").read_text() == "said"
-    assert 0 < ended.seconds < 30
+    assert ended.seconds > 0
 
 
 def test_a_run_that_does_not_end_is_killed_in_its_time(tmp_path):
-    ended = watched(tmp_path, "import time; time.sleep(600)", limit_s=0.5)
+    ended = watched(tmp_path, "import time; time.sleep(3600)", limit_s=0.5)
     assert ended.code is None
     assert ended.left == 1
-    assert ended.seconds < 30
 
 
 def test_processes_are_known_by_their_complete_token(tmp_path):
@@ -80,7 +79,7 @@ def test_processes_are_known_by_their_complete_token(tmp_path):
         assert kill_marked("abc", 0.0) == 0
         assert other.poll() is None
         assert kill_marked("abcdef", 0.0) == 1
-        assert other.wait(10) == -signal.SIGKILL
+        assert other.wait(patience(60)) == -signal.SIGKILL
         assert processes_of("abcdef", MARK) == set()
     finally:
         other.kill()
@@ -201,7 +200,7 @@ def test_an_interrupted_drill_leaves_no_process_behind(tmp_path, warm):
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=300)
+        said, _ = process.communicate(timeout=patience(300))
     finally:
         process.kill()
     assert process.returncode == 130

@@ -193,7 +193,7 @@ def test_a_workers_recipe_error_keeps_its_exit_code(tmp_path):
 
 ORPHANS = """
 import subprocess, sys, pathlib, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 (pathlib.Path(sys.argv[1]) / "child").write_text(str(child.pid))
 """
 
@@ -207,11 +207,10 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.timeout(60)
 def test_no_orphan_survives_a_failed_run(tmp_path):
     script = ORPHANS.replace(
-        'subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])',
-        'subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], '
+        'subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])',
+        'subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], '
         "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)",
     )
     with pytest.raises(RunFailed):
@@ -221,16 +220,17 @@ def test_no_orphan_survives_a_failed_run(tmp_path):
 
 STUBBORN = """
 import pathlib, signal, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 (pathlib.Path(sys.argv[1]) / "child").write_text(str(child.pid))
 print("up", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_whole_group(tmp_path, number):
+def test_a_signal_ends_the_whole_group(tmp_path, number, monkeypatch):
+    monkeypatch.setattr(starting, "LEAST_STOP_S", 3600.0)  # a run that waits for it meets the test's timeout
+
     def strike():
         target = tmp_path / "run" / "child"
         while not (target.exists() and target.read_text()):
@@ -238,10 +238,8 @@ def test_a_signal_ends_the_whole_group(tmp_path, number):
         os.kill(os.getpid(), number)
 
     threading.Thread(target=strike, daemon=True).start()
-    began = time.monotonic()
     with pytest.raises(Interrupted, match="--resume auto"):
         started(tmp_path, STUBBORN)
-    assert time.monotonic() - began < 30
     assert not alive(int((tmp_path / "run" / "child").read_text()))
 
 

@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from launcher.cli import main
 
@@ -29,13 +30,13 @@ def test_a_run_is_followed_while_it_trains(tmp_path):
         address = line.split()[-1]
         while process.poll() is None:
             try:
-                with urllib.request.urlopen(address, timeout=20) as answer:
+                with urllib.request.urlopen(address, timeout=patience(60)) as answer:
                     seen.append(answer.read().decode())
             except (urllib.error.URLError, ConnectionError):
                 break  # it has just ended
             time.sleep(0.5)
         rest = "".join(lines)
-        assert process.wait(60) == 0, rest
+        assert process.wait(patience(120)) == 0, rest
     assert any("▸ running" in page for page in seen)
     assert any('id="ranks"' in page and ">train<" in page for page in seen), "a rank and its phase"
     assert any("<option>rank-0.log</option>" in page for page in seen)

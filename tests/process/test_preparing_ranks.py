@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from factories import facts, recipe
+from patience import patience
 from supervised import bundle_of
 
 from launcher.errors import RecipeError, RunFailed
@@ -151,11 +152,16 @@ def test_the_other_ranks_wait_for_rank_0(job, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(prepare, "prepare_run", lambda _: pytest.fail("rank 0 does"))
     mark = job.run_dir / "logs" / PREPARED
-    begun = time.monotonic()
-    writer = subprocess.Popen(["sh", "-c", f"sleep 0.3; touch '{mark}'"])
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            mark.touch()
+
+    monkeypatch.setattr(prepare, "time", SimpleNamespace(sleep=sleep))
     prepare.prepare_in_ranks(job)
-    assert time.monotonic() - begun > 0.2
-    assert writer.wait() == 0
+    assert len(slept) == 3
 
 
 UNWOUND = """
@@ -168,7 +174,7 @@ stopping.watch(os.environ)
 with stopping.unwinding():
     try:
         ASK
-        time.sleep(30)
+        time.sleep(3600)
     except Exception:
         sys.exit("no matter for who handles errors")
     finally:
@@ -191,9 +197,8 @@ def test_a_stop_unwinds_the_preparation_in_a_rank(ask, said):
 
     gone = {} if ask != "pass" else {"EFFILAUNCH_SUPERVISOR": f"{socket.gethostname()}:{2**22 + 1}:1"}
     script = UNWOUND.replace("ROOT", repr(str(ROOT))).replace("ASK", ask)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, env={**os.environ, **gone}
-    )
+    command, environ = [sys.executable, "-c", script], {**os.environ, **gone}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(60), env=environ)
     assert (done.returncode, done.stdout) == (143, "half a file removed\n"), done.stderr
     assert said in done.stderr
 
@@ -204,6 +209,7 @@ def test_behind_the_preparation_a_stop_ends_the_rank_at_once():
         .replace("ASK", "raise KeyError")
         .replace('sys.exit("no matter for who handles errors")', "pass")
     )
-    script += "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(30)\n"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20)
+    script += "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(3600)\n"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(60))
     assert done.returncode == 143, json.dumps(done.stderr)

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from patience import patience, wait_until
 from rehearsals import MARK, Rehearsal, rows
-from supervised import marked, wait_for
+from supervised import marked
 
 from launcher.cli import main
 from launcher.lab.rehearsal.verdicts import TITLES
@@ -57,7 +58,7 @@ def test_two_ranks(tmp_path, forks, sharding):
 
 def test_a_rank_that_never_comes_is_named(tmp_path):
     run = Rehearsal(tmp_path, meet_s=4)  # a fork would have joined before it is stopped
-    pid = wait_for(lambda: run.status(1).get("pid"))
+    pid = wait_until(lambda: run.status(1).get("pid"))
     os.kill(pid, signal.SIGSTOP)
     answer = run.ended(4)
     row = rows(answer)["rehearsal-start"]
@@ -86,18 +87,18 @@ def test_a_rank_that_joins_late_takes_no_time_of_the_next_part(monkeypatch):
     planned = SimpleNamespace(join_s=60.0)
     with ThreadPoolExecutor(1) as pool:
         joined = pool.submit(run._join, None, planned, watchdog, store)
-        wait_for(lambda: store.check(["joined/0"]))
+        wait_until(lambda: store.check(["joined/0"]))
         time.sleep(0.3)
         assert not joined.done()
         assert len(parts) == 1
         store.set("joined/1", "1")
-        assert joined.result(timeout=10) == "cpu"
+        assert joined.result(timeout=patience(60)) == "cpu"
 
 
 @pytest.mark.slow
 def test_a_rank_that_falls_silent_is_named(tmp_path, forks):
     run = Rehearsal(tmp_path, seconds=60, python=forks.python)
-    wait_for(lambda: run.status(1).get("phase") == "train" and run.status(1))
+    wait_until(lambda: run.status(1).get("phase") == "train" and run.status(1))
     pid = run.status(1)["pid"]
     os.kill(pid, signal.SIGSTOP)
     row = rows(run.ended(4))["rehearsal-start"]
@@ -109,7 +110,7 @@ def test_a_rank_that_falls_silent_is_named(tmp_path, forks):
 @pytest.mark.slow
 def test_a_killed_rank_leaves_nothing_large(tmp_path, forks):
     run = Rehearsal(tmp_path, seconds=60, python=forks.python)
-    wait_for(lambda: run.status(1).get("phase") == "train")
+    wait_until(lambda: run.status(1).get("phase") == "train")
     (run.out / "checkpoints" / "rehearsal-rank-1.bin").write_bytes(b"as if it had been saving")
     os.kill(run.status(1)["pid"], signal.SIGKILL)
     row = rows(run.ended(4))["rehearsal-start"]
@@ -122,7 +123,7 @@ def test_a_killed_rank_leaves_nothing_large(tmp_path, forks):
 @pytest.mark.slow
 def test_ctrl_c_ends_it(tmp_path, forks):
     run = Rehearsal(tmp_path, seconds=60, python=forks.python)
-    wait_for(lambda: run.status(0).get("phase") == "train")
+    wait_until(lambda: run.status(0).get("phase") == "train")
     run.process.send_signal(signal.SIGINT)
     (error,) = run.ended(130)["errors"]
     assert error["message"] == "SIGINT: the rehearsal was stopped"

@@ -8,8 +8,10 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
+from patience import patience
 
 from launcher.execute import processes
 from launcher.facts.rank_status import RankStatus, process_started, read_statuses
@@ -41,11 +43,10 @@ class Small:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n", self.process.communicate()[1]
 
-    def ended(self, within_s: float = 20.0) -> tuple[int, str, float]:
-        """(code, stderr, seconds until then)"""
-        begun = time.monotonic()
-        _, said = self.process.communicate(timeout=within_s)
-        return self.process.returncode, said, time.monotonic() - begun
+    def ended(self) -> tuple[int, str]:
+        """(code, stderr)"""
+        _, said = self.process.communicate(timeout=patience(60))
+        return self.process.returncode, said
 
 
 @pytest.fixture
@@ -64,8 +65,8 @@ def named(process) -> str:
 def test_before_the_first_step_a_rank_leaves_at_once_even_out_of_a_collective(kind, tmp_path):
     small = Small(tmp_path, "stopping.watch(os.environ); print('ready', flush=True); wait_in_c()")
     small.process.send_signal(kind)
-    code, said, seconds = small.ended()
-    assert (code, seconds < 10) == (143, True)
+    code, said = small.ended()
+    assert code == 143
     assert f"{kind.name} before the first step" in said
     assert (read_statuses(tmp_path)[0].phase, read_statuses(tmp_path)[0].code) == ("ended", 143)
 
@@ -84,18 +85,20 @@ sys.stderr.write(f"{stopping.cause(stopping.stop.number)} {stopping.stop.seconds
 """
     small = Small(tmp_path, script)
     small.process.send_signal(signal.SIGTERM)
-    assert small.ended()[:2] == (0, "SIGTERM True")
+    assert small.ended() == (0, "SIGTERM True")
 
 
 def test_forked_children_outlive_the_signals_of_the_group_but_not_their_parents_terminate(tmp_path):
     script = """
 stopping.watch(os.environ)
 stopping.stop.at_once = False
+reader, writer = os.pipe()
 child = os.fork()
 if child == 0:
-    time.sleep(60)
+    os.write(writer, b"x")
+    time.sleep(3600)
     os._exit(0)
-time.sleep(0.3)
+os.read(reader, 1)
 print("ready", flush=True)
 for number in (signal.SIGUSR1, signal.SIGINT):
     os.kill(child, number)
@@ -105,7 +108,7 @@ noted = stopping.stop.number  # a child's signal is not its parent's
 os.kill(child, signal.SIGTERM)
 sys.stderr.write(f"{alive} {noted} {os.WTERMSIG(os.waitpid(child, 0)[1])}")
 """
-    assert Small(tmp_path, script).ended()[:2] == (0, f"True 0 {int(signal.SIGTERM)}")
+    assert Small(tmp_path, script).ended() == (0, f"True 0 {int(signal.SIGTERM)}")
 
 
 def test_an_orphan_is_asked_to_stop_and_leaves_when_its_time_is_over(tmp_path, supervisor):
@@ -119,10 +122,10 @@ wait_in_c()
     small = Small(tmp_path, script, EFFILAUNCH_SUPERVISOR=named(supervisor))
     time.sleep(0.6)
     assert small.process.poll() is None, "its supervisor lives"
+    begun = time.monotonic()
     supervisor.kill()
-    code, said, seconds = small.ended()
-    assert code == 143
-    assert 1.0 < seconds < 10
+    code, said = small.ended()
+    assert (code, time.monotonic() - begun > 1.5) == (143, True)
     assert "leaving without a checkpoint" in said
 
 
@@ -137,9 +140,10 @@ print("ready", flush=True)
 wait_in_c()
 """
     small = Small(tmp_path, script, EFFILAUNCH_SUPERVISOR=named(supervisor))
+    begun = time.monotonic()
     supervisor.kill()
-    code, said, seconds = small.ended()
-    assert (code, seconds > 3.0) == (143, True)
+    code, said = small.ended()
+    assert (code, time.monotonic() - begun > 3.2) == (143, True)
     assert "since 3 s: leaving without a checkpoint" in said
 
 
@@ -149,9 +153,11 @@ def test_a_guard_leaves_ranks_two_steps_to_save(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(processes, "processes_of", lambda token: {1})
     monkeypatch.setattr(processes, "read_statuses", lambda run_dir: {0: own})
-    begun = time.monotonic()
+    slept = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(processes, "time", clock)
     processes._leave_time("token", tmp_path, 0.0)
-    assert time.monotonic() - begun > 1.0
+    assert 1.0 < sum(slept) <= 1.0 + processes._GUARD_POLL_S
 
 
 def test_a_supervisor_that_is_not_of_this_machine_is_not_watched(tmp_path, supervisor):
@@ -168,12 +174,12 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 stopping.end_with_supervisor(os.environ)
 print("ready", flush=True)
 try:
-    time.sleep(60)
+    time.sleep(3600)
 finally:
     sys.stderr.write("unwound")
 """
     small = Small(tmp_path, script, EFFILAUNCH_SUPERVISOR=named(supervisor))
     supervisor.kill()
-    code, said, _ = small.ended()
+    code, said = small.ended()
     assert code == 143
     assert said.endswith("unwound")

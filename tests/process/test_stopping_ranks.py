@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import Deadline, patience, wait_until
 
 from launcher.facts.rank_status import RankStatus, read_statuses
-from launcher.planner.stopping import KILL_S
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
@@ -83,8 +82,8 @@ def trained(
     run: subprocess.Popen[str], out: Path, steps: int, timeout_s: float = 500.0
 ) -> dict[int, RankStatus]:
     """The statuses once both ranks have `steps` steps behind them."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and run.poll() is None:
+    deadline = Deadline(timeout_s)
+    while run.poll() is None and not deadline.passed():
         found = read_statuses(out)
         if len(found) == 2 and all(s.phase == "train" and s.step >= steps for s in found.values()):
             return found
@@ -111,12 +110,11 @@ def test_a_signal_to_one_rank_alone_stops_the_run_and_it_goes_on(launcher, shard
     recipe, out = written(tmp_path, launcher, sharding), tmp_path / "out"
     run = started(recipe, out)
     os.kill(trained(run, out, 3)[rank].pid, kind)
-    said, _ = run.communicate(timeout=300)
+    said, _ = run.communicate(timeout=patience(300))
     assert run.returncode == 130, said[-6000:]
     stopped = json.loads((out / "stopped.json").read_text())
     assert stopped["signal"] == kind.name
     assert stopped["checkpoint"] == f"checkpoint-{stopped['step']}"
-    assert stopped["seconds"] < KILL_S
     assert stopped["checkpoint"] in said
     assert 3 <= stopped["step"] < STEPS
     last = [(status.phase, status.step, status.code) for status in read_statuses(out).values()]
@@ -140,7 +138,8 @@ import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 beat = pathlib.Path(sys.argv[1]) / f"beat-{os.environ['RANK']}"
 while True:
-    beat.write_text(str(time.time()))
+    with beat.open("a") as file:
+        file.write(".")
     time.sleep(0.1)
 """
 
@@ -162,14 +161,14 @@ def test_accelerate_launch_waits_as_long_as_the_plan_says(tmp_path):
     )  # fmt: skip
     beats = [tmp_path / f"beat-{rank}" for rank in (0, 1)]
     try:
-        deadline = time.monotonic() + 120
-        while not all(beat.is_file() for beat in beats) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        asked = time.time()
+        wait_until(lambda: all(beat.is_file() for beat in beats), 120, "the ranks start")
+        before, asked = [beat.stat().st_size for beat in beats], time.monotonic()
         run.send_signal(signal.SIGTERM)
-        said, _ = run.communicate(timeout=KILL_S - 5)
+        said, _ = run.communicate(timeout=patience(120))
+        assert time.monotonic() - asked > 3.0, said[-3000:]
     finally:
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGKILL)
-    lived = [float(re.sub(r"[^0-9.]", "", beat.read_text())) - asked for beat in beats]
-    assert all(2.0 < seconds < 12.0 for seconds in lived), (lived, said[-3000:])
+    # Each beat takes 0.1 s or, on a loaded machine, longer: 30 s are hardly less than 300 of them.
+    lived = [beat.stat().st_size - count for beat, count in zip(beats, before, strict=True)]
+    assert all(0 < count < 120 for count in lived), (lived, said[-3000:])

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
 import pytest
 from grounds import make_base
-from supervised import marked, wait_for
+from patience import patience, wait_until
+from supervised import marked
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
@@ -56,7 +56,7 @@ class Run:
         )  # fmt: skip
 
     def ended(self, code: int) -> str:
-        out, _ = self.process.communicate(timeout=400)
+        out, _ = self.process.communicate(timeout=patience(400))
         assert self.process.returncode == code, out[-6000:]
         assert marked(MARK, self.mark) == {}
         assert self.left() == []
@@ -67,7 +67,7 @@ class Run:
         return [path.name for path in self.tmp.iterdir() if path.name.startswith("torchelastic_")]
 
     def training(self) -> Run:
-        wait_for(lambda: (self.out / "metrics.jsonl").is_file() or self.process.poll() is not None, 300)
+        wait_until(lambda: (self.out / "metrics.jsonl").is_file() or self.process.poll() is not None, 300)
         assert self.process.poll() is None
         return self
 
@@ -110,9 +110,7 @@ def test_when_the_supervisor_is_killed_the_ranks_save_and_the_launcher_leaves(ba
     run = Run(base, tmp_path, sharding, steps=100_000).training()
     run.process.kill()
     run.process.wait()
-    killed = time.monotonic()
-    wait_for(lambda: not marked(MARK, run.mark), 90)
-    assert time.monotonic() - killed < 80
+    wait_until(lambda: not marked(MARK, run.mark), 120, lambda: marked(MARK, run.mark))
     assert (run.out / "stopped.json").is_file()
     assert run.left() == []
     run.process.stdout.close()

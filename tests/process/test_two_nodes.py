@@ -10,7 +10,8 @@ import time
 
 import pytest
 from cases import cases
-from supervised import ranks, wait_for
+from patience import patience, wait_until
+from supervised import ranks
 from two_nodes import Pair
 
 from launcher.facts.probe import is_free
@@ -57,18 +58,15 @@ def test_a_signal_to_one_stops_both_with_one_checkpoint(tmp_path, port, member):
 @pytest.mark.parametrize("member", cases((0, 1), 1))
 def test_a_signal_before_the_first_step_ends_both(tmp_path, port, member):
     pair = Pair(tmp_path, ranks(early="time.sleep(600)"), port)
-    wait_for(lambda: all(pair.status(rank).get("phase") == "load" for rank in (0, 1)))
-    pair.send(member, signal.SIGUSR1)
-    began = time.monotonic()
-    said = pair.ended(130, 130)
-    assert time.monotonic() - began < 15
+    wait_until(lambda: all(pair.status(rank).get("phase") == "load" for rank in (0, 1)))
+    said = pair.send(member, signal.SIGUSR1).ended(130, 130)
     assert "before its first checkpoint" in said[0]
 
 
 def test_a_signal_while_the_head_prepares_ends_both(tmp_path, port):
     pair = Pair(tmp_path, ranks(), port, prepare="import time; time.sleep(600)")
     told = (pair.run_dir / ".nodes" / "1.json", pair.run_dir / "logs" / "prepare.log")
-    wait_for(lambda: all(path.is_file() for path in told))
+    wait_until(lambda: all(path.is_file() for path in told))
     pair.send(1, signal.SIGTERM)
     said = pair.ended(130, 130)
     assert f"stopped by a signal to {HOST}" in said[0]
@@ -100,10 +98,8 @@ def test_a_restart_is_the_heads_and_both_go_on(tmp_path, port):
 @pytest.mark.slow
 def test_a_launcher_that_fails_elsewhere_is_told_with_its_machine_and_log(tmp_path, port):
     broken = "import sys\nif sys.argv[2] == '1': print('no such option'); sys.exit(3)\n"
-    began = time.monotonic()
     pair = Pair(tmp_path, broken + ranks(early="time.sleep(600)"), port, limits={"all_gone": 3.0})
     said = pair.ended(5, 5)
-    assert time.monotonic() - began < 40
     assert f"because on {HOST} (node 1) the launcher ended with exit code 3" in said[0]
     assert "launcher-1.log" in said[0]
 
@@ -111,7 +107,7 @@ def test_a_launcher_that_fails_elsewhere_is_told_with_its_machine_and_log(tmp_pa
 @pytest.mark.slow
 def test_a_killed_member_ends_the_head_with_a_checkpoint_and_its_name(tmp_path, port):
     pair = (
-        Pair(tmp_path, ranks(SLOW, steps=1000, saves=1000), port, silent_s=3.0)
+        Pair(tmp_path, ranks(SLOW, steps=1000, saves=1000), port, silent_s=patience(3.0))
         .training()
         .send(1, signal.SIGKILL)
     )
@@ -123,7 +119,7 @@ def test_a_killed_member_ends_the_head_with_a_checkpoint_and_its_name(tmp_path, 
 @pytest.mark.slow
 def test_a_killed_head_ends_the_members(tmp_path, port):
     pair = (
-        Pair(tmp_path, ranks(SLOW, steps=1000, saves=1000), port, silent_s=3.0)
+        Pair(tmp_path, ranks(SLOW, steps=1000, saves=1000), port, silent_s=patience(3.0))
         .training()
         .send(0, signal.SIGKILL)
     )
@@ -136,48 +132,41 @@ def test_a_killed_head_ends_the_members(tmp_path, port):
 def test_ranks_that_cannot_stop_are_killed_when_the_head_is_lost(tmp_path, port):
     early = "if rank == 1:\n" + "".join(f"    {line}\n" for line in DEAF.strip().splitlines())
     each = "if rank == 1 and step == 2: time.sleep(600)"
-    pair = Pair(tmp_path, ranks(each, early=early), port, vanished_s=2.0, silent_s=3.0)
-    wait_for(lambda: pair.status(1).get("step") == 2)
-    pair.send(0, signal.SIGKILL)
-    began = time.monotonic()
-    pair.ended(-signal.SIGKILL, 5)
-    assert time.monotonic() - began < 35
+    pair = Pair(tmp_path, ranks(each, early=early), port, vanished_s=2.0, silent_s=patience(3.0))
+    wait_until(lambda: pair.status(1).get("step") == 2)
+    pair.send(0, signal.SIGKILL).ended(-signal.SIGKILL, 5)
 
 
 @pytest.mark.slow
 def test_the_head_still_listens_when_its_own_ranks_have_ended(tmp_path, port):
     stays = "\nif sys.argv[2] == '1': time.sleep(600)\n"
-    pair = Pair(tmp_path, ranks() + stays, port, limits={"leave": 8.0})  # still waiting when the signal comes
-    wait_for(lambda: (pair.run_dir / "COMPLETED").is_file() and pair.status(0).get("code") == 0)
+    pair = Pair(tmp_path, ranks() + stays, port, limits={"leave": 3600.0})  # still waiting at the signal
+    wait_until(lambda: (pair.run_dir / "COMPLETED").is_file() and pair.status(0).get("code") == 0)
     time.sleep(2)
-    pair.send(0, signal.SIGTERM)
-    began = time.monotonic()
-    pair.ended(0, 0)
-    assert time.monotonic() - began < 20
+    pair.send(0, signal.SIGTERM).ended(0, 0)
 
 
 @pytest.mark.slow
 def test_a_member_that_says_nothing_more_is_lost_and_its_ranks_are_killed(tmp_path, port):
     """As one whose cable was pulled: it lives on, alone, until it notices that itself."""
+    silent_s = patience(3.0)
     pair = Pair(
-        tmp_path, ranks(SLOW, early=DEAF, steps=1000), port, silent_s=2.0,
+        tmp_path, ranks(SLOW, early=DEAF, steps=10**6), port, silent_s=silent_s,
         vanished_s=2.0,
     ).training()  # fmt: skip
     pair.send(1, signal.SIGSTOP)
-    began = time.monotonic()
-    out, _ = pair.nodes[0].communicate(timeout=30)
-    assert time.monotonic() - began < 15
+    out, _ = pair.nodes[0].communicate(timeout=patience(120))
     assert pair.nodes[0].returncode == 5
-    assert f"the node {HOST} was lost: its effilaunch process has been silent for 2 s" in out
+    assert f"the node {HOST} was lost: its effilaunch process has been silent for {silent_s:.0f} s" in out
     pair.send(1, signal.SIGCONT)
-    out, _ = pair.nodes[1].communicate(timeout=30)
+    out, _ = pair.nodes[1].communicate(timeout=patience(120))
     assert pair.nodes[1].returncode == 5
     assert "host-lost" in out
 
 
 def test_a_hang_is_judged_over_all_ranks_and_each_writes_where_it_stands(tmp_path, port):
     each = "if rank == 1 and step == 3: time.sleep(600)"
-    limits = {"step": 1.5, "first_steps": 1.5}
+    limits = dict.fromkeys(("step", "first_steps"), patience(3.0))
     said = Pair(tmp_path, ranks(each, steps=1000), port, limits=limits).ended(5, 5)
     for words in said:
         assert "hang: " in words
@@ -192,7 +181,5 @@ def test_ctrl_c_twice_at_a_member_kills_everything_at_once(tmp_path, port):
     pair = Pair(tmp_path, ranks(SLOW, early=DEAF, steps=1000), port).training()
     pair.send(1, signal.SIGINT)
     time.sleep(1.5)
-    pair.send(1, signal.SIGINT)
-    began = time.monotonic()
-    pair.ended(130, 130)
-    assert time.monotonic() - began < 15
+    said = pair.send(1, signal.SIGINT).ended(130, 130)
+    assert all("a second signal asked to stop at once" in words for words in said)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from factories import facts, recipe
-from supervised import wait_for
+from patience import wait_until
 
 from launcher.commands.plan import plan_command
 from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
@@ -179,7 +179,7 @@ def test_the_nodes_that_are_left_get_new_ranks_in_their_order(tmp_path):
                 node.follow_run(head._own["run"])
             head.begin(ORDER)
             for node in (cut, silent, other):
-                wait_for(lambda node=node: node.take_order(0) is not None)
+                wait_until(lambda node=node: node.take_order(0) is not None)
         cut.end_part(5, "launcher-1.log", cut_off=True)
         other.end_part(5, "launcher-3.log")
         failure = RunFailed(Problem(HOST_LOST, "the node c was lost"))
@@ -187,14 +187,14 @@ def test_the_nodes_that_are_left_get_new_ranks_in_their_order(tmp_path):
         assert seats_left(plan, head, failure, said.append) == 2
         assert head.seats == (0, 3)
         head.begin(ORDER)
-        wait_for(lambda: other.take_order(1) is not None)
+        wait_until(lambda: other.take_order(1) is not None)
         assert (other.seat.node_rank, other.seat.num_nodes, other.seat.hosts) == (1, 2, ("a", "d"))
         assert list(other.seat.ranks(4)) == [4, 5, 6, 7]
-        wait_for(lambda: cut.take_order(1) is not None)
+        wait_until(lambda: cut.take_order(1) is not None)
         assert not cut.takes_part
         assert head.vanished == "", "a node that is left out is not missed"
         other.end_part(0, "launcher-3.log")
-        wait_for(lambda: not head.running)
+        wait_until(lambda: not head.running)
 
 
 @pytest.mark.parametrize("first_too", [False, True])
@@ -206,11 +206,11 @@ def test_a_node_that_is_asked_to_stop_leaves_and_the_first_one_ends_all(tmp_path
             node.follow_run(head._own["run"])
         head.begin(ORDER)
         for node in (asked, other):
-            wait_for(lambda node=node: node.take_order(0) is not None)
+            wait_until(lambda node=node: node.take_order(0) is not None)
         other.end_part(130, "launcher-2.log")
         asked.tell(Said(stop=signal.SIGTERM))
         asked.end_part(130, "launcher-1.log")
-        wait_for(lambda: head.stop == signal.SIGTERM)
+        wait_until(lambda: head.stop == signal.SIGTERM)
         head.tell(Said(stop=signal.SIGTERM if first_too else None))
         failure = Interrupted(Problem("interrupted", "SIGTERM: stopped"))
         assert is_loss(failure, plan, head) is not first_too
@@ -218,7 +218,7 @@ def test_a_node_that_is_asked_to_stop_leaves_and_the_first_one_ends_all(tmp_path
             assert seats_left(plan, head, failure, lambda line: None) == 2
             assert head.seats == (0, 2)
             head.begin(ORDER)
-            wait_for(lambda: other.take_order(1) is not None)
+            wait_until(lambda: other.take_order(1) is not None)
             assert (head.stop, other.stop) == (None, None), "the signal was not for these"
             other.end_part(0, "launcher-2.log")
             with pytest.raises(Interrupted):

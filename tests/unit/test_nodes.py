@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 from factories import plan
-from supervised import wait_for
+from patience import wait_until
 
 from launcher.commands.run import run_command
 from launcher.errors import (
@@ -100,7 +100,7 @@ class Other:
 def led(first: JobMember, run_dir: Path, error: EffilaunchError) -> None:
     """The first node's command, which ends with this error when the other node has come."""
     with leading(Gathering(first), run_dir, "asked", print) as nodes:
-        wait_for(here(nodes))
+        wait_until(here(nodes))
         raise error
 
 
@@ -123,7 +123,7 @@ def test_a_node_leaves_as_the_first_one(first, tmp_path):
 def test_what_is_told_first_counts(first, tmp_path, code):
     with leading(Gathering(first), tmp_path, "asked", print) as nodes:
         other = Other(second(first), tmp_path)
-        wait_for(here(nodes))
+        wait_until(here(nodes))
         if code is None:
             nodes.close(DoesNotFit(Problem("does-not-fit", "no plan fits")))
     told = other.ended()
@@ -247,7 +247,7 @@ def test_a_text_that_is_no_name(first, tmp_path, head):
 def test_a_first_node_that_falls_silent_is_lost(first, tmp_path):
     with Nodes(first, tmp_path, "asked") as nodes:
         other = Other(second(first), tmp_path)
-        wait_for(here(nodes))
+        wait_until(here(nodes))
     error = other.ended()
     assert (type(error), error.problems[0].code) == (RunFailed, HOST_LOST)
     assert f"the first node {HOST} was lost" in error.problems[0].message
@@ -257,9 +257,9 @@ def test_a_node_that_falls_silent_between_attempts_ends_the_run(first, tmp_path)
     with leading(Gathering(first), tmp_path, "asked", print) as nodes:
         with Nodes(second(first), tmp_path, "asked") as other:
             other.follow_run(nodes._own["run"])
-            wait_for(here(nodes))
+            wait_until(here(nodes))
             nodes.raise_if_over()
-        wait_for(lambda: nodes.vanished)
+        wait_until(lambda: nodes.vanished)
         with pytest.raises(RunFailed) as caught:
             nodes.raise_if_over()
         assert caught.value.problems[0].code == HOST_LOST
@@ -280,19 +280,19 @@ def test_stops_failures_and_stacks_go_to_all_through_the_first_node(tmp_path):
             node.follow_run(head._own["run"])
         head.begin(order_in(tmp_path))
         for node in (one, two):
-            wait_for(lambda node=node: node.take_order(0) is not None)
-        wait_for(lambda: head.running)
+            wait_until(lambda node=node: node.take_order(0) is not None)
+        wait_until(lambda: head.running)
         one.tell(Said(signal.SIGUSR1, "rank 1 was lost", (1,), "it hung"))
-        wait_for(lambda: head.stop == signal.SIGUSR1 and head.lost == {1})
+        wait_until(lambda: head.stop == signal.SIGUSR1 and head.lost == {1})
         assert head.trouble == f"on {HOST}: rank 1 was lost"
         head.tell(Said())
-        wait_for(lambda: two.stop == signal.SIGUSR1)
+        wait_until(lambda: two.stop == signal.SIGUSR1)
         assert two.trouble == head.trouble
         assert two.end == f"on {HOST}: it hung"
         with pytest.raises(Interrupted, match="SIGUSR1: stopped by a signal to"):
             head.raise_if_over()
         head.ask_stacks()
-        wait_for(two.wants_stacks)
+        wait_until(two.wants_stacks)
         assert not two.wants_stacks()
         one.end_part(3, "launcher-1.log", oom=True)
         assert head.running
@@ -327,12 +327,12 @@ def test_a_node_that_was_asked_to_stop_leaves_by_itself_only_before_its_first_st
     monkeypatch.setattr(taking_part, "_take_part", lambda *_: Ended())
     with leading(Gathering(first), tmp_path, "asked", print) as nodes:
         other = Other(second(first), tmp_path)
-        wait_for(here(nodes))
+        wait_until(here(nodes))
         if started:
             nodes.begin(order_in(tmp_path))
-            wait_for(lambda: nodes._others()[0].values["attempt"] == 1)
+            wait_until(lambda: nodes._others()[0].values["attempt"] == 1)
         stops.first = signal.SIGUSR1
-        wait_for(lambda: nodes.stop == signal.SIGUSR1)
+        wait_until(lambda: nodes.stop == signal.SIGUSR1)
         time.sleep(1.5)
         assert other.thread.is_alive() == started
     error = other.ended()
