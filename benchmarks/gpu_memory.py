@@ -34,12 +34,12 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from gpu_grid import ROWS, GpuRow
+from grids import GPU_MEMORY, Row, grid, settings_of
 from installed import versions
 
 from launcher.engines import engine_named
@@ -55,6 +55,7 @@ RECORDS = Path(__file__).parent / "records"
 BUDGET_S = 500.0
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "deepspeed", "flash_attn", "liger_kernel")
 ABOUT = "A sweep on one GPU; made by benchmarks/gpu_memory.py. `reserved` is compared with T0."
+DEFAULTS = grid("gpu_memory")["defaults"]
 REHEARSED = {"micro_batch": 2, "length": 64}
 
 
@@ -130,7 +131,7 @@ def _answer(answers: Connection, work: Any, arguments: tuple[Any, ...]) -> None:
         answers.send({"error": f"{type(error).__name__}: {lines[0][:200]}"})
 
 
-def config_of(row: GpuRow, rehearse: bool) -> tuple[dict[str, Any], str]:
+def config_of(row: Row, rehearse: bool) -> tuple[dict[str, Any], str]:
     """The model's configuration (narrow in a rehearsal), and its task."""
     config = shipped_model_config(row.model)
     assert config is not None, row.model
@@ -142,7 +143,7 @@ def config_of(row: GpuRow, rehearse: bool) -> tuple[dict[str, Any], str]:
     return config, task
 
 
-def job_of(row: GpuRow, spec: ModelSpec) -> MemoryJob:
+def job_of(row: Row, spec: ModelSpec) -> MemoryJob:
     """The row as the estimate is asked about it."""
     from gpu_training import BUCKET, RANK, weights_dtype
 
@@ -174,12 +175,12 @@ def job_of(row: GpuRow, spec: ModelSpec) -> MemoryJob:
     )
 
 
-def predict(row: GpuRow, device: Device) -> MemoryEstimate:
+def predict(row: Row, device: Device) -> MemoryEstimate:
     spec = spec_of(row, device)
     return estimate_memory(spec, job_of(row, spec), device.hardware)
 
 
-def predict_seconds(row: GpuRow, device: Device) -> float:
+def predict_seconds(row: Row, device: Device) -> float:
     """Of an optimizer step, as the planner ranks by it."""
     spec = spec_of(row, device)
     job = job_of(row, spec)
@@ -187,7 +188,7 @@ def predict_seconds(row: GpuRow, device: Device) -> float:
     return predict_step(spec, job, device.hardware, kept=kept).likely
 
 
-def spec_of(row: GpuRow, device: Device) -> ModelSpec:
+def spec_of(row: Row, device: Device) -> ModelSpec:
     from gpu_training import LABELS
 
     config, task = config_of(row, device.rehearsal)
@@ -195,7 +196,7 @@ def spec_of(row: GpuRow, device: Device) -> ModelSpec:
     return read_model_spec(row.model, config, "shipped facts", task, labels)
 
 
-def measure(row: GpuRow, device: Device) -> dict[str, Any]:
+def measure(row: Row, device: Device) -> dict[str, Any]:
     """Bytes and seconds of one row; in a process of its own."""
     import torch
     import transformers
@@ -246,7 +247,7 @@ def context_bytes() -> int | None:
     return int(mine) * 2**20 - torch.cuda.memory_reserved() if mine.isdigit() else None
 
 
-def obstacle(row: GpuRow, device: Device, predicted: MemoryEstimate, left_s: float) -> str | None:
+def obstacle(row: Row, device: Device, predicted: MemoryEstimate, left_s: float) -> str | None:
     """Why a row is not tried, None when nothing is in the way."""
     absent = [name for name in row.needs if importlib.util.find_spec(name) is None]
     if absent:
@@ -288,14 +289,17 @@ RESERVED = 1.2
 
 
 def sweep(
-    rows: Sequence[GpuRow], device: Device, budget_s: float, jobs: int = 1, room: Room | None = None
+    rows: Sequence[Row], device: Device, budget_s: float, jobs: int = 1, room: Room | None = None
 ) -> list[dict[str, Any]]:
     """An entry for every row: measured, skipped or failed."""
     ends = time.monotonic() + budget_s
     space = room or Room(math.inf)
 
-    def one(row: GpuRow, predicted: MemoryEstimate) -> dict[str, Any]:
-        entry: dict[str, Any] = {"name": row.name, "settings": settings_of(row)}
+    def one(row: Row, predicted: MemoryEstimate) -> dict[str, Any]:
+        entry: dict[str, Any] = {
+            "name": row.name,
+            "settings": settings_of(row, grid("gpu_memory")["defaults"]),
+        }
         with space.of(RESERVED * predicted.total):
             reason = obstacle(row, device, predicted, ends - time.monotonic())
             if reason is not None:
@@ -315,13 +319,6 @@ def sweep(
     ]  # reads files under locks, beside which no fork is safe
     with ThreadPoolExecutor(jobs) as pool:
         return list(pool.map(one, rows, estimates))
-
-
-def settings_of(row: GpuRow) -> dict[str, Any]:
-    """The fields that are not a row's defaults."""
-    given = {one.name: getattr(row, one.name) for one in fields(row) if one.name not in ("name", "needs")}
-    defaults = {one.name: one.default for one in fields(row) if one.default is not MISSING}
-    return {name: value for name, value in given.items() if name not in defaults or value != defaults[name]}
 
 
 def line_of(entry: dict[str, Any]) -> str:
@@ -371,7 +368,7 @@ def record_path(kind: str, device: Device) -> Path:
     return RECORDS / f"{kind}_{re.sub(r'[^a-z0-9]+', '_', device.name.lower()).strip('_')}.json"
 
 
-def rehearsed(row: GpuRow) -> GpuRow:
+def rehearsed(row: Row) -> Row:
     from dataclasses import replace
 
     return replace(row, **{name: min(getattr(row, name), size) for name, size in REHEARSED.items()})
@@ -379,7 +376,7 @@ def rehearsed(row: GpuRow) -> GpuRow:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[row.name for row in ROWS])
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[row.name for row in GPU_MEMORY])
     parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="S", help="seconds in all")
     parser.add_argument("--jobs", type=int, default=1, help="rows at the same time (1)")
     parser.add_argument("--room", type=float, metavar="GB", help="of the device, for several jobs (all)")
@@ -387,7 +384,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the record's file")
     options = parser.parse_args()
     started = time.monotonic()
-    rows = [row for row in ROWS if options.only is None or row.name in options.only]
+    rows = [row for row in GPU_MEMORY if options.only is None or row.name in options.only]
     import torch  # noqa: F401  # once for all rows, which are forked from here
     import transformers  # noqa: F401
 

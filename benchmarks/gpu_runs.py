@@ -30,15 +30,13 @@ from typing import Any
 
 from data_prep import tokenizer_folder
 from gpu_memory import Device, Room, find_device, in_process, record_path, write_record
+from grids import rows_of
 
 from launcher.facts.probe import shipped_model_config
 from launcher.planner.narrow import narrow_config
 
 ABOUT = "Runs of recipes on one GPU beside their plans; made by benchmarks/gpu_runs.py."
 ROWS, STEPS = 256, 8
-QWEN, LLAMA, EIGHT = "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.1-8B"
-BERT = "google-bert/bert-large-uncased"
-LORA = {"type": "lora", "r": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +45,8 @@ class Run:
 
     name: str
     model: str
-    says: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the recipe."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that the row sets."""
     trainer: Mapping[str, Any] = field(default_factory=dict)
     rows: str = "text"
     """Kind of the rows."""
@@ -56,52 +54,7 @@ class Run:
     batch: int = 2
 
 
-def _four_bit(**more: Any) -> dict[str, Any]:
-    return {"model": {"quantization": "nf4"}, "adapter": LORA, **more}
-
-
-def _deepspeed(stage: int, **more: Any) -> dict[str, Any]:
-    return {"sharding": {"engine": "deepspeed", "zero_stage": stage, **more}}
-
-
-RUNS: tuple[Run, ...] = (
-    Run("1b-full", LLAMA, {"precision": "bf16"}),
-    Run("1b-full-bf16true", LLAMA, {"precision": "bf16-true"}),
-    Run("1b-full-8bit", LLAMA, {"precision": "bf16"}, {"optim": "adamw_bnb_8bit"}),
-    Run("1b-full-plain", LLAMA, {"precision": "bf16", "model": {"loss": "full", "compile_blocks": False}},
-        {"per_device_train_batch_size": 2}),
-    Run("1b-lora", LLAMA, {"adapter": LORA}),
-    Run("1b-qlora", LLAMA, _four_bit()),
-    Run("1b-qlora-checkpointing", LLAMA, _four_bit(), {"activation_checkpointing": True}),
-    Run("1b-int8-lora", LLAMA, {"model": {"quantization": "int8"}, "adapter": LORA}),
-    Run("qwen-full", QWEN, {"precision": "bf16"}, length=1024),
-    Run("qwen-zero2", QWEN, {"precision": "bf16", **_deepspeed(2)}, length=1024),
-    Run("qwen-zero3", QWEN, {"precision": "bf16", **_deepspeed(3)}, length=1024),
-    Run("qwen-zero3-offload", QWEN, {"precision": "bf16", **_deepspeed(3, offload_optimizer="cpu")},
-        length=1024),
-    Run("qwen-dpo", QWEN, {"task": "dpo", "precision": "bf16"}, rows="preference", length=1024),
-    Run("qwen-dpo-lora", QWEN, {"task": "dpo", "adapter": LORA}, rows="preference", length=1024),
-    Run("qwen-kto-lora", QWEN, {"task": "kto", "adapter": LORA}, rows="unpaired", length=1024),
-    Run("qwen-reward", QWEN, {"task": "reward", "precision": "bf16"}, rows="preference", length=1024),
-    Run("qwen-grpo", QWEN, {
-        "task": "grpo", "adapter": LORA, "global_batch_size": 16,
-        "reward": [{"function": "regular_expression", "arguments": {"pattern": "e"}}],
-        "generation": {"num_generations": 8, "max_completion_length": 128},
-    }, rows="prompt", length=256),
-    Run("qwen-embedding", QWEN, {"task": "embedding", "precision": "bf16",
-                                 "embedding": {"loss": "MultipleNegativesRankingLoss"}},
-        rows="pair", length=256, batch=8),
-    Run("bert-classes", BERT, {"task": "sequence-classification", "precision": "bf16"}, rows="classes",
-        length=512, batch=16),
-    Run("bert-reranker", BERT, {"task": "reranker", "precision": "bf16",
-                                "reranker": {"loss": "BinaryCrossEntropyLoss"}},
-        rows="relevance", length=512, batch=16),
-    Run("8b-qlora", EIGHT, _four_bit(), batch=4),
-    Run("8b-qlora-4096", EIGHT, _four_bit(), length=4096, batch=4),
-    Run("8b-lora", EIGHT, {"adapter": LORA}, batch=4),
-    Run("8b-full-bf16true", EIGHT, {"precision": "bf16-true"}, batch=4),
-    Run("8b-full-bf16true-8bit", EIGHT, {"precision": "bf16-true"}, {"optim": "adamw_bnb_8bit"}, batch=4),
-)  # fmt: skip
+RUNS: tuple[Run, ...] = rows_of("gpu_runs", kind=Run)
 
 
 def write_rows(kind: str, length: int, path: Path) -> None:
@@ -152,10 +105,9 @@ def make_model(name: str, folder: Path, tokenizer: Path, device: Device) -> dict
 
 
 def recipe_of(run: Run, model: Path, rows: Path, device: Device) -> dict[str, Any]:
-    said = dict(run.says)
     recipe: dict[str, Any] = {
-        **said,
-        "model": {"name_or_path": str(model), **said.get("model", {})},
+        **run.recipe,
+        "model": {"name_or_path": str(model), **run.recipe.get("model", {})},
         "data": {"train": [{"path": str(rows)}], "max_length": run.length, "max_dropped": 1.0},
         "trainer": {
             "max_steps": STEPS,

@@ -1,4 +1,4 @@
-"""The rows of the speed table on one GPU, and their floating-point operations: pure data and arithmetic.
+"""The rows of the speed table on one GPU (grids/gpu_throughput.yaml), and their floating-point operations.
 
 Operations of a step, counted as is usual for MFU: a multiplication and an addition are two, N are the
 parameters that multiply (all but the table of embeddings, which is looked up), T the tokens.
@@ -13,14 +13,14 @@ often count the whole square (`square=True`), which is 7 % more in all for 8B at
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grids import rows_of
+
 BIG = ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.2-1B")
 """Shipped model facts, the largest that fits is taken."""
-SMALL = ("meta-llama/Llama-3.2-1B",)
 DATASHEET = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """Dense bf16 operations a second."""
 FLATTENED = ("varlen", "flash_attention_2")
@@ -57,57 +57,7 @@ class SpeedRow:
         return sum(self.documents)
 
 
-def log_normal_documents(count: int, longest: int) -> tuple[int, ...]:
-    """Lengths of a mix in which most are short and a few very long."""
-    draw = random.Random(0)
-    return tuple(min(longest, max(16, int(draw.lognormvariate(6, 1)))) for _ in range(count))
-
-
-_MIX: dict[str, Any] = {"models": SMALL, "documents": log_normal_documents(8, 2048)}
-_VARLEN: dict[str, Any] = {"attention": "varlen", "needs": ("launcher.train.model.attention",)}
-_CHUNKED: dict[str, Any] = {"loss": "chunked", "needs": ("launcher.train.model.loss",)}
-_COMPILED: dict[str, Any] = {
-    "loss": "chunked",
-    "compiled": True,
-    "needs": ("launcher.train.model.loss", "launcher.train.model.models"),
-}  # fmt: skip
-_LORA: dict[str, Any] = {"method": "lora"}
-_ALL = ("launcher.train.model.attention", "launcher.train.model.loss", "launcher.train.model.models")
-
-
-def _and_peft(settings: dict[str, Any]) -> dict[str, Any]:
-    return settings | _LORA | {"needs": (*settings.get("needs", ()), "peft")}
-
-
-ROWS: tuple[SpeedRow, ...] = (
-    SpeedRow("matmul", "matmul"),
-    SpeedRow("full-sdpa"),
-    SpeedRow("full-chunked", **_CHUNKED),
-    SpeedRow("full-compiled", **_COMPILED),
-    SpeedRow("full-compiled-accumulation8", accumulation=8, **_COMPILED),
-    SpeedRow("full-compiled-one-length", dynamic=None, accumulation=8, **_COMPILED),
-    SpeedRow("lora-sdpa", **_and_peft({})),
-    SpeedRow("lora-compiled", **_and_peft(_COMPILED)),
-    SpeedRow("lora-compiled-nocast", cast=False, **_and_peft(_COMPILED)),
-    SpeedRow("full-compiled-batch2", documents=(4096, 4096), tight=True, **_COMPILED),
-    SpeedRow("lora-compiled-nocast-batch2", documents=(4096, 4096), cast=False, tight=True,
-             **_and_peft(_COMPILED)),
-    SpeedRow("mix-padded", **_MIX),
-    SpeedRow("mix-padded-chunked", **_MIX, **_CHUNKED),
-    SpeedRow("mix-varlen", **_MIX, **_VARLEN),
-    SpeedRow("mix-varlen-chunked", **_MIX, attention="varlen", loss="chunked", needs=_ALL[:2]),
-    SpeedRow("mix-varlen-compiled", **_MIX, attention="varlen", loss="chunked", compiled=True, needs=_ALL),
-    SpeedRow("attention-sdpa", "attention"),
-    SpeedRow("attention-varlen", "attention", **_VARLEN),
-    SpeedRow("attention-sdpa-mix", "attention", documents=_MIX["documents"]),
-    SpeedRow("attention-varlen-mix", "attention", documents=_MIX["documents"], **_VARLEN),
-    SpeedRow("head-full", "head"),
-    SpeedRow("head-chunked", "head", **_CHUNKED),
-    SpeedRow("head-chunked-1024", "head", chunk=1024, **_CHUNKED),
-    SpeedRow("head-chunked-4096", "head", chunk=4096, **_CHUNKED),
-    SpeedRow("full-liger", loss="liger", needs=("liger_kernel",)),
-    SpeedRow("mix-flash", **_MIX, attention="flash_attention_2", needs=("flash_attn",)),
-)  # fmt: skip
+ROWS: tuple[SpeedRow, ...] = rows_of("gpu_throughput", kind=SpeedRow)
 
 
 def matrix_params(config: Mapping[str, Any]) -> int:

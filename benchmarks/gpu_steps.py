@@ -10,19 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from gpu_grid import GpuRow
 from gpu_speed_rows import FLATTENED, SpeedRow, attention_flops, step_flops
 from gpu_training import build_model, make_step, timed_steps
+from grids import Row
 from torch.nn import functional
 
 CALLS = 10
 MATMUL = 8192
 
 
-def grid_row(row: SpeedRow, model: str) -> GpuRow:
+def grid_row(row: SpeedRow, model: str) -> Row:
     """The row as benchmarks/gpu_memory.py builds and predicts it."""
     flattened = row.attention in FLATTENED
-    return GpuRow(
+    return Row(
         row.name, model,
         micro_batch=1 if flattened else len(row.documents),
         length=row.tokens if flattened else max(row.documents),

@@ -18,7 +18,6 @@ import importlib.util
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from gpu_memory import (
     write_record,
 )
 from gpu_speed_rows import ROWS, SpeedRow, datasheet_rate, matrix_params, step_flops
+from grids import settings_of
 
 ABOUT = "Training speed on one GPU; made by benchmarks/gpu_throughput.py."
 BUDGET_S = 500.0
@@ -122,11 +122,6 @@ def shares(entry: Mapping[str, Any], device: str, measured_rate: float | None) -
         "mfu_square": None if sheet is None else round(square / sheet, 4),
         "of_measured": None if measured_rate is None else round(rate / measured_rate, 4),
     }
-
-
-def settings_of(row: SpeedRow) -> dict[str, Any]:
-    plain = asdict(SpeedRow(row.name))
-    return {name: value for name, value in asdict(row).items() if value != plain[name] and name != "needs"}
 
 
 HEAD = (

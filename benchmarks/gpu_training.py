@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from gpu_grid import GpuRow
+from grids import Row
 
 STEPS = 4
 """Of the optimizer; the first one is not timed."""
@@ -26,13 +26,13 @@ AUTO = {
 }
 
 
-def weights_dtype(row: GpuRow) -> torch.dtype:
+def weights_dtype(row: Row) -> torch.dtype:
     """As plans decide it: only a full fine-tune under autocast trains float32 weights."""
     keeps_fp32 = row.precision != "bf16-true" and row.adapter is None and row.engine == "ddp"
     return torch.float32 if row.precision == "fp32" or keeps_fp32 else HALF[row.precision]
 
 
-def build_model(row: GpuRow, config: Mapping[str, Any], task: str, device: torch.device) -> Any:
+def build_model(row: Row, config: Mapping[str, Any], task: str, device: torch.device) -> Any:
     """The model with random weights on the device, in training mode, with its adapter."""
     import transformers
 
@@ -72,7 +72,7 @@ def _quantized(auto: Any, built: Any, options: dict[str, Any], device: torch.dev
         return auto.from_pretrained(folder, quantization_config=four_bit, device_map={"": device}, **options)
 
 
-def _with_adapter(row: GpuRow, model: Any, task: str) -> Any:
+def _with_adapter(row: Row, model: Any, task: str) -> Any:
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
     if row.quantization != "none":
@@ -84,7 +84,7 @@ def _with_adapter(row: GpuRow, model: Any, task: str) -> Any:
     return get_peft_model(model, LoraConfig(r=RANK, target_modules=targets, task_type=kind))
 
 
-def make_batch(row: GpuRow, config: Any, task: str, device: torch.device) -> dict[str, torch.Tensor]:
+def make_batch(row: Row, config: Any, task: str, device: torch.device) -> dict[str, torch.Tensor]:
     """Random rows of full length, as a collator makes them."""
     if task == "image-classification":
         size = config.image_size
@@ -105,7 +105,7 @@ def make_batch(row: GpuRow, config: Any, task: str, device: torch.device) -> dic
     return {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
 
 
-def make_optimizer(row: GpuRow, model: Any, trained: list[torch.Tensor]) -> torch.optim.Optimizer:
+def make_optimizer(row: Row, model: Any, trained: list[torch.Tensor]) -> torch.optim.Optimizer:
     """As TrainingArguments.optim names them."""
     if row.optim == "sgd":
         return torch.optim.SGD(trained, lr=1e-4)
@@ -125,7 +125,7 @@ def make_optimizer(row: GpuRow, model: Any, trained: list[torch.Tensor]) -> torc
     return torch.optim.AdamW(trained, lr=1e-4, fused=True if row.optim == "adamw_torch_fused" else None)
 
 
-def make_step(row: GpuRow, model: Any, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
+def make_step(row: Row, model: Any, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
     """One optimizer step: micro-batches, gradients clipped to norm 1, update."""
     device = next(model.parameters()).device
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -155,7 +155,7 @@ def make_step(row: GpuRow, model: Any, batch: dict[str, torch.Tensor]) -> Callab
 
 
 def _deepspeed_step(
-    row: GpuRow, model: Any, trained: list[torch.Tensor], batch: dict[str, torch.Tensor]
+    row: Row, model: Any, trained: list[torch.Tensor], batch: dict[str, torch.Tensor]
 ) -> Callable[[], None]:
     import deepspeed
 

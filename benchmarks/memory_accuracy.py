@@ -23,9 +23,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import gpu_grid
 from gpu_memory import Device, predict
-from memory_grid import HALVES, row
+from grids import GPU_MEMORY, HALVES, memory_row
 from memory_images import sees_images, with_pixels
 from memory_measure import RECORD, read_record
 from memory_page import mib, percent, write_page
@@ -99,7 +98,7 @@ def compare_measured(half: str, trace: bool, record: Path) -> Iterator[Compared]
     for entry in read_record(record)["rows"]:
         if "measured_bytes" not in entry or half not in ("all", entry["half"]):
             continue
-        one = row(entry["name"])
+        one = memory_row(entry["name"])
         if sees_images(one) and not trace:
             continue  # no closed form
         plan = plan_of(one)
@@ -128,7 +127,7 @@ def compare_published(half: str, trace: bool) -> Iterator[Compared]:
 
 def compare_gpu() -> Iterator[Compared]:
     """The rows of each committed sweep on a GPU: what torch allocated, predicted now (T0)."""
-    rows = {one.name: one for one in gpu_grid.ROWS}
+    rows = {one.name: one for one in GPU_MEMORY}
     for path in sorted(RECORD.parent.glob("gpu_memory_*.json")):
         record = read_record(path)
         hardware = replace(parse_hardware(f"1x{record['hardware']}"), device_bytes=record["device_bytes"])

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from memory_grid import MODELS, Row
+from grids import MODELS, Row
 from memory_traces import ask_forked
 
 from launcher.facts.model import ModelSpec

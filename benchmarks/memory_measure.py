@@ -13,7 +13,6 @@ of the allocations and frees that the profiler saw.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import importlib.metadata
 import json
@@ -32,7 +31,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # some CPU kernels allocate a buffer for each thread
 
-from memory_grid import HALVES, ROWS, Row, row
+from grids import HALVES, MEMORY, Row, memory_row, settings_of
 from memory_images import ImageSamples, processor_of, sees_images
 from memory_rows import DOCUMENTS, STEPS, ds_config_of, plan_of
 
@@ -407,12 +406,10 @@ def differs(measured: int, recorded: int, same_versions: bool) -> bool:
 
 def write_record(measured: Mapping[str, int], path: Path = RECORD) -> None:
     """The rows in the grid's order, each with the settings that are not a row's defaults."""
-    defaults = {one.name: one.default for one in dataclasses.fields(Row)}
     rows = []
-    for one in ROWS:
-        given = {k: v for k, v in dataclasses.asdict(one).items() if (v or v is False) and v != defaults[k]}
+    for one in MEMORY:
+        given = settings_of(one)
         entry = {"name": one.name, "half": one.half, "settings": given}
-        del given["name"]
         if one.impossible is not None:
             rows.append({**entry, "impossible": given.pop("impossible")})
         elif one.name in measured:
@@ -434,10 +431,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE")
     options = parser.parse_args()
-    unknown = set(options.only or ()) - {one.name for one in ROWS}
+    unknown = set(options.only or ()) - {one.name for one in MEMORY}
     if unknown:
         parser.error(f"not in the grid: {', '.join(sorted(unknown))}")
-    wanted = [row(name) for name in options.only] if options.only else list(ROWS)
+    wanted = [memory_row(name) for name in options.only] if options.only else list(MEMORY)
     wanted = [one for one in wanted if one.impossible is None]
     # Rows of several processes come last: they want the machine to themselves.
     wanted.sort(key=lambda one: (one.processes, HALVES.index(one.half)))

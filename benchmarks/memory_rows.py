@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memory_grid import MODELS, Row
+from grids import MODELS, Row
 from memory_images import frozen_parts, image_spec, sees_images
 
 from launcher.engines import engine_named, engine_of

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import gpu_grid
 from gpu_memory import Device, predict
+from grids import GPU_MEMORY
 from memory_accuracy import planned_runs
 from memory_measure import RECORD, read_record
 from memory_published import plan_of_row, planned, published_verdicts
@@ -63,7 +63,7 @@ def asked(needs: int, at_most: int) -> Iterator[tuple[int, bool]]:
 
 def measured_here() -> Iterator[Case]:
     """The rows of the sweeps and of whole runs on a GPU."""
-    rows = {one.name: one for one in gpu_grid.ROWS}
+    rows = {one.name: one for one in GPU_MEMORY}
     for path in sorted(RECORD.parent.glob("gpu_memory_*.json")):
         record = read_record(path)
         for entry in (entry for entry in record["rows"] if "allocated" in entry):

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grids import CHOICES, FRESH, SPEED, Choice, Row
 from kept import keep
-from memory_grid import Row
 from memory_rows import job_of, make, plan_of, recipe_of, spec_of
-from speed_grid import CHOICES, FRESH, ROWS, Choice
 
 from launcher.facts.hardware import Processor, parse_hardware
 from launcher.memory.estimate import estimate_memory
@@ -65,10 +64,10 @@ def predict(row: Row, record: dict[str, Any]) -> StepTime:
 
 def timed_rows(record: dict[str, Any]) -> list[Timed]:
     """All rows of the grid; SystemExit names those that were not measured."""
-    needed = [*ROWS, *FRESH, *(row for choice in CHOICES for row in choice.rows())]
+    needed = [*SPEED, *FRESH, *(row for choice in CHOICES for row in choice.rows())]
     if absent := [row.name for row in needed if row.name not in record["seconds"]]:
         raise SystemExit(f"not measured: {' '.join(absent)}; speed_measure.py --only measures them")
-    halves = [*((row, row.half) for row in ROWS), *((row, "fresh") for row in FRESH)]
+    halves = [*((row, row.half) for row in SPEED), *((row, "fresh") for row in FRESH)]
     return [Timed(row.name, half, record["seconds"][row.name], predict(row, record)) for row, half in halves]
 
 

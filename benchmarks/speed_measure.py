@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import memory_measure
-from memory_grid import Row
+from grids import CHOICES, FRESH, SPEED, Row
 from memory_rows import plan_of
-from speed_grid import CHOICES, FRESH, ROWS
 
 os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))  # memory is measured with one thread
 
@@ -39,7 +38,7 @@ TIMEOUT_S = 300
 
 
 def every_row() -> list[Row]:
-    return [*ROWS, *FRESH, *(row for choice in CHOICES for row in choice.rows())]
+    return [*SPEED, *FRESH, *(row for choice in CHOICES for row in choice.rows())]
 
 
 def time_steps(row: Row, run_dir: Path) -> list[float]:

@@ -17,7 +17,8 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import gpu_memory  # noqa: E402  (benchmarks is no package)
-from gpu_grid import ROWS, GpuRow  # noqa: E402
+from grids import GPU_MEMORY as ROWS  # noqa: E402
+from grids import Row  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -47,7 +48,7 @@ def device() -> gpu_memory.Device:
     return found
 
 
-def entry_of(row: GpuRow) -> dict:
+def entry_of(row: Row) -> dict:
     return gpu_memory.sweep([gpu_memory.rehearsed(row)], device(), 300.0)[0]
 
 
@@ -92,7 +93,7 @@ def test_a_rehearsal_leaves_no_record(tmp_path: Path) -> None:
 
 def test_a_row_whose_package_is_absent_says_which() -> None:
     row = next(row for row in ROWS if row.name == "qwen3-bf16")
-    entry = entry_of(GpuRow(row.name, row.model, needs=("no_such_package",)))
+    entry = entry_of(Row(row.name, row.model, needs=("no_such_package",)))
     assert entry["skipped"] == "no_such_package not installed"
     assert "allocated" not in entry
 

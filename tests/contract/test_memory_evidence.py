@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import memory_accuracy  # noqa: E402  (benchmarks is no package)
-import memory_grid  # noqa: E402
+import grids  # noqa: E402  (benchmarks is no package)
+import memory_accuracy  # noqa: E402
 import memory_measure  # noqa: E402
 import memory_page  # noqa: E402
 from memory_images import ImageSamples, processor_of, sees_images  # noqa: E402
@@ -41,25 +41,25 @@ def benchmark(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_halves_follow_from_the_names_but_for_rows_that_a_formula_was_corrected_on() -> None:
-    names = [row.name for row in memory_grid.ROWS]
+    names = [row.name for row in grids.MEMORY]
     assert len(set(names)) == len(names) >= 56
-    for row in memory_grid.ROWS:
+    for row in grids.MEMORY:
         even = int(hashlib.sha256(row.name.encode()).hexdigest()[:2], 16) % 2 == 0
         assert row.half == ("tuning" if even or row.tuned else "held-out")
-    held_out = sum(row.half == "held-out" for row in memory_grid.ROWS)
+    held_out = sum(row.half == "held-out" for row in grids.MEMORY)
     assert 0.4 < held_out / len(names) < 0.6
 
 
 def test_the_grid_covers_every_family_that_is_known() -> None:
-    models = [memory_grid.MODELS[row.model] for row in memory_grid.ROWS]
+    models = [grids.MODELS[row.model] for row in grids.MEMORY]
     families = {model.config["model_type"] for model in models if model.task != "image-text-to-text"}
     assert families == set(FAMILY_TASKS)
 
 
 def test_the_record_has_every_row_of_the_grid() -> None:
-    assert [entry["name"] for entry in RECORD["rows"]] == [row.name for row in memory_grid.ROWS]
+    assert [entry["name"] for entry in RECORD["rows"]] == [row.name for row in grids.MEMORY]
     for entry in RECORD["rows"]:
-        row = memory_grid.row(entry["name"])
+        row = grids.memory_row(entry["name"])
         assert entry["half"] == row.half
         assert ("impossible" in entry) == (row.impossible is not None)
         for name, value in entry["settings"].items():
@@ -70,7 +70,7 @@ def test_the_record_has_every_row_of_the_grid() -> None:
 
 @pytest.mark.parametrize("name", ["llama-zero2-offload-fp32", "llama-bf16-accumulation2", "t5-lora-fp32"])
 def test_a_row_is_planned_as_it_says(name: str) -> None:
-    row = memory_grid.row(name)
+    row = grids.memory_row(name)
     plan = plan_of(row)
     job = job_of(row, plan)
     assert (job.micro_batch, job.sequence_length, job.accumulation) == (
@@ -100,7 +100,7 @@ def _asked(monkeypatch):
 SOME = ("gemma4-vl-unfrozen-fp32-ckpt", "llama4-vl-fp32", "llama4-vl-unfrozen-fp32-ckpt")
 WITH_IMAGES = [
     pytest.param(row.name, marks=[] if row.name in SOME else pytest.mark.slow)
-    for row in memory_grid.ROWS
+    for row in grids.MEMORY
     if sees_images(row)
 ]
 
@@ -119,11 +119,11 @@ def test_rows_with_images_are_within_five_percent_once_they_are_read(tmp_path, n
 @pytest.mark.parametrize("name", ["qwen3-vl", "gemma3-vl", "gemma4-vl", "idefics3", "llava"])
 def test_patches_of_the_grid_are_those_of_the_processor(name: str) -> None:
     """Llama 4's processor needs torchvision, which is not installed here."""
-    row = memory_grid.row(f"{name}-lora-bf16")
+    row = grids.memory_row(f"{name}-lora-bf16")
     made = ImageSamples(row, processor_of(row), 1, 4000).batch
-    vision = memory_grid.MODELS[name].config["vision_config"]
+    vision = grids.MODELS[name].config["vision_config"]
     of_patch = 3 * vision["patch_size"] ** 2 * vision.get("temporal_patch_size", 1)
-    assert made["pixel_values"].size == row.micro_batch * memory_grid.MODELS[name].patches * of_patch
+    assert made["pixel_values"].size == row.micro_batch * grids.MODELS[name].patches * of_patch
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_another_figure_is_told_from_the_record(tmp_path: Path) -> None:
 def record_of(folder: Path, **measured: int) -> Path:
     """A record with these rows."""
     rows = [
-        {"name": name, "half": memory_grid.row(name).half, "measured_bytes": value}
+        {"name": name, "half": grids.memory_row(name).half, "measured_bytes": value}
         for name, value in measured.items()
     ]
     path = folder / "record.json"
@@ -188,11 +188,11 @@ def test_the_summary_is_computed_from_the_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["embedding", "reranker"])
-@pytest.mark.parametrize("half", memory_grid.HALVES)
+@pytest.mark.parametrize("half", grids.HALVES)
 def test_losses_over_texts_are_predicted(tmp_path: Path, task: str, half: str) -> None:
     """No trace sees these tasks: the closed form alone plans them."""
     measured = {entry["name"]: entry.get("measured_bytes", 0) for entry in RECORD["rows"]}
-    of = [one.name for one in memory_grid.ROWS if memory_grid.MODELS[one.model].task == task]
+    of = [one.name for one in grids.MEMORY if grids.MODELS[one.model].task == task]
     path = record_of(tmp_path, **{name: measured[name] for name in of})
     summary = memory_accuracy.summarise(list(memory_accuracy.compare_measured(half, False, path)), "t0")
     assert summary is not None
@@ -230,7 +230,7 @@ def test_what_whole_runs_on_a_gpu_allocated_is_predicted() -> None:
 
 
 def test_a_half_keeps_to_its_own_rows() -> None:
-    for half in memory_grid.HALVES:
+    for half in grids.HALVES:
         rows = list(memory_accuracy.compare_measured(half, trace=False, record=memory_measure.RECORD))
         assert {one.half for one in rows} == {half}
 

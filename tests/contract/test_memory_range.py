@@ -12,8 +12,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import grids
 import memory_accuracy
-import memory_grid
 import memory_measure
 import memory_published
 
@@ -92,7 +92,7 @@ def test_segments_that_do_not_grow_cost_what_the_allocator_loses():
 def test_engines_of_several_processes_hold_what_was_measured():
     """Buckets, gathered weights and gradients at the moment that rules; 24 % off before they had moments."""
     rows = memory_accuracy.compare_measured("all", False, memory_measure.RECORD)
-    several = [one for one in rows if memory_grid.row(one.name).processes > 1]
+    several = [one for one in rows if grids.memory_row(one.name).processes > 1]
     assert len(several) >= 10
     for one in several:
         limit = 0.02 if one.name.startswith("dpo") else 0.01  # trl's tiles of logits are counted 1.2 % low
