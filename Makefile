@@ -50,7 +50,7 @@ test-versions: $(STAMP) ## contract tests at both ends of pyproject's ranges, pl
 test-browser: $(STAMP) ## the reports in a headless Chromium
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  if ! command -v chromium >/dev/null; then export DEBIAN_FRONTEND=noninteractive; apt-get -q update; \
-	    apt-get -q install --yes --no-install-recommends chromium fonts-dejavu-core \
+	    apt-get -q -o DPkg::Lock::Timeout=300 install --yes --no-install-recommends chromium fonts-dejavu-core \
 	      || echo "not installed: the tests are skipped, with the reason"; fi; fi
 	$(PYTEST) -m browser tests/browser
 
@@ -61,7 +61,7 @@ test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts
 	  PATH="$$PATH:/usr/sbin:/sbin"; for program in slurmctld slurmd munged sshd pdsh ip shellcheck; do \
 	    command -v $$program >/dev/null || missing=1; done; \
 	  if [ -n "$$missing" ]; then export DEBIAN_FRONTEND=noninteractive; apt-get -q update; \
-	    apt-get -q install --yes --no-install-recommends \
+	    apt-get -q -o DPkg::Lock::Timeout=300 install --yes --no-install-recommends \
 	      slurm-wlm munge openssh-server pdsh iproute2 shellcheck \
 	      || echo "not installed: the tests that need them are skipped, with the reason"; fi; fi
 	$(PYTEST) -n 3 -m cluster tests/cluster tests/hosts

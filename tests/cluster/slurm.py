@@ -18,11 +18,16 @@ import tempfile
 import time
 from pathlib import Path
 
+from patience import Deadline, patience
+
 NODES = ("n1", "n2", "n3")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "salloc", "scontrol")
 PACKAGES = ("munge", "slurm-wlm")
-GRACE_S = 20
-_READY_S = 60
+GRACE_S = 120
+REQUEUE_HOLD_S = 20
+"""A requeued job waits so long (cred_expire); and so long a loaded machine may take to start a step."""
+_READY_S = 120
+# Times in which daemons and steps must answer are those of a machine on which other tests run, too.
 _CONF = """\
 ClusterName=effilaunch
 SlurmctldHost={host}({address})
@@ -31,7 +36,7 @@ FirstJobId={first_job}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
+AuthInfo=socket={folder}/munge.socket,cred_expire={hold}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -50,7 +55,12 @@ SchedulerParameters=bf_interval=2,sched_interval=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
-KillWait=10
+KillWait=60
+MessageTimeout=60
+TCPTimeout=30
+BatchStartTimeout=120
+SlurmdTimeout=1200
+UnkillableStepTimeout=600
 MinJobAge=900
 InactiveLimit=0
 AccountingStorageType=accounting_storage/none
@@ -82,7 +92,12 @@ def install() -> None:
         raise NoSlurm(f"{', '.join(missing)} missing: run `apt-get install {' '.join(PACKAGES)}` as root")
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for words in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
-        done = subprocess.run(["apt-get", "-q", *words], env=quiet, capture_output=True, text=True)
+        done = subprocess.run(
+            ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *words],
+            env=quiet,
+            capture_output=True,
+            text=True,
+        )
     if done.returncode != 0:
         raise NoSlurm(f"apt-get could not install {', '.join(PACKAGES)}: {done.stderr.strip()[-300:]}")
 
@@ -132,7 +147,7 @@ class Cluster:
             daemon.terminate()
         for daemon in reversed(self._daemons):
             try:
-                daemon.wait(timeout=20)
+                daemon.wait(timeout=patience(60))
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
@@ -143,7 +158,9 @@ class Cluster:
     ) -> subprocess.CompletedProcess:
         """One command of Slurm's or ours, in the cluster's environment."""
         env = {**os.environ, **self.environ, **more.pop("env", {})}
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=timeout, **more)
+        done = subprocess.run(
+            words, env=env, capture_output=True, text=True, timeout=patience(timeout), **more
+        )
         if check and done.returncode != 0:
             raise AssertionError(
                 f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
@@ -155,7 +172,7 @@ class Cluster:
         shown = self.run("scontrol", "-o", "show", "job", number).stdout
         return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
-    def wait_state(self, number: str, *states: str, timeout: float = 120) -> dict[str, str]:
+    def wait_state(self, number: str, *states: str, timeout: float = 240) -> dict[str, str]:
         """The job once it is in one of the states."""
         found: dict[str, str] = {}
 
@@ -204,9 +221,9 @@ class Cluster:
         return started
 
     def _until(self, there, otherwise: str, timeout: float = _READY_S, seen: object = "") -> None:
-        deadline = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         while not there():
-            if time.monotonic() > deadline:
+            if deadline.passed():
                 logs = "".join(
                     f"\n{p.name}: {p.read_text(errors='replace')[-600:]}"
                     for p in [*self.folder.glob("*.log"), *self.folder.glob("*.out")]
@@ -231,6 +248,7 @@ class Cluster:
         controller_port, port_1, port_2, port_3 = free_ports(4)
         text = _CONF.format(
             folder=self.folder, host=socket.gethostname(), address="127.0.0.1", grace=GRACE_S,
+            hold=REQUEUE_HOLD_S,
             controller_port=controller_port, port_1=port_1, port_2=port_2, port_3=port_3,
             first_job=1 + 250 * worker,
         )  # fmt: skip
