@@ -1,12 +1,12 @@
 """The plan of every shipped recipe, on its own hardware, is the one that is written down.
 
-A changed plan for an unchanged recipe shows here as a diff. When the change is meant:
+A changed plan for an unchanged recipe shows here as a diff. Values that most plans share are in
+tests/golden/common.json (golden_plans.py). When the change is meant:
 EFFILAUNCH_UPDATE_GOLDEN=1 .venv/bin/pytest tests/test_golden.py
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import sys
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_plans import GOLDEN, difference, files_of, update, whole_plans
 
 from launcher.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
-GOLDEN = ROOT / "tests" / "golden" / "plans"
-OWN = ROOT / "tests" / "golden" / "recipes"
+OWN = GOLDEN / "recipes"
 """Recipes for plans that no shipped one has."""
 RECIPES = sorted([*(ROOT / "recipes").glob("*.yaml"), *OWN.glob("*.yaml")])
 UPDATE = "EFFILAUNCH_UPDATE_GOLDEN"
@@ -61,12 +61,12 @@ def placeless(value: Any) -> Any:
     return value
 
 
-def planned(recipe: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def planned(recipe: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     on = ["--on", "cpu"] if recipe.stem == "smoke" else []
     code = main(["plan", str(recipe), *on, "--json"])
     out = capsys.readouterr().out
     assert code == 0, out
-    return json.dumps(reduced(json.loads(out)), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return reduced(json.loads(out))
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
@@ -74,32 +74,36 @@ def test_the_plan_is_the_golden_one(recipe, capsys, monkeypatch):
     monkeypatch.setattr(
         "launcher.inputs.planning_facts.probe_processor", lambda: None
     )  # each machine has its own
-    text = planned(recipe, capsys)
-    file = GOLDEN / f"{recipe.stem}.json"
+    plan = planned(recipe, capsys)
     if os.environ.get(UPDATE):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        update({recipe.stem: plan})
         return
+    file = GOLDEN / "plans" / f"{recipe.stem}.json"
     assert file.is_file(), f"no {file.relative_to(ROOT)}; write it with {HOW}"
-    golden = file.read_text(encoding="utf-8")
-    diff = difflib.unified_diff(golden.splitlines(), text.splitlines(), "golden", "planned now", lineterm="")
-    shown = "\n".join(diff)
+    shown = difference(recipe.stem, plan)
     if shown:
         pytest.fail(f"the plan of {recipe.stem} changed:\n{shown}\nif that is meant: {HOW}", pytrace=False)
 
 
 def test_every_golden_plan_has_its_recipe():
     wanted = {f"{recipe.stem}.json" for recipe in RECIPES}
-    extra = sorted(file for file in GOLDEN.iterdir() if file.name not in wanted)
+    extra = sorted(file.stem for file in (GOLDEN / "plans").iterdir() if file.name not in wanted)
     if os.environ.get(UPDATE):
-        for file in extra:
-            file.unlink()
+        update({}, removed=extra)
         return
-    assert extra == [], "golden plans of recipes that are no longer shipped; delete them"
+    assert extra == [], f"golden plans of recipes that are no longer shipped; remove them with {HOW}"
+
+
+def test_golden_files_are_as_an_update_writes_them():
+    """A common value is written once, and is the most frequent one."""
+    if os.environ.get(UPDATE):
+        return
+    wanted = files_of(whole_plans())
+    assert [file.name for file, text in wanted.items() if file.read_text(encoding="utf-8") != text] == []
 
 
 def test_nothing_of_this_machine_is_in_a_golden_plan():
-    for file in GOLDEN.glob("*.json"):
+    for file in [GOLDEN / "common.json", *(GOLDEN / "plans").glob("*.json")]:
         text = file.read_text(encoding="utf-8")
         assert str(ROOT) not in text, file
         assert sys.executable not in text, file
