@@ -12,14 +12,15 @@ import os
 import select
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from patience import Deadline, patience
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ANSWER_S = 60.0
-"""How long a busy machine may take for one answer."""
+"""How long one answer may take on an idle machine."""
 
 
 def find_chromium() -> str | None:
@@ -62,7 +63,7 @@ class Chromium:
             self.call("Browser.close")
         os.close(self._write)
         try:
-            self._process.wait(10)
+            self._process.wait(patience(60))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -83,15 +84,17 @@ class Chromium:
         raise AssertionError(f"the browser ended at {method}")
 
     def _messages(self) -> Iterator[dict[str, Any]]:
-        end = time.monotonic() + ANSWER_S
+        deadline = Deadline(ANSWER_S)
         while True:
             whole, found, rest = self._rest.partition(b"\0")
             if found:
                 self._rest = rest
                 yield json.loads(whole)
                 continue
-            if not select.select([self._read], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise TimeoutError("the browser does not answer")
+            if not select.select([self._read], [], [], 1.0)[0]:
+                if deadline.passed():
+                    raise TimeoutError("the browser does not answer")
+                continue
             read = os.read(self._read, 2**20)
             if not read:
                 return
@@ -105,9 +108,9 @@ class Chromium:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.resize(width)
         self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
-        end = time.monotonic() + ANSWER_S
+        deadline = Deadline(ANSWER_S)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
-            assert time.monotonic() < end, "the page does not load"
+            assert not deadline.passed(), "the page does not load"
             self.events.append(next(self._messages()))
 
     def resize(self, width: int, height: int = 900) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
+from patience import wait_until
 from reports import data, metrics, write_run
 from test_report_in_chromium import CONTRAST, OUTSIDE
 
@@ -24,11 +24,7 @@ def run(tmp_path):
 
 
 def until(browser, expression):
-    end = time.monotonic() + 30
-    while not (found := browser.ask(expression)):
-        assert time.monotonic() < end, expression
-        time.sleep(0.2)
-    return found
+    return wait_until(lambda: browser.ask(expression), 60, expression)
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import wait_until
 from test_report_in_chromium import CONTRAST, OUTSIDE
 
 from launcher.commands.plan_page import answer
@@ -71,11 +72,7 @@ def page(browser, address):
 
 
 def until(browser, expression: str, seconds: float = 60):
-    end = time.monotonic() + seconds
-    while not (found := browser.ask(expression)):
-        assert time.monotonic() < end, (expression, browser.complaints())
-        time.sleep(0.05)
-    return found
+    return wait_until(lambda: browser.ask(expression), seconds, lambda: (expression, browser.complaints()))
 
 
 def link(recipes, on=("1xH100-80GB",), sets=None, configs=None) -> str:
