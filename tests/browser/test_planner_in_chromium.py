@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patience import wait_until
+from patience import patience, wait_until
 from test_report_in_chromium import CONTRAST, OUTSIDE
 
 from launcher.commands.plan_page import answer
@@ -373,11 +373,11 @@ def test_fast_typing_makes_no_queue_of_plans(page):
 
 
 def test_a_keystroke_is_answered_soon(page):
-    """300 ms are aimed at, and measured on a quiet machine (docs/plan-page.md); others run beside this."""
+    """300 ms are aimed at, and measured on a quiet machine (docs/plan-page.md), as is the limit."""
     text = (recipes_dir() / "llama3_8b_full.yaml").read_text("utf-8")
     show(page, ("tune.yaml", text), on=("8xH100-80GB",))
     took = sorted(page.ask(REACTION) for _ in range(5))
-    assert took[2] < 1500, took
+    assert took[2] < patience(1500), took
 
 
 # --- with a server, as at `plan --browser`

