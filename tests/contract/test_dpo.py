@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from golden_plans import whole_plans
 
 pytest.importorskip("torch")
 pytest.importorskip("trl")
@@ -82,8 +83,7 @@ def test_no_default_of_trl_changes_a_run(tmp_path):
         if field.name in upstream and default(field) != upstream[field.name]
     }
     assert differing == {"learning_rate", "bf16", "gradient_checkpointing", "logging_steps"}
-    golden = Path(__file__).parents[1] / "golden" / "plans" / "qwen3_8b_dpo.json"
-    settings = json.loads(golden.read_text(encoding="utf-8"))["settings"]
+    settings = whole_plans()["qwen3_8b_dpo"]["settings"]
     said = differing - {"gradient_checkpointing"} | {"activation_checkpointing"}
     assert {f"trainer.{name}" for name in said} <= set(settings), "the plan leaves none of them to trl"
     args = make_arguments(job(tmp_path, {"task": "dpo", "data.max_length": 24}))
