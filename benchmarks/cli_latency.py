@@ -12,7 +12,6 @@ effilaunch wraps and its peers stand beside it. All run from compiled modules, a
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import statistics
@@ -23,7 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kept import keep
+from comparison import exit_status
+from records import keep
+from runner import parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "starcoder_lora.yaml"
@@ -105,11 +106,9 @@ def line(cells: Sequence[str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
+    parser = parser_of(__doc__, "check", "json")
     parser.add_argument("--rounds", type=int, default=15, help="runs of each command (default 15)")
     parser.add_argument("--cache", type=Path, default=CACHE, help="of throughput.py: axolotl, LLaMA-Factory")
-    parser.add_argument("--json", type=Path, metavar="RECORD", help="write the table")
     parser.add_argument("--ours", action="store_true", help="leave the other launchers out")
     options = parser.parse_args()
 
@@ -126,16 +125,14 @@ def main() -> int:
         table.append((case.name, *cells))
         print(line(table[-1]))
         if case.limit is not None and wall / base > case.limit:
-            missed.append(case.name)
+            missed.append(f"{case.name}: {wall / base:.1f}x > {target}")
     if options.json is not None:
         keep(options.json, HEAD, table, ("pydantic", "trl", "accelerate", "deepspeed"))
     named = {case.name for case in others}
     for case in () if options.ours else OTHERS:
         if case.name not in named:
             print(f"{case.name:<26} absent: {Path(case.argv[0]).name} is not installed")
-    if missed:
-        print(f"over target: {', '.join(missed)}", file=sys.stderr)
-    return 1 if options.check and missed else 0
+    return exit_status(missed, options.check)
 
 
 if __name__ == "__main__":

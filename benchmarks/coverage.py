@@ -22,7 +22,6 @@ import math
 import os
 import re
 import resource
-import signal
 import sys
 import tempfile
 import time
@@ -33,93 +32,21 @@ from pathlib import Path
 from typing import Any
 
 import bounds_kernel
+from grids import grid
+from runner import in_process
 from switches import Check, needs
 
 RECORD = Path(__file__).parent / "records" / "coverage_cpu.json"
 SECONDS, BYTES = 300, 10 * 2**30
 """Limits of one type."""
 STEPS = 4
-_QSA = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 16,
-        "indexer_compress_ratio": 4}  # fmt: skip
-OVERRIDES: Mapping[str, Mapping[str, Any]] = {
-    "cohere_compass_text": {
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 10000.0}
-            for kind in ("full_attention", "sliding_attention")
-        }
-    },
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
-    "deepseek_v2": {"num_experts_per_tok": 2},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    "hunyuan_v1_dense": {"head_dim": 16},
-    "hunyuan_v1_moe": {"head_dim": 16},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16, "num_dense_layers": 1},
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 16, "full_attn_idxs": None},
-    "ministral": {"head_dim": 16},
-    "nemotron": {"num_key_value_heads": 2},
-    "qwen4_exp_text": _QSA,
-}
+OVERRIDES: Mapping[str, Mapping[str, Any]] = grid("coverage")["causal_lm"]
 """What the class of a configuration leaves out and every published one has."""
-_MROPE = {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [16, 24, 24]}
-_GLM = {"text_config": {"rope_parameters": {**_MROPE, "mrope_section": [8, 12, 12],
-                                            "partial_rotary_factor": 0.5}}}  # fmt: skip
-_OMNI = {"text_config": {"rope_parameters": _MROPE}, "vision_start_token_id": 151652}
-IMAGE_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
-    "cohere_compass": {"text_config": OVERRIDES["cohere_compass_text"]},
-    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
-    "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision"}},
-    **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga"), _GLM),
-    "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**_MROPE, "mrope_section": [22, 22, 20]}}},
-    "hunyuan_vl": {
-        "text_config": {"head_dim": 128, "rope_parameters": {**_MROPE, "mrope_section": [16, 16, 16, 16]}}
-    },
-    "granite4_vision": {
-        "deepstack_layer_map": [[-19, 9], [-13, 6], [-7, 3], [-1, 0]],
-        "downsample_rate": "4/8",
-    },
-    "perception_lm": {
-        "vision_config": {
-            "model_type": "timm_wrapper",
-            "architecture": "vit_pe_core_large_patch14_336",
-            "do_pooling": True,
-            "model_args": {
-                "depth": 23,
-                "embed_dim": 1024,
-                "global_pool": "",
-                "img_size": [448, 448],
-                "init_values": 0.1,
-                "ref_feat_shape": [32, 32],
-                "use_post_transformer_norm": False,
-            },
-        }
-    },
-    "paddleocr_vl": {"text_config": {"rope_parameters": _MROPE}},
-    "qwen2_5_omni_thinker": _OMNI,
-    "qwen3_omni_moe_thinker": _OMNI,
-    "step3p7": {"text_config": {"sliding_window": 512}},
-    "qwen4_exp": {"text_config": _QSA},
-    "deepseek_ocr2": {
-        "text_config": {
-            "mlp_layer_types": ["dense", *["sparse"] * 31],
-            "n_group": 1,
-            "topk_group": 1,
-            "num_experts_per_tok": 6,
-        }
-    },
-    "qwen2_5_vl": {"text_config": {"rope_parameters": _MROPE}},
-    "qwen2_vl": {"text_config": {"rope_parameters": _MROPE}},
-}
+IMAGE_OVERRIDES: Mapping[str, Mapping[str, Any]] = grid("coverage")["image_text_to_text"]
 """The same of models of images and text; missing parts of a part have their class's values."""
 YOUNG = 2022
 """Types that came with a paper or release of this year or later are what the target is about."""
-OLD = frozenset(
-    {
-        "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small",
-        "camembert", "ctrl", "electra", "ernie", "gpt2", "gpt_neo", "gptj", "marian", "mbart",
-        "megatron-bert", "openai-gpt", "pegasus", "plbart", "prophetnet", "reformer", "rembert", "roberta",
-        "roberta-prelayernorm", "roformer", "trocr", "xglm", "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet",
-    }
-)  # fmt: skip
+OLD = frozenset(grid("coverage")["old"])
 """Types of 2021 and before, and encoders of that time with a causal head."""
 _TEMPORARY = re.compile(r"\S*/tmp\w+")
 LENGTHS = (17, 9, 12)
@@ -431,24 +358,17 @@ def _step(model: Any) -> tuple[float, dict[str, Any]]:
 
 def in_child(kind: str, *, images: bool, compiled: bool) -> dict[str, Any]:
     """`try_type` in a forked process with limits; a process that dies is a result too."""
-    read, write = os.pipe()
     start = time.monotonic()
-    pid = os.fork()
-    if pid == 0:
-        resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-        signal.alarm(SECONDS)
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        os.write(write, json.dumps(try_type(kind, images=images, compiled=compiled)).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        answer = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    died = {"type": kind, "configured": False, "reasons": {"configured": f"the process ended: {status}"}}
-    found = json.loads(answer) if answer else died
+    found = in_process(partial(_limited, kind, images=images, compiled=compiled), SECONDS, quiet=True)
+    if "error" in found:
+        found = {"type": kind, "configured": False, "reasons": {"configured": found["error"]}}
     return {**found, "seconds": round(time.monotonic() - start, 1)}
+
+
+def _limited(kind: str, *, images: bool, compiled: bool) -> dict[str, Any]:
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    found: dict[str, Any] = json.loads(json.dumps(try_type(kind, images=images, compiled=compiled)))
+    return found
 
 
 def is_trained(row: Mapping[str, Any]) -> bool:

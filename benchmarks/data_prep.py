@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-from kept import keep
+from records import keep
 
 MAX_LENGTH = 2048
 GROWTH = (1_000, 4_000, 16_000, 64_000)

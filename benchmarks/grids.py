@@ -201,6 +201,11 @@ CHOICES = tuple(
 )
 
 
+def speed_rows() -> list[Row]:
+    """All rows whose steps are timed."""
+    return [*SPEED, *FRESH, *(row for choice in CHOICES for row in choice.rows())]
+
+
 def memory_row(name: str) -> Row:
     """The row of that name; KeyError for another."""
     return {one.name: one for one in MEMORY}[name]

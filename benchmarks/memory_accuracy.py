@@ -13,24 +13,24 @@ Errors are predicted / measured - 1; summaries are of their sizes.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import math
-import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_memory import Device, predict
-from grids import GPU_MEMORY, HALVES, memory_row
+from comparison import TIERS, Compared, Target, coverage, exit_status, summarise
+from gpu_memory import predict, recorded
+from grids import HALVES, memory_row
 from memory_images import sees_images, with_pixels
-from memory_measure import RECORD, read_record
+from memory_measure import RECORD
 from memory_page import mib, percent, write_page
 from memory_published import planned
 from memory_rows import host_share, job_of, make, plan_of
 from memory_traces import trace_of
+from records import RECORDS, read_record
+from runner import parser_of
 
 from launcher.errors import RecipeError
 from launcher.facts.hardware import parse_hardware
@@ -40,45 +40,6 @@ from launcher.facts.probe import shipped_model_config
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.plan.plan import Plan
 
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One row: bytes measured and predicted."""
-
-    name: str
-    half: str
-    """tuning | held-out | images | images-unread | gpu | gpu-runs | one of PUBLISHED"""
-    measured: int
-    t0: int
-    low: int
-    high: int
-    components: dict[str, int]
-    """Of T0."""
-    t1: int | None = None
-
-    def error(self, tier: str) -> float | None:
-        predicted = getattr(self, tier)
-        return None if predicted is None else predicted / self.measured - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Sizes of errors, as shares of what was measured."""
-
-    count: int
-    median: float
-    p95: float
-    """The nearest rank's."""
-    maximum: float
-    worst: str
-    low_share: float
-    """Share of the rows whose prediction is below the measurement."""
-
-
-TARGETS = {"t0": (0.05, 0.12), "t1": (0.03, 0.08)}
-"""Median and maximum that measured rows shall keep to."""
-PUBLISHED_TARGET = (0.05, 0.15)
-TIERS = {"t0": "closed form (T0)", "t1": "trace (T1)"}
 PUBLISHED = tuple(f"{group}-{half}" for group in ("published", "elsewhere") for half in HALVES)
 """Groups of published rows: those trained as transformers' Trainer does, and those that leave something open
 or are of other loops and other code of the model (`apart` in the record)."""
@@ -86,11 +47,15 @@ IMAGES = "images"
 """Group of the rows of models of images and text, of either half, with the images that their rows hold."""
 UNREAD = "images-unread"
 """The same before their rows are read: all tokens count as tokens of images."""
-
-
-def _tiers(half: str) -> dict[str, str]:
-    """Models of images and text have no closed form."""
-    return {name: title for name, title in TIERS.items() if half not in (IMAGES, UNREAD) or name == "t1"}
+_MEASURED = {"t0": Target(0.05, 0.12), "t1": Target(0.03, 0.08)}
+_IMAGES = {"t1": Target(0.05, 0.15)}  # no closed form
+_PUBLISHED = {"t0": Target(0.05, 0.15, is_p95=True)}
+TARGETS: Mapping[str, Mapping[str, Target]] = {
+    **dict.fromkeys((*HALVES, "gpu", "gpu-runs"), _MEASURED),
+    **dict.fromkeys((IMAGES, UNREAD), _IMAGES),
+    **dict.fromkeys((half for half in PUBLISHED if half.startswith("published")), _PUBLISHED),
+}
+"""Of each group by tier. The largest error of published rows is that of a source: a percentile counts."""
 
 
 def compare_measured(half: str, trace: bool, record: Path) -> Iterator[Compared]:
@@ -127,20 +92,13 @@ def compare_published(half: str, trace: bool) -> Iterator[Compared]:
 
 def compare_gpu() -> Iterator[Compared]:
     """The rows of each committed sweep on a GPU: what torch allocated, predicted now (T0)."""
-    rows = {one.name: one for one in GPU_MEMORY}
-    for path in sorted(RECORD.parent.glob("gpu_memory_*.json")):
-        record = read_record(path)
-        hardware = replace(parse_hardware(f"1x{record['hardware']}"), device_bytes=record["device_bytes"])
-        device = Device(record["device"], hardware, rehearsal=False)
-        for entry in record["rows"]:
-            if "allocated" in entry:
-                found = predict(rows[entry["name"]], device)
-                yield _of_tensors(entry["name"], entry["allocated"], found)
+    for row, entry, device in recorded():
+        yield _of_tensors(row.name, entry["allocated"], predict(row, device))
 
 
 def planned_runs() -> Iterator[tuple[dict[str, Any], Plan]]:
     """The measured entries of each committed record of whole runs on a GPU, planned now."""
-    for path in sorted(RECORD.parent.glob("gpu_runs_*.json")):
+    for path in sorted(RECORDS.glob("gpu_runs_*.json")):
         record = read_record(path)
         hardware = parse_hardware(f"1x{record['hardware']}")
         versions = {name.replace("_", "-"): version for name, version in record["versions"].items()}
@@ -196,28 +154,6 @@ def _compared(
     )
 
 
-def summarise(rows: Sequence[Compared], tier: str) -> Summary | None:
-    """None without a row that this tier predicts."""
-    known = [(abs(error), error, one.name) for one in rows if (error := one.error(tier)) is not None]
-    if not known:
-        return None
-    sizes = sorted(size for size, _, _ in known)
-    worst = max(known)
-    return Summary(
-        count=len(known),
-        median=statistics.median(sizes),
-        p95=sizes[math.ceil(0.95 * len(sizes)) - 1],
-        maximum=worst[0],
-        worst=worst[2],
-        low_share=sum(error < 0 for _, error, _ in known) / len(known),
-    )
-
-
-def coverage(rows: Sequence[Compared]) -> float:
-    """Share of the rows measured within `low` to `high`."""
-    return sum(one.low <= one.measured <= one.high for one in rows) / len(rows)
-
-
 HEAD = ("row", "half", "measured", "T0", "error", "T1", "error", "  MiB")
 WIDTHS = (-64, -20, 12, 12, 8, 12, 8, 0)
 
@@ -246,7 +182,9 @@ def summaries(rows: Sequence[Compared]) -> list[str]:
     """A sentence for each group of rows and tier, and one for its range."""
     found = []
     for half, members in groups(rows).items():
-        for tier, name in _tiers(half).items():
+        for tier, name in TIERS.items():
+            if tier == "t0" and half in (IMAGES, UNREAD):
+                continue  # they have no closed form
             total = summarise(members, tier)
             if total is not None:
                 found.append(
@@ -263,48 +201,19 @@ def summaries(rows: Sequence[Compared]) -> list[str]:
 def missed_targets(rows: Sequence[Compared]) -> list[str]:
     """A sentence for each target that a group of rows misses."""
     missed = []
-    for half, found in groups(rows).items():
-        for tier, (median, maximum) in TARGETS.items():
-            total = summarise(found, tier)
-            if half in (IMAGES, UNREAD):
-                median, maximum = PUBLISHED_TARGET
-            if half in PUBLISHED:
-                continue  # `missed_published`
-            if tier not in _tiers(half):
-                continue
-            if total is None:
-                continue
-            if total.median > median:
-                missed.append(f"{half}, {TIERS[tier]}: median {total.median:.1%} > {median:.0%}")
-            if total.maximum > maximum:
-                missed.append(
-                    f"{half}, {TIERS[tier]}: max {total.maximum:.1%} > {maximum:.0%} ({total.worst})"
-                )
-    return missed
-
-
-def missed_published(rows: Sequence[Compared]) -> list[str]:
-    """The same of published rows, whose largest error is that of a source: the 95th of a hundred counts."""
-    missed = []
-    for half in (half for half in PUBLISHED if half.startswith("published")):
-        total = summarise([one for one in rows if one.half == half], "t0")
-        if total is None:
-            continue
-        median, p95 = PUBLISHED_TARGET
-        if total.median > median:
-            missed.append(f"{half}: median {total.median:.1%} > {median:.0%}")
-        if total.p95 > p95:
-            missed.append(f"{half}: p95 {total.p95:.1%} > {p95:.0%} (largest: {total.worst})")
+    for half, members in groups(rows).items():
+        for tier, target in TARGETS.get(half, {}).items():
+            found = summarise(members, tier)
+            if found is not None:
+                missed += target.missed(f"{half}, {TIERS[tier]}", found)
     return missed
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = parser_of(__doc__, "check", "record", record=RECORD)
     parser.add_argument("--half", choices=[*HALVES, "all"], default="all")
     parser.add_argument("--trace", action="store_true", help="predict with the trace of the real model too")
-    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write tables and plots as one page")
-    parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE")
     options = parser.parse_args()
     rows = []
     print(line_of(HEAD))
@@ -315,13 +224,10 @@ def main() -> int:
         print(line_of(cells_of(one)), flush=True)
     sentences = summaries(rows)
     print("", *sentences, sep="\n")
-    missed = missed_targets(rows) + missed_published(rows)
-    for sentence in missed:
-        print(f"missed: {sentence}", file=sys.stderr)
     if options.html is not None:
         named = ", ".join(f"{k} {v}" for k, v in read_record(options.record)["versions"].items())
         write_page(options.html, rows, sentences, named)
-    return 1 if options.check and missed else 0
+    return exit_status(missed_targets(rows), options.check)
 
 
 if __name__ == "__main__":

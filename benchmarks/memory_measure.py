@@ -12,42 +12,34 @@ of the allocations and frees that the profiler saw.
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import importlib.metadata
-import json
-import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import time
-import traceback
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # some CPU kernels allocate a buffer for each thread
 
-from grids import HALVES, MEMORY, Row, memory_row, settings_of
+from grids import HALVES, MEMORY, Row, settings_of
 from memory_images import ImageSamples, processor_of, sees_images
 from memory_rows import DOCUMENTS, STEPS, ds_config_of, plan_of
+from records import RECORDS, read_record, today, versions, write_record
+from runner import Room, differs, error_of, in_processes, measured, parser_of
 
 from launcher.execute.leftovers import remove_shared_buffers, remove_stale_locks
+from launcher.facts.probe import free_port
 from launcher.plan.plan import Plan
 from launcher.render.bundle import dump_json, plan_json
 from launcher.render.command import render_env
 
-RECORD = Path(__file__).parent / "records" / "memory_cpu.json"
+RECORD = RECORDS / "memory_cpu.json"
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed")
 METHOD = "torch.profiler allocations"
-SAME_SHARE = 0.005
-"""How far a second measurement with other versions may be from the record."""
 TIMEOUT_S = 600
-NATIVE = "MEMORY_MEASURE_NATIVE"
-"""Set, this environment variable keeps torch's own products in bfloat16 (fast_products.py)."""
 
 
 @dataclass
@@ -78,7 +70,7 @@ class Pictures:
         return {"pixel_values": torch.randn(3, self.size, self.size), "labels": index % 2}
 
 
-def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
+def random_data(row: Row, plan: Plan, processing: Any, steps: int = STEPS) -> RandomData:
     """Rows of full length; of a padded grid row, every second one ends an eighth earlier.
 
     One more batch than steps: while a step runs, the next batch is there already.
@@ -87,7 +79,7 @@ def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
 
     from launcher.train.data.batches import make_collator
 
-    count = (STEPS + 1) * row.accumulation * row.micro_batch * row.processes
+    count = (steps + 1) * row.accumulation * row.micro_batch * row.processes
     task = plan.task.name
     if sees_images(row):
         samples = ImageSamples(row, processing, count, plan.spec.vocab_size)
@@ -214,7 +206,7 @@ def write_run(row: Row, plan: Plan, folder: Path) -> None:
         (folder / "ds_config.json").write_text(dump_json(ds_config), encoding="utf-8")
 
 
-def build_trainer(row: Row, plan: Plan, run_dir: Path) -> Any:
+def build_trainer(row: Row, plan: Plan, run_dir: Path, steps: int = STEPS) -> Any:
     """The worker's steps up to training, with random rows in place of prepared ones."""
     from transformers import set_seed
 
@@ -231,7 +223,7 @@ def build_trainer(row: Row, plan: Plan, run_dir: Path) -> Any:
     processing = None if plan.task.name == "image-classification" else tokenizer()
     if sees_images(row):
         processing = processor_of(row)
-    data = random_data(row, plan, processing)
+    data = random_data(row, plan, processing, steps)
     set_seed(args.seed)
     model = load_model(job, processing)
     if sees_images(row):
@@ -260,15 +252,15 @@ def peak_of(row: Row, trainer: Any) -> int:
     from fast_products import install_fast_products
     from profiled import peak_bytes
 
-    if row.precision != "fp32" and not os.environ.get(NATIVE):
+    if row.precision != "fp32":
         install_fast_products()
     peak = peak_bytes(trainer.train)
     assert trainer.state.global_step == STEPS, "all steps were trained"
     return peak
 
 
-def measure_rank(row: Row, plan: Plan, run_dir: Path, rank: int, port: int) -> None:
-    """One process of a row; leaves its figure or its error in the run directory."""
+def measure_rank(row: Row, plan: Plan, run_dir: Path, rank: int, port: int) -> dict[str, int]:
+    """One process of a row."""
     if row.processes > 1:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(row.processes),
                           LOCAL_WORLD_SIZE=str(row.processes), MASTER_ADDR="127.0.0.1",
@@ -276,91 +268,26 @@ def measure_rank(row: Row, plan: Plan, run_dir: Path, rank: int, port: int) -> N
     os.environ.update({k: v for k, v in render_env(plan).items() if k != "OMP_NUM_THREADS"})
     if row.engine == "fsdp":
         del os.environ["ACCELERATE_USE_CPU"]
-    warnings.simplefilter("ignore")
     from profiled import count_all_threads
 
-    with (run_dir / f"rank-{rank}.log").open("w", encoding="utf-8") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-        try:
-            count_all_threads()
-            found = {"bytes": peak_of(row, build_trainer(row, plan, run_dir))}
-        except Exception as error:
-            traceback.print_exc()
-            found = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
-        sys.stdout.flush()
-    (run_dir / f"rank-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
-    os._exit(0)  # process groups would wait for each other
+    count_all_threads()
+    return {"bytes": peak_of(row, build_trainer(row, plan, run_dir))}
 
 
-class Running:
-    """A row that is being measured: its processes, forked from here, and its run directory."""
-
-    def __init__(self, row: Row) -> None:
-        plan = plan_of(row)
+def measure(row: Row, plan: Plan, room: Room) -> dict[str, Any]:
+    """{bytes: the fullest rank's, seconds} or {error, seconds}."""
+    with room.of(row.processes), tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
         if row.engine == "deepspeed":
             remove_stale_locks(os.environ)  # else a killed build would be waited for
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.row, self.port, self.started = row, port, time.monotonic()
-        self.folder = tempfile.TemporaryDirectory()
-        run_dir = Path(self.folder.name)
-        write_run(row, plan, run_dir)
-        self.answers = [run_dir / f"rank-{rank}.json" for rank in range(row.processes)]
-        fork = multiprocessing.get_context("fork")
-        self.ranks = [
-            fork.Process(target=measure_rank, args=(row, plan, run_dir, rank, port))
-            for rank in range(row.processes)
-        ]
-        for process in self.ranks:
-            process.start()
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.started
-
-    def is_alive(self) -> bool:
-        """Whether a process still runs; one that takes too long, or whose peer gave up, is ended."""
-        alive = [process for process in self.ranks if process.is_alive()]
-        if alive and (self.seconds > TIMEOUT_S or any(self._failed())):
-            for process in alive:
-                process.kill()
-        return bool(alive)
-
-    def _failed(self) -> Iterator[str]:
-        for answer in self.answers:
-            if answer.is_file() and "error" in (found := json.loads(answer.read_text() or "{}")):
-                yield found["error"]
-
-    def result(self) -> dict[str, Any]:
-        """{bytes: the fullest rank's} or {error}; the run directory is gone then."""
-        error = next(self._failed(), None)
-        if error is None and not all(answer.is_file() for answer in self.answers):
-            error = f"no answer after {self.seconds:.0f} s"
-        if error is not None:
-            log = self.answers[0].with_suffix(".log")
-            print(log.read_text(errors="replace")[-3000:], file=sys.stderr)
-            found: dict[str, Any] = {"error": error}
-        else:
-            found = {"bytes": max(json.loads(answer.read_text())["bytes"] for answer in self.answers)}
-        self.folder.cleanup()
-        remove_shared_buffers(self.port)
-        return found
-
-
-def measure_all(rows: Sequence[Row], jobs: int) -> Iterator[tuple[Row, dict[str, Any], float]]:
-    """(row, result, seconds) as they come; at most `jobs` processes at a time, or one row of several."""
-    waiting, running = list(rows), list[Running]()
-    while waiting or running:
-        busy = sum(one.row.processes for one in running)
-        if waiting and (not running or busy + waiting[0].processes <= jobs):
-            running.append(Running(waiting.pop(0)))
-            continue
-        time.sleep(0.1)
-        for one in [one for one in running if not one.is_alive()]:
-            running.remove(one)
-            yield one.row, one.result(), one.seconds
+        port = free_port()
+        write_run(row, plan, Path(folder))
+        ranks = [partial(measure_rank, row, plan, Path(folder), rank, port) for rank in range(row.processes)]
+        answers = in_processes(ranks, TIMEOUT_S)
+        remove_shared_buffers(port)
+    error = error_of(answers)
+    found = {"bytes": max(one["bytes"] for one in answers)} if error is None else {"error": error}
+    return {**found, "seconds": time.monotonic() - started}
 
 
 def import_stack(rows: Sequence[Row]) -> None:
@@ -381,30 +308,13 @@ def import_stack(rows: Sequence[Row]) -> None:
         import deepspeed  # noqa: F401
 
 
-def versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
-
-
-def read_record(path: Path = RECORD) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record
-
-
 def measured_before(path: Path = RECORD) -> dict[str, int]:
     """Recorded bytes by name."""
-    if not path.is_file():
-        return {}
-    return {
-        one["name"]: one["measured_bytes"] for one in read_record(path)["rows"] if "measured_bytes" in one
-    }
+    rows = read_record(path)["rows"] if path.is_file() else []
+    return {one["name"]: one["measured_bytes"] for one in rows if "measured_bytes" in one}
 
 
-def differs(measured: int, recorded: int, same_versions: bool) -> bool:
-    """Whether a second figure is another one: by a byte with the same versions, by SAME_SHARE with others."""
-    return abs(measured - recorded) > (0 if same_versions else SAME_SHARE * recorded)
-
-
-def write_record(measured: Mapping[str, int], path: Path = RECORD) -> None:
+def record_of(measured: Mapping[str, int]) -> dict[str, Any]:
     """The rows in the grid's order, each with the settings that are not a row's defaults."""
     rows = []
     for one in MEMORY:
@@ -414,49 +324,42 @@ def write_record(measured: Mapping[str, int], path: Path = RECORD) -> None:
             rows.append({**entry, "impossible": given.pop("impossible")})
         elif one.name in measured:
             rows.append({**entry, "measured_bytes": measured[one.name], "method": METHOD})
-    record = {
-        "about": "Peak bytes of small training jobs on a CPU; made by benchmarks/memory_measure.py",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "versions": versions(),
-        "rows": rows,
-    }
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    about = "Peak bytes of small training jobs on a CPU; made by benchmarks/memory_measure.py"
+    return {"about": about, "date": today(), "versions": versions(PACKAGES), "rows": rows}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="measure these rows")
-    parser.add_argument("--repeat", action="store_true", help="compare with the record, write nothing")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE")
+    parser = parser_of(
+        __doc__, "repeat", "jobs", "record", rows=MEMORY, jobs=os.cpu_count() or 1, record=RECORD
+    )
     options = parser.parse_args()
-    unknown = set(options.only or ()) - {one.name for one in MEMORY}
-    if unknown:
-        parser.error(f"not in the grid: {', '.join(sorted(unknown))}")
-    wanted = [memory_row(name) for name in options.only] if options.only else list(MEMORY)
-    wanted = [one for one in wanted if one.impossible is None]
+    wanted = [one for one in MEMORY if one.impossible is None]
+    wanted = [one for one in wanted if options.only is None or one.name in options.only]
     # Rows of several processes come last: they want the machine to themselves.
     wanted.sort(key=lambda one: (one.processes, HALVES.index(one.half)))
     known = measured_before(options.record)
-    same_versions = bool(known) and read_record(options.record)["versions"] == versions()
+    same_versions = bool(known) and read_record(options.record)["versions"] == versions(PACKAGES)
     if options.repeat and (missing := [one.name for one in wanted if one.name not in known]):
         parser.error(f"not in the record: {', '.join(missing)}")
     import_stack(wanted)
-    failed = 0
+    plans = {
+        one.name: plan_of(one) for one in wanted
+    }  # reads files under locks, beside which no fork is safe
+    room, failed = Room(options.jobs), 0
     # A record holds the figures of one set of versions.
-    measured = dict(known) if same_versions else {}
-    for one, found, seconds in measure_all(wanted, options.jobs):
+    sizes = dict(known) if same_versions else {}
+    for one, found in measured(wanted, lambda row: measure(row, plans[row.name], room), options.jobs):
         note = found.get("error", "")
         if "bytes" in found and options.repeat:
             differing = differs(found["bytes"], known[one.name], same_versions)
             note = f"recorded: {known[one.name]:,}" if differing else "same"
             failed += differing
         elif "bytes" in found:
-            measured[one.name] = found["bytes"]
-            write_record(measured, options.record)
+            sizes[one.name] = found["bytes"]
+            write_record(options.record, record_of(sizes))
         failed += "error" in found
-        print(f"{one.name:<38}{found.get('bytes', 0):>12,} B{seconds:>7.1f} s  {note}".rstrip(), flush=True)
+        size, seconds = found.get("bytes", 0), found["seconds"]
+        print(f"{one.name:<38}{size:>12,} B{seconds:>7.1f} s  {note}".rstrip(), flush=True)
     return 1 if failed else 0
 
 

@@ -13,7 +13,7 @@ from launcher.report.html.page import Section, page
 from launcher.report.tables import BYTES, amount
 
 if TYPE_CHECKING:
-    from memory_accuracy import Compared
+    from comparison import Compared
 
 
 def write_page(path: Path, rows: Sequence[Compared], summaries: Sequence[str], versions: str) -> None:

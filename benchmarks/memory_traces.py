@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
-import warnings
 from collections.abc import Mapping
 from typing import Any
+
+from runner import in_process
 
 from launcher.facts.memory_trace import Trace, Untraceable
 from launcher.inputs import model_trace
@@ -35,28 +35,13 @@ def trace_of(name: str, plan: Plan) -> Trace | None:
 
 def ask_forked(request: Mapping[str, Any], python: str) -> dict[str, Any]:
     """In place of launcher.facts.memory_trace.ask_child, which starts an interpreter for every question."""
-    fork = multiprocessing.get_context("fork")
-    here, there = fork.Pipe(duplex=False)
-    process = fork.Process(target=_answer, args=(there, request))
-    process.start()
-    there.close()
-    try:
-        answer = here.recv() if here.poll(TIMEOUT_S) else {"error": f"no answer in {TIMEOUT_S} s"}
-    except EOFError:
-        answer = {"error": "the tracing process ended without an answer"}
-    process.kill()
-    process.join()
+    answer = in_process(_answer, TIMEOUT_S, request, quiet=True)
     if "error" in answer:
         raise Untraceable(answer["error"])
-    return dict(answer)
+    return answer
 
 
-def _answer(answers: Any, request: Mapping[str, Any]) -> None:
+def _answer(request: Mapping[str, Any]) -> Any:
     from launcher.train.trace.run import ANSWERS
 
-    warnings.simplefilter("ignore")
-    try:
-        answers.send(ANSWERS[request["ask"]](request))
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        answers.send({"error": f"{type(error).__name__}: {lines[0]}"})
+    return ANSWERS[request["ask"]](request)

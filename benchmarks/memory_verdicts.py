@@ -10,21 +10,20 @@ published: what a source says fits, or ran out of memory. computed: states alone
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpu_memory import Device, predict
-from grids import GPU_MEMORY
+from comparison import exit_status
+from gpu_memory import predict, recorded
 from memory_accuracy import planned_runs
-from memory_measure import RECORD, read_record
 from memory_published import plan_of_row, planned, published_verdicts
+from runner import parser_of
 
 from launcher.errors import RecipeError
-from launcher.facts.hardware import DEVICES, parse_hardware
+from launcher.facts.hardware import DEVICES
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.plan.plan import Plan
@@ -63,15 +62,11 @@ def asked(needs: int, at_most: int) -> Iterator[tuple[int, bool]]:
 
 def measured_here() -> Iterator[Case]:
     """The rows of the sweeps and of whole runs on a GPU."""
-    rows = {one.name: one for one in GPU_MEMORY}
-    for path in sorted(RECORD.parent.glob("gpu_memory_*.json")):
-        record = read_record(path)
-        for entry in (entry for entry in record["rows"] if "allocated" in entry):
-            context = entry["context"]
-            for size, fits in asked(entry["allocated"] + context, entry["reserved"] + context):
-                hardware = replace(parse_hardware(f"1x{record['hardware']}"), device_bytes=size)
-                found = predict(rows[entry["name"]], Device(record["device"], hardware, rehearsal=False))
-                yield Case(entry["name"], "measured", size, fits, found)
+    for row, entry, device in recorded():
+        context = entry["context"]
+        for size, fits in asked(entry["allocated"] + context, entry["reserved"] + context):
+            there = replace(device, hardware=replace(device.hardware, device_bytes=size))
+            yield Case(row.name, "measured", size, fits, predict(row, there))
     for entry, plan in planned_runs():
         measured = entry["measured"]
         context = measured["components"]["context"]["measured"]
@@ -148,11 +143,7 @@ def cases() -> Iterator[Case]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument(
-        "--check", action="store_true", help="exit 1 for a false fit of a measured or computed case"
-    )
-    options = parser.parse_args()
+    options = parser_of(__doc__, "check").parse_args()
     found = list(cases())
     for one in found:
         answer, needed = "fits" if one.fits else "does not", one.planned.needed / 2**30
@@ -164,7 +155,7 @@ def main() -> int:
         shares = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         print(f"{group}: {counts.total()} cases, {shares}")
     wrong = [one for one in found if one.outcome == "false fit" and one.group in ("measured", "computed")]
-    return 1 if options.check and wrong else 0
+    return exit_status([f"{one.name}: {one.outcome}" for one in wrong], options.check)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ The two are compared by processor time, which other load on the machine hardly c
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -18,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from comparison import exit_status
+from runner import parser_of
 
 from launcher.train.data.batches import pack_lengths
 
@@ -85,8 +86,7 @@ def show(name: str, max_length: int, found: Measured, note: str = "") -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
+    parser = parser_of(__doc__, "check")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each length (default 5)")
     parser.add_argument("--ours", action="store_true", help="leave trl out")
     options = parser.parse_args()
@@ -101,10 +101,9 @@ def main() -> int:
         )
     for max_length in OTHER_LENGTHS:
         show("pack_lengths", max_length, ours(max_length, options.rounds))
-    missed = found.wall < LENGTHS_PER_SECOND or found.fill < FILL
-    if missed:
-        print(f"below target: {found.wall:,.0f} lengths/s, fill {found.fill:.3%}", file=sys.stderr)
-    return 1 if options.check and missed else 0
+    below = found.wall < LENGTHS_PER_SECOND or found.fill < FILL
+    missed = [f"{found.wall:,.0f} lengths/s, fill {found.fill:.3%}"] if below else []
+    return exit_status(missed, options.check)
 
 
 if __name__ == "__main__":

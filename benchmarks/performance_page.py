@@ -73,7 +73,7 @@ def gpu_table(record: Mapping[str, Any]) -> str:
 
 
 def kept_table(record: Mapping[str, Any]) -> str:
-    """Markdown of a table as kept.py wrote it."""
+    """Markdown of a table as records.keep wrote it."""
     return f"{_about(record, record['machine'])}\n\n{_table(record['head'], record['rows'])}\n"
 
 

@@ -9,7 +9,6 @@ fits, what would fit is searched too.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -20,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kept import keep
+from records import keep
+from runner import parser_of
 
 from launcher.errors import DoesNotFit
 from launcher.inputs.planning_facts import gather
@@ -88,10 +88,9 @@ def seconds(call: Callable[[], None], repeats: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = parser_of(__doc__, "json")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--few", action="store_true", help="the two ends of each curve only")
-    parser.add_argument("--json", type=Path, metavar="RECORD", help="write the tables")
     options = parser.parse_args()
     depths, ranks = DEPTHS, RANKS
     if options.few:

@@ -13,18 +13,17 @@ planner's first pick is compared with the fastest way that was measured. The tra
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grids import CHOICES, FRESH, SPEED, Choice, Row
-from kept import keep
+from comparison import Compared, exit_status, spearman
+from grids import CHOICES, FRESH, SPEED, Choice, Row, speed_rows
 from memory_rows import job_of, make, plan_of, recipe_of, spec_of
+from records import RECORDS, keep, read_record
+from runner import parser_of
 
 from launcher.facts.hardware import Processor, parse_hardware
 from launcher.memory.estimate import estimate_memory
@@ -32,25 +31,10 @@ from launcher.plan.plan import StepTime
 from launcher.planner.candidates import kept_by_sample
 from launcher.planner.speed import predict_step
 
-RECORD = Path(__file__).parent / "records" / "speed_cpu.json"
+RECORD = RECORDS / "speed_cpu.json"
 CORRELATION = 0.9
 BEHIND = 1.05
 """A chosen configuration may take this much of the fastest measured one's time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """One row: seconds of a step."""
-
-    name: str
-    half: str
-    measured: float
-    predicted: StepTime
-
-
-def read_record(path: Path = RECORD) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return record
 
 
 def predict(row: Row, record: dict[str, Any]) -> StepTime:
@@ -62,42 +46,27 @@ def predict(row: Row, record: dict[str, Any]) -> StepTime:
     return predict_step(plan.spec, job, hardware, kept=kept, processor=processor, cores=record["cores"])
 
 
-def timed_rows(record: dict[str, Any]) -> list[Timed]:
+def timed_rows(record: dict[str, Any]) -> list[Compared]:
     """All rows of the grid; SystemExit names those that were not measured."""
-    needed = [*SPEED, *FRESH, *(row for choice in CHOICES for row in choice.rows())]
-    if absent := [row.name for row in needed if row.name not in record["seconds"]]:
+    if absent := [row.name for row in speed_rows() if row.name not in record["seconds"]]:
         raise SystemExit(f"not measured: {' '.join(absent)}; speed_measure.py --only measures them")
-    halves = [*((row, row.half) for row in SPEED), *((row, "fresh") for row in FRESH)]
-    return [Timed(row.name, half, record["seconds"][row.name], predict(row, record)) for row, half in halves]
+    found = []
+    for row, half in [*((row, row.half) for row in SPEED), *((row, "fresh") for row in FRESH)]:
+        time = predict(row, record)
+        found.append(Compared(row.name, half, record["seconds"][row.name], time.likely, time.low, time.high))
+    return found
 
 
-def gpu_correlations(records: Path = RECORD.parent) -> list[tuple[str, int, float]]:
+def gpu_correlations(records: Path = RECORDS) -> list[tuple[str, int, float]]:
     """(device, rows, rank correlation) of every GPU's record with at least three training rows."""
     found = []
     for path in sorted(records.glob("gpu_throughput_*.json")):
-        record = json.loads(path.read_text("utf-8"))
+        record = read_record(path)
         pairs = [(row["step_s"], row["predicted_s"]) for row in record["rows"] if "predicted_s" in row]
         if len(pairs) >= 3:
             measured, predicted = zip(*pairs, strict=True)
             found.append((record["device"], len(pairs), spearman(measured, predicted)))
     return found
-
-
-def ranks(values: Sequence[float]) -> list[float]:
-    """1 for the smallest; equal values share the mean of their ranks."""
-    ordered = sorted(values)
-    return [(2 * ordered.index(v) + ordered.count(v) + 1) / 2 for v in values]
-
-
-def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """Rank correlation of two equally long sequences; ValueError for fewer than three."""
-    if len(one) != len(other) or len(one) < 3:
-        raise ValueError(f"{len(one)} and {len(other)} values have no rank correlation")
-    a, b = ranks(one), ranks(other)
-    middle = (len(a) + 1) / 2
-    both = sum((x - middle) * (y - middle) for x, y in zip(a, b, strict=True))
-    spread = math.sqrt(sum((x - middle) ** 2 for x in a) * sum((y - middle) ** 2 for y in b))
-    return both / spread
 
 
 def picked(choice: Choice) -> Row:
@@ -122,50 +91,63 @@ def compare_choices(record: dict[str, Any]) -> list[tuple[str, Row, float]]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One line of the summary: what was found beside a target."""
+
+    name: str
+    found: float | None
+    """None: not measured."""
+    limit: float
+    note: str
+    is_least: bool = True
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        found = "open" if self.found is None else f"{self.found:.3f}"
+        return self.name, found, f"at {'least' if self.is_least else 'most'} {self.limit}", self.note
+
+    @property
+    def missed(self) -> list[str]:
+        if self.found is None or (self.found >= self.limit if self.is_least else self.found <= self.limit):
+            return []
+        return [f"{self.name}: {self.found:.3f} {'<' if self.is_least else '>'} {self.limit}"]
+
+
+def measures(record: dict[str, Any], rows: Sequence[Compared]) -> Iterator[Measure]:
+    """Each is printed, too."""
+    for half in ("fresh", "held-out", "all"):
+        some = [row for row in rows if half in (row.half, "all")]
+        value = spearman([row.measured for row in some], [row.t0 for row in some])
+        note = f"{len(some)} rows, {sum(row.is_in_range for row in some)} inside their range"
+        print(f"{half}: rank correlation {value:.3f} over {note}")
+        yield Measure(f"rank correlation, {half} rows", value, CORRELATION, note)
+    gpus = gpu_correlations()
+    for device, count, value in gpus:
+        print(f"{device}: rank correlation {value:.3f} over {count} rows")
+        yield Measure(f"rank correlation, {device}", value, CORRELATION, f"{count} rows")
+    if not gpus:
+        print("open: no record of a GPU (benchmarks/gpu_throughput.py writes one)")
+        yield Measure("rank correlation, GPU", None, CORRELATION, "no record of a GPU")
+    for name, taken, behind in compare_choices(record):
+        print(f"{name}: the planner takes {taken.name}, {behind:.3f} of the fastest measured")
+        yield Measure(f"choice of {name}", behind, BEHIND, f"takes {taken.name}", is_least=False)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
-    parser.add_argument("--json", type=Path, metavar="RECORD", help="write the summary")
-    options = parser.parse_args()
-    record = read_record()
+    options = parser_of(__doc__, "check", "json").parse_args()
+    record = read_record(RECORD)
     rows = timed_rows(record)
     print(f"{record['cores']} cores, {record['processor']['name']}, {record['date']}")
     print(f"{'row':<34}{'measured s':>11}{'likely s':>10}{'ratio':>7}{'range s':>18}  half")
     for row in sorted(rows, key=lambda one: one.measured):
-        time = row.predicted
-        print(f"{row.name:<34}{row.measured:>11.3f}{time.likely:>10.3f}{time.likely / row.measured:>7.2f}"
-              f"{time.low:>9.3f}{time.high:>9.3f}  {row.half}")  # fmt: skip
-    missed, table = [], []
-    for half in ("fresh", "held-out", "all"):
-        some = [row for row in rows if half in (row.half, "all")]
-        value = spearman([row.measured for row in some], [row.predicted.likely for row in some])
-        inside = sum(row.predicted.low <= row.measured <= row.predicted.high for row in some)
-        print(f"{half}: rank correlation {value:.3f} over {len(some)} rows, {inside} inside their range")
-        table.append((f"rank correlation, {half} rows", f"{value:.3f}", f"at least {CORRELATION}",
-                      f"{len(some)} rows, {inside} inside their range"))  # fmt: skip
-        if value < CORRELATION:
-            missed.append(f"rank correlation of {half} rows: {value:.3f} < {CORRELATION}")
-    gpus = gpu_correlations()
-    for device, count, value in gpus:
-        print(f"{device}: rank correlation {value:.3f} over {count} rows")
-        table.append(
-            (f"rank correlation, {device}", f"{value:.3f}", f"at least {CORRELATION}", f"{count} rows")
-        )
-        if value < CORRELATION:
-            missed.append(f"rank correlation of {device}: {value:.3f} < {CORRELATION}")
-    if not gpus:
-        print("open: no record of a GPU (benchmarks/gpu_throughput.py writes one)")
-        table.append(("rank correlation, GPU", "open", f"at least {CORRELATION}", "no record of a GPU"))
-    for name, taken, behind in compare_choices(record):
-        print(f"{name}: the planner takes {taken.name}, {behind:.3f} of the fastest measured")
-        table.append((f"choice of {name}", f"{behind:.3f}", f"at most {BEHIND}", f"takes {taken.name}"))
-        if behind > BEHIND:
-            missed.append(f"{name}: {behind:.3f} > {BEHIND}")
+        print(f"{row.name:<34}{row.measured:>11.3f}{row.t0:>10.3f}{row.t0 / row.measured:>7.2f}"
+              f"{row.low:>9.3f}{row.high:>9.3f}  {row.half}")  # fmt: skip
+    found = list(measures(record, rows))
     if options.json is not None:
+        table = [one.cells for one in found]
         keep(options.json, ("measure", "found", "target", ""), table, ("torch", "transformers", "peft"))
-    for text in missed:
-        print(f"missed: {text}")
-    return 1 if options.check and missed else 0
+    return exit_status([text for one in found for text in one.missed], options.check)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Target: at most 1.10 times the script under the same launcher, with prepared dat
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -27,7 +26,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kept import keep
+from comparison import exit_status
+from records import keep
+from runner import parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = Path(__file__).with_name("startup_plain.py")
@@ -211,13 +212,8 @@ def converted_model() -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument(
-        "--rounds", type=int, default=9, help=f"of rows without a target at most {UNJUDGED_ROUNDS}"
-    )
+    parser = parser_of(__doc__, "rounds", "check", "json", rounds=9)
     parser.add_argument("--row", action="append", choices=[row.name for row in ROWS], help="default: all")
-    parser.add_argument("--check", action="store_true", help=f"exit 1 when a warm row is over {LIMIT}")
-    parser.add_argument("--json", type=Path, metavar="RECORD", help="write the table")
     options = parser.parse_args()
     rows = [row for row in ROWS if not options.row or row.name in options.row]
     with tempfile.TemporaryDirectory(prefix="startup-") as folder:
@@ -225,9 +221,7 @@ def main() -> int:
         table, over = measure(bench, rows, options.rounds)
     if options.json is not None:
         keep(options.json, HEAD, table, PACKAGES)
-    if over:
-        print(f"over {LIMIT}: {', '.join(over)}", file=sys.stderr)
-    return 1 if options.check and over else 0
+    return exit_status([f"{name}: over {LIMIT}" for name in over], options.check)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ the other. A step's time is the median over the rounds; ratios are of all steps 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import shutil
 import signal
@@ -35,13 +33,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from installed import processor_words, versions
 from paired import Ratio, ratio_of, typical
 from peers.environments import NotInstalled, environment_of
 from peers.process import Run, run_together
 from peers.sides import BEST_OF_TRL, DEFAULT_CPU, DEFAULT_GPU, SIDES, Side
 from peers.tasks import JOBS, TASK_SIDES, make_task_work
 from peers.work import SHAPES, Work, make_work
+from records import processor_words, today, versions, write_record
 
 CAUSAL = "causal-lm"
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "sentence-transformers")
@@ -347,7 +345,7 @@ def record_of(found: Sequence[Found], machine: str, drop: int) -> dict[str, Any]
     first = found[0].work
     about = {
         "about": "Training speed on the same work; made by benchmarks/throughput.py.",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": today(),
         "machine": machine, "versions": versions(PACKAGES),
         "model": first.name, "precision": first.precision, "drop": drop,
         "works": {one.work.task: {"samples": one.work.samples, "max_length": one.work.max_length,
@@ -374,8 +372,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as name:
             found.append(compared(task, options, gpu is not None, cache, Path(name)))
         if options.json is not None:
-            record = record_of(found, machine, options.drop)
-            options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            write_record(options.json, record_of(found, machine, options.drop))
     return int(options.check and any(one.missed for one in found))
 
 

@@ -10,7 +10,6 @@ stands beside it, which other work changes less.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -22,6 +21,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from comparison import exit_status
+from runner import parser_of
 
 from launcher.errors import DoesNotFit
 from launcher.facts.hardware import parse_hardware
@@ -129,20 +131,15 @@ def _median(taken: Sequence[Taken]) -> Taken:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--check", action="store_true", help=f"exit 1 over {LIMIT:g} times the imports")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each case (default 3)")
-    options = parser.parse_args()
+    options = parser_of(__doc__, "check", "rounds", rounds=3).parse_args()
     base, medians = measure(CASES, options.rounds)
     print(f"{'':<38}{'wall':>9}{'':>8}{'processor':>12}")
     print(f"{'imports of torch, transformers, peft':<38}{base.wall:>7.2f} s{'':>8}{base.processor:>10.2f} s")
     for name, taken in medians.items():
         shares = taken.wall / base.wall, taken.processor / base.processor
         print(f"{name:<38}{taken.wall:>7.2f} s{shares[0]:>7.2f}x{taken.processor:>10.2f} s{shares[1]:>7.2f}x")
-    missed = [name for name, taken in medians.items() if taken.wall > LIMIT * base.wall]
-    if missed:
-        print(f"over {LIMIT:g}x: {', '.join(missed)}", file=sys.stderr)
-    return 1 if options.check and missed else 0
+    missed = [f"{name}: over {LIMIT:g}x" for name, taken in medians.items() if taken.wall > LIMIT * base.wall]
+    return exit_status(missed, options.check)
 
 
 if __name__ == "__main__":

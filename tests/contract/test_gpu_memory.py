@@ -17,8 +17,13 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import gpu_memory  # noqa: E402  (benchmarks is no package)
+from gpu import Device, find_device  # noqa: E402
 from grids import GPU_MEMORY as ROWS  # noqa: E402
 from grids import Row  # noqa: E402
+from records import RECORDS  # noqa: E402
+from runner import error_of, in_process, in_processes  # noqa: E402
+
+from launcher.facts.hardware import parse_hardware  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -42,8 +47,8 @@ def rehearse(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def device() -> gpu_memory.Device:
-    found = gpu_memory.find_device(rehearse=True)
+def device() -> Device:
+    found = find_device(rehearse=True)
     assert found is not None
     return found
 
@@ -58,7 +63,7 @@ def test_the_sweep_has_thirty_rows_that_need_torch_and_transformers_alone() -> N
 
 
 def test_every_row_is_predicted_at_its_published_size() -> None:
-    gpu = gpu_memory.Device("a GPU", gpu_memory.parse_hardware("1xH100-80GB"), False)
+    gpu = Device("a GPU", parse_hardware("1xH100-80GB"), False)
     for row in ROWS:
         predicted = gpu_memory.predict(row, gpu)
         assert 0 < predicted.total < 80 * 10**9, row.name
@@ -84,11 +89,11 @@ def test_a_rehearsal_measures_each_kind_of_row(tmp_path: Path) -> None:
 
 
 def test_a_rehearsal_leaves_no_record(tmp_path: Path) -> None:
-    before = sorted(gpu_memory.RECORDS.iterdir())
+    before = sorted(RECORDS.iterdir())
     done = rehearse("--only", "llama-1b-bf16true-flash")
     assert done.returncode == 0
     assert "0 measured, 1 skipped" in done.stdout
-    assert sorted(gpu_memory.RECORDS.iterdir()) == before
+    assert sorted(RECORDS.iterdir()) == before
 
 
 def test_a_row_whose_package_is_absent_says_which() -> None:
@@ -104,7 +109,7 @@ def test_rows_after_the_budget_are_skipped() -> None:
 
 
 def test_a_row_larger_than_the_device_is_skipped() -> None:
-    small = gpu_memory.Device("small", gpu_memory.parse_hardware("1x2GB"), False)
+    small = Device("small", parse_hardware("1x2GB"), False)
     entry = gpu_memory.sweep([ROWS[0]], small, 60.0)[0]
     assert entry["skipped"].startswith("predicted ")
 
@@ -113,10 +118,25 @@ def test_a_row_that_fails_says_why_and_the_next_one_runs() -> None:
     def fail() -> dict:
         raise ValueError("no such thing")
 
-    assert gpu_memory.in_process(fail, 30.0) == {"error": "ValueError: no such thing"}
-    assert gpu_memory.in_process(dict, 30.0) == {}
-    assert gpu_memory.in_process(os._exit, 30.0, 7) == {"error": "the process ended with code 7"}
-    assert gpu_memory.in_process(time.sleep, 0.2, 60) == {"error": "stopped after 0 s"}
+    assert in_process(fail, 30.0) == {"error": "ValueError: no such thing"}
+    assert in_process(dict, 30.0) == {}
+    assert in_process(os._exit, 30.0, 7) == {"error": "the process ended with code 7"}
+    assert in_process(time.sleep, 0.2, 60) == {"error": "stopped after 0 s"}
+
+
+def test_processes_that_wait_for_a_failed_one_are_ended() -> None:
+    def wait() -> dict:
+        time.sleep(60)
+        return {}
+
+    def fail() -> dict:
+        raise ValueError("no such thing")
+
+    started = time.monotonic()
+    answers = in_processes([wait, fail], 30.0)
+    assert time.monotonic() - started < 30
+    assert error_of(answers) == "ValueError: no such thing"
+    assert error_of(in_processes([dict, dict], 30.0)) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

@@ -17,18 +17,21 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import grids  # noqa: E402  (benchmarks is no package)
+import comparison  # noqa: E402  (benchmarks is no package)
+import grids  # noqa: E402
 import memory_accuracy  # noqa: E402
 import memory_measure  # noqa: E402
 import memory_page  # noqa: E402
 from memory_images import ImageSamples, processor_of, sees_images  # noqa: E402
 from memory_rows import ds_config_of, job_of, plan_of  # noqa: E402
+from records import read_record  # noqa: E402
+from runner import differs  # noqa: E402
 
 from launcher.facts import memory_trace  # noqa: E402
 from launcher.facts.model import FAMILY_TASKS  # noqa: E402
 from launcher.inputs import model_trace  # noqa: E402
 
-RECORD = memory_measure.read_record()
+RECORD = read_record(memory_measure.RECORD)
 AGAIN = ("llama-fp32-eager", "qwen2-lora-attention-fp32", "llama-bf16-accumulation2", "bert-lora-bf16")
 """Measured once more by the tests: quick ones of both halves and of three precisions."""
 
@@ -136,10 +139,10 @@ def test_rows_measured_again_equal_the_record() -> None:
 @pytest.mark.slow
 def test_another_figure_is_told_from_the_record(tmp_path: Path) -> None:
     """The comparison that the test above trusts does fail."""
-    assert not memory_measure.differs(1000, 1000, same_versions=True)
-    assert memory_measure.differs(1001, 1000, same_versions=True)
-    assert not memory_measure.differs(1004, 1000, same_versions=False)
-    assert memory_measure.differs(1006, 1000, same_versions=False)
+    assert not differs(1000, 1000, same_versions=True)
+    assert differs(1001, 1000, same_versions=True)
+    assert not differs(1004, 1000, same_versions=False)
+    assert differs(1006, 1000, same_versions=False)
     wrong = json.loads(json.dumps(RECORD))
     entry = next(entry for entry in wrong["rows"] if entry["name"] == AGAIN[0])
     entry["measured_bytes"] = int(1.01 * entry["measured_bytes"])
@@ -171,7 +174,7 @@ def test_the_summary_is_computed_from_the_record(tmp_path: Path) -> None:
     sizes = predicted(*names)
     measured = {name: round(sizes[name] / share) for name, share in zip(names, (1.02, 0.9, 1.5), strict=True)}
     rows = list(memory_accuracy.compare_measured("all", False, record_of(tmp_path, **measured)))
-    summary = memory_accuracy.summarise(rows, "t0")
+    summary = comparison.summarise(rows, "t0")
     assert summary is not None
     assert summary.count == 3
     assert summary.median == pytest.approx(0.1, abs=1e-4)
@@ -180,8 +183,8 @@ def test_the_summary_is_computed_from_the_record(tmp_path: Path) -> None:
     assert summary.low_share == pytest.approx(1 / 3)
     # The range around the first alone holds its measurement.
     covered = [one for one in rows if one.low <= one.measured <= one.high]
-    assert memory_accuracy.coverage(rows) == len(covered) / 3 < 1
-    assert memory_accuracy.summarise(rows, "t1") is None
+    assert comparison.coverage(rows) == len(covered) / 3 < 1
+    assert comparison.summarise(rows, "t1") is None
     missed = " ".join(memory_accuracy.missed_targets(rows))
     assert "median" in missed
     assert "max 50.0% > 12% (gpt2-fp32)" in missed
@@ -194,7 +197,7 @@ def test_losses_over_texts_are_predicted(tmp_path: Path, task: str, half: str) -
     measured = {entry["name"]: entry.get("measured_bytes", 0) for entry in RECORD["rows"]}
     of = [one.name for one in grids.MEMORY if grids.MODELS[one.model].task == task]
     path = record_of(tmp_path, **{name: measured[name] for name in of})
-    summary = memory_accuracy.summarise(list(memory_accuracy.compare_measured(half, False, path)), "t0")
+    summary = comparison.summarise(list(memory_accuracy.compare_measured(half, False, path)), "t0")
     assert summary is not None
     assert summary.count >= 3
     assert summary.median <= 0.01
@@ -206,7 +209,7 @@ def test_the_sweep_on_a_gpu_is_predicted() -> None:
     those of the workspaces and of grouped keys in 32 bits."""
     rows = list(memory_accuracy.compare_gpu())
     assert len(rows) >= 31
-    summary = memory_accuracy.summarise(rows, "t0")
+    summary = comparison.summarise(rows, "t0")
     assert summary is not None
     assert summary.median <= 0.003
     assert summary.maximum <= 0.025, summary.worst

@@ -12,17 +12,19 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import comparison
 import grids
 import memory_accuracy
 import memory_measure
 import memory_published
+from records import RECORDS, read_record
 
 from launcher.memory.calibration import COVERAGE, CPU_RANGE, CUDA_RANGE, covering_range
 from launcher.memory.estimate import FRAGMENTED, estimate_memory
 from launcher.plan.plan import Plan
 
 
-def ratios(rows: Sequence[memory_accuracy.Compared]) -> list[float]:
+def ratios(rows: Sequence[comparison.Compared]) -> list[float]:
     """Measured by predicted, without what is no matter of proportion."""
     found = []
     for one in rows:
@@ -32,17 +34,17 @@ def ratios(rows: Sequence[memory_accuracy.Compared]) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def tuning() -> list[memory_accuracy.Compared]:
+def tuning() -> list[comparison.Compared]:
     return list(memory_accuracy.compare_measured("tuning", False, memory_measure.RECORD))
 
 
 @pytest.fixture(scope="module")
-def on_gpus() -> list[memory_accuracy.Compared]:
+def on_gpus() -> list[comparison.Compared]:
     return [*memory_accuracy.compare_gpu(), *memory_accuracy.compare_runs()]
 
 
 @pytest.fixture(scope="module")
-def published() -> dict[str, list[memory_accuracy.Compared]]:
+def published() -> dict[str, list[comparison.Compared]]:
     return memory_accuracy.groups(list(memory_accuracy.compare_published("all", False)))
 
 
@@ -56,22 +58,22 @@ def test_the_range_of_a_gpu_is_that_of_published_rows_of_one_half(on_gpus, publi
     assert len(tuned) >= 20
     assert covering_range(ratios(tuned)) == CUDA_RANGE
     assert len(on_gpus) >= 31 + 5
-    assert memory_accuracy.coverage(on_gpus) == 1.0, "rows of the present libraries are within it"
+    assert comparison.coverage(on_gpus) == 1.0, "rows of the present libraries are within it"
 
 
 def test_the_other_half_is_held_as_far_as_the_page_says(published):
     """14 of 21 rows, below COVERAGE: docs/memory.md says so, and of which sources the others are."""
     held_out = published["published-held-out"]
-    summary = memory_accuracy.summarise(held_out, "t0")
+    summary = comparison.summarise(held_out, "t0")
     assert summary is not None
-    assert (summary.count, round(memory_accuracy.coverage(held_out) * summary.count)) == (21, 14)
+    assert (summary.count, round(comparison.coverage(held_out) * summary.count)) == (21, 14)
     assert summary.median <= 0.07
     assert sum(len(rows) for rows in published.values()) >= 140
 
 
 def test_what_the_allocator_loses_is_the_median_of_the_sweep():
-    paths = sorted(memory_measure.RECORD.parent.glob("gpu_memory_*.json"))
-    rows = [row for path in paths for row in memory_measure.read_record(path)["rows"] if "allocated" in row]
+    paths = sorted(RECORDS.glob("gpu_memory_*.json"))
+    rows = [row for path in paths for row in read_record(path)["rows"] if "allocated" in row]
     assert len(rows) >= 30
     assert round(statistics.median(row["reserved"] / row["allocated"] for row in rows), 2) == FRAGMENTED
 
@@ -102,4 +104,4 @@ def test_engines_of_several_processes_hold_what_was_measured():
 def test_the_ranges_that_plans_show_hold_these_rows(tuning):
     held_out = list(memory_accuracy.compare_measured("held-out", False, memory_measure.RECORD))
     for rows in (tuning, held_out):
-        assert memory_accuracy.coverage(rows) >= COVERAGE
+        assert comparison.coverage(rows) >= COVERAGE

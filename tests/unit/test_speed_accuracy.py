@@ -12,7 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import speed_accuracy  # noqa: E402  (benchmarks is no package)
-from speed_accuracy import gpu_correlations, ranks, spearman  # noqa: E402
+from comparison import ranks, spearman  # noqa: E402
+from records import read_record  # noqa: E402
+from speed_accuracy import gpu_correlations  # noqa: E402
 
 
 def test_equal_values_share_a_rank():
@@ -37,7 +39,7 @@ def test_a_gpus_record_is_judged_by_the_predictions_in_it(tmp_path):
 
 
 def test_rows_that_were_not_measured_are_named():
-    record = speed_accuracy.read_record()
+    record = read_record(speed_accuracy.RECORD)
     del record["seconds"]["wide-b1-s128"]
     with pytest.raises(SystemExit, match="not measured: wide-b1-s128;"):
         speed_accuracy.timed_rows(record)

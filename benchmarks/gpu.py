@@ -1,0 +1,120 @@
+"""What the commands that measure on one GPU share: the device, its record, and their order of work."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from records import RECORDS, today, versions, write_record
+from runner import Room, in_process
+
+from launcher.facts.hardware import Hardware, parse_hardware
+
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "deepspeed", "flash_attn", "liger_kernel")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where rows are measured."""
+
+    name: str
+    hardware: Hardware
+    rehearsal: bool
+
+    @property
+    def torch_name(self) -> str:
+        return "cpu" if self.rehearsal else "cuda"
+
+
+def find_device(rehearse: bool) -> Device | None:
+    """The first GPU, asked in a process of its own: a CUDA context does not outlive a fork."""
+    if rehearse:
+        return Device("cpu", parse_hardware("cpu"), True)
+    found = in_process(_describe_gpu, 120.0)
+    if "name" not in found:
+        return None
+    hardware = Hardware(1, 1, found["name"], found["bytes"], tuple(found["capability"]))
+    return Device(found["name"], hardware, False)
+
+
+def _describe_gpu() -> dict[str, Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "bytes": properties.total_memory,
+        "capability": [properties.major, properties.minor],
+    }
+
+
+def obstacle(needs: Sequence[str], device: Device, left_s: float) -> str | None:
+    """Why a row is not tried: a package is absent, or its turn comes too late."""
+    absent = [name for name in needs if importlib.util.find_spec(name) is None]
+    if absent:
+        return f"{', '.join(absent)} not installed"
+    if "flash_attn" in needs and device.rehearsal:
+        return "flash_attn needs a GPU"
+    return "the time budget is spent" if left_s <= 0 else None
+
+
+def too_large(predicted_bytes: int, device: Device) -> str | None:
+    """Why a row is not tried: its prediction exceeds the device."""
+    size = device.hardware.device_bytes
+    if size is None or predicted_bytes <= size:
+        return None
+    return f"predicted {predicted_bytes / 1e9:.1f} GB, the device has {size / 1e9:.1f}"
+
+
+def room_of(device: Device, gigabytes: float | None) -> Room:
+    """So much of the device's memory, or all of it."""
+    return Room(gigabytes * 1e9 if gigabytes else device.hardware.device_bytes or math.inf)
+
+
+def write_gpu_record(path: Path, device: Device, entries: Sequence[Mapping[str, Any]], about: str) -> None:
+    if device.rehearsal:
+        about = "A rehearsal with narrow models on a CPU: says nothing about a GPU."
+    hardware = device.hardware
+    where = {"device": device.name, "hardware": hardware.device, "device_bytes": hardware.device_bytes}
+    head = {"about": about, "date": today(), **where, "versions": versions(PACKAGES)}
+    write_record(path, {**head, "rows": list(entries)})
+
+
+def record_path(kind: str, device: Device) -> Path:
+    """records/KIND_<device>.json"""
+    return RECORDS / f"{kind}_{re.sub(r'[^a-z0-9]+', '_', device.name.lower()).strip('_')}.json"
+
+
+def run_command(
+    options: argparse.Namespace,
+    rows: Sequence[Any],
+    rehearsed: Callable[[Any], Any],
+    measure: Callable[[Sequence[Any], Device], list[dict[str, Any]]],
+    about: str,
+) -> tuple[Device, list[dict[str, Any]]] | None:
+    """Measure the rows that --only names, or all, and write the record; None where there is no GPU.
+
+    A rehearsal leaves a record only where --out names a file. about: of the record, naming the command.
+    """
+    device = find_device(options.rehearse)
+    if device is None:
+        print("skipped: no GPU is here; --rehearse runs the same code on a CPU", file=sys.stderr)
+        return None
+    chosen = [row for row in rows if options.only is None or row.name in options.only]
+    entries = measure([rehearsed(row) for row in chosen] if device.rehearsal else chosen, device)
+    kind = re.search(r"benchmarks/(\w+)\.py", about)
+    out = options.out
+    if out is None and not device.rehearsal and kind is not None:
+        out = record_path(kind[1], device)
+    if out is not None:
+        write_gpu_record(out, device, entries, about)
+    return device, entries
