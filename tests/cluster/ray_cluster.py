@@ -13,11 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
 from cluster.slurm import free_ports
+from patience import patience, wait_until
 
 _READY_S = 120
 _HEAD = "127.0.0.2"
@@ -40,7 +40,7 @@ class RayCluster:
         without_address = {name: value for name, value in self.environ.items() if name != "RAY_ADDRESS"}
         self._env = {
             **os.environ, **without_address, "EFFILAUNCH_CACHE": str(cache), "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3",
+            "RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "10",
             "RAY_worker_niceness": "0",
         }  # fmt: skip
         self._dashboard = dashboard
@@ -85,7 +85,7 @@ class RayCluster:
             processes = [one, *(one.children(recursive=True) if one.is_running() else ())]
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.terminate()
-            _, left = psutil.wait_procs(processes, timeout=20)
+            _, left = psutil.wait_procs(processes, timeout=patience(60))
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -116,9 +116,7 @@ class RayCluster:
             return 0
 
     def _until(self, there) -> None:
-        deadline = time.monotonic() + _READY_S
-        while not there():
-            if time.monotonic() > deadline:
-                logs = "".join(f"\n{p.name}: {p.read_text()[-600:]}" for p in self.folder.glob("*.out"))
-                raise AssertionError(f"Ray does not start: {logs}")
-            time.sleep(0.3)
+        def logs() -> str:
+            return "".join(f"\n{p.name}: {p.read_text()[-600:]}" for p in self.folder.glob("*.out"))
+
+        wait_until(there, _READY_S, logs)

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.schedulers.slurm_allocation import expand_hosts
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize("text", ["n[001-003,7],gpu-a[1-2]", "a", "a,b", "r[1-2]n[01-03]", "x[9-11]"])
@@ -29,7 +29,7 @@ def test_a_forgotten_srun_is_refused_with_the_line_to_write(cluster, recipe, tmp
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/bash\neffilaunch run {recipe()}\n")
     log = tmp_path / "job.out"
-    ended = cluster.run("sbatch", "--wait", "-N2", "-t2", f"-o{log}", str(script), check=False)
+    ended = cluster.run("sbatch", "--wait", "-N2", "-t10", f"-o{log}", str(script), check=False)
     assert ended.returncode == 2
     assert "without srun this runs only on the first" in log.read_text()
     assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 effilaunch run" in log.read_text()
@@ -59,7 +59,7 @@ def test_a_batch_script_of_one_node_runs_without_srun_and_says_so(cluster, recip
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/bash\neffilaunch run {recipe()} --dry-run --output-dir {tmp_path}/dry\n"
                       f"effilaunch run {tmp_path}/absent.yaml\n")  # fmt: skip
-    cluster.run("sbatch", "--wait", "-N1", "-t2", f"-o{log}", str(script), check=False)
+    cluster.run("sbatch", "--wait", "-N1", "-t10", f"-o{log}", str(script), check=False)
     assert "nothing was started" in log.read_text()
 
 

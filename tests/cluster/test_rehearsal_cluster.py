@@ -9,7 +9,7 @@ import pytest
 from rehearsals import recipe as small_recipe
 from rehearsals import rows
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.cli import main
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 ONE = "hardware: {num_nodes: 1, devices_per_node: 1, device: cpu}\n"
 JOB = "launch: {slurm: {partition: low, time: 10}}\n"
 ALONE = "launch: {slurm: {partition: low, time: 10, prepare: false}}\n"

@@ -11,10 +11,11 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from patience import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 2222
@@ -123,11 +124,8 @@ class Network:
         process = subprocess.Popen(
             machine.argv(SSHD, "-D", "-e", "-f", str(config)), stderr=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + 20
-        while not self._listens(machine):
-            assert time.monotonic() < deadline, "sshd never listened"
-            assert process.poll() is None, "sshd ended"
-            time.sleep(0.05)
+        wait_until(lambda: self._listens(machine) or process.poll() is not None, 60, "sshd never listened")
+        assert process.poll() is None, "sshd ended"
         return process
 
     def _listens(self, machine: Machine) -> bool:

@@ -9,11 +9,13 @@ import shutil
 import pytest
 from bridge import NAMES, Bridge
 from network import missing
+from patience import patience
 from rehearsals import recipe, rows
 
 pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(bool(missing()) or shutil.which("tc") is None, reason=missing() or "no tc"),
 ]
 
@@ -41,7 +43,7 @@ def test_the_bad_machines_are_named(bridge, tmp_path):
         )
         for number, name in enumerate(NAMES)
     ]  # fmt: skip
-    told, said = members[0].communicate(timeout=300)
+    told, said = members[0].communicate(timeout=patience(300))
     assert members[0].returncode == 4, said[-4000:] + told[-4000:]
     found = rows(json.loads(told))
     assert found["rehearsal-ranks"]["found"] == "1 on gpu00, 1 on gpu01, 1 on gpu02, gloo"
@@ -54,14 +56,16 @@ def test_the_bad_machines_are_named(bridge, tmp_path):
     assert "gpu01" not in slow["message"] + slow["hint"]
     links = json.loads(told)["rehearsal"]["links"]
     assert len(links) == 6
-    assert all((link["bytes_per_s"] < 10e6) == (2 in (link["from"], link["to"])) for link in links)
+    speeds = {slow: [link["bytes_per_s"] for link in links if (2 in (link["from"], link["to"])) is slow]
+              for slow in (True, False)}  # fmt: skip
+    assert max(speeds[True]) < min(speeds[False])
     alone = found["rehearsal-shared"]
     assert alone["status"] == "fail"
     assert alone["message"].startswith("node gpu01 (eth0) does not share the run directory with the others (")
     assert "gpu01 (eth0): tmpfs none" in alone["message"]
     assert list((out / "checkpoints").iterdir()) == []
     for other in members[1:]:
-        answer, _ = other.communicate(timeout=60)
+        answer, _ = other.communicate(timeout=patience(120))
         assert other.returncode == 4
         assert "gpu02 (eth0)" in json.loads(answer)["errors"][0]["message"]
 
@@ -75,12 +79,12 @@ def test_a_machine_that_does_not_see_the_run_directory(bridge, tmp_path):
         bridge.effilaunch(name, *words, "--node-rank", str(number), hidden=apart if number else None)
         for number, name in enumerate(NAMES[:2])
     ]
-    told, said = members[0].communicate(timeout=120)
+    told, said = members[0].communicate(timeout=patience(240))
     assert members[0].returncode == 4, said[-4000:] + told[-4000:]
     row = rows(json.loads(told))["rehearsal-start"]
     assert row["message"].startswith("gpu01 does not see ")
     assert "on a disk that they share" in row["hint"]
-    answer, _ = members[1].communicate(timeout=60)
+    answer, _ = members[1].communicate(timeout=patience(120))
     assert members[1].returncode == 4
     assert json.loads(answer)["errors"][0]["code"] == "not-shared"
 
@@ -91,7 +95,7 @@ def test_two_machines_of_a_hostfile(network, tmp_path):
     path = recipe(tmp_path, "{zero_stage: 2}", "{hostfile: hosts}")
     words = ("doctor", str(path), "--rehearse", "--on", "2x1xcpu", "--seconds", "2", "--output-dir", str(out))
     process = network.effilaunch("hosta", *words, log=log)
-    assert process.wait(300) == 0, log.read_text()[-6000:]
+    assert process.wait(patience(300)) == 0, log.read_text()[-6000:]
     found = rows({"checks": json.loads((out / "result.json").read_text())["verdicts"]})
     assert {row["status"] for row in found.values()} <= {"ok", "warn"}
     assert found["rehearsal-start"]["found"].startswith("2 ranks by torchrun")
