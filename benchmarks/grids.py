@@ -88,7 +88,7 @@ class Model:
     """A configuration, its task, and the products that an attention-only adapter adapts."""
 
     config: Mapping[str, Any]
-    attention: tuple[str, ...]
+    attention: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
     task: str = "causal-lm"
     image: tuple[int, ...] = (0, 0)
     """Width and height of the one image of a sample."""
@@ -180,7 +180,12 @@ def settings_of(row: Any, defaults: Mapping[str, Any] | None = None) -> dict[str
 
 def _models() -> dict[str, Model]:
     known = grid("models")
-    found = {name: Model(**_plain(fields)) for name, fields in known["models"].items()}
+    own = {one.name for one in fields(Model)}
+    found = {}
+    for name, settings in known["models"].items():
+        config = {key: value for key, value in settings.items() if key not in own}
+        more = {key: value for key, value in settings.items() if key in own}
+        found[name] = Model(config, **_plain(more))
     for names, tasks, config in (known["of_trl"], known["of_texts"]):
         found |= {
             f"{name}-{task}": replace(found[name], task=task, config={**found[name].config, **config})

@@ -55,8 +55,8 @@ class RandomData:
     counts: dict[str, Any] = field(default_factory=dict)
 
 
-class Pictures:
-    """Random pictures, made when they are asked for: they shall not count as held by the training."""
+class RandomImages:
+    """Made when they are asked for: they shall not count as held by the training."""
 
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, size
@@ -87,7 +87,7 @@ def random_data(row: Row, plan: Plan, processing: Any, steps: int = STEPS) -> Ra
     if task == "image-classification":
         from launcher.train.tasks.image_classification import stack_images
 
-        return RandomData(Pictures(count, plan.spec.config["image_size"]), stack_images)
+        return RandomData(RandomImages(count, plan.spec.config["image_size"]), stack_images)
     made = torch.Generator().manual_seed(0)
     if task == "grpo":
         from tokenizers.pre_tokenizers import WhitespaceSplit

@@ -57,9 +57,10 @@ def in_processes(
                 number = waiting.pop(answers)  # type: ignore[call-overload]
                 found[number] = _received(*started[number])
                 failed = failed or "error" in found[number]
-        for process, _ in started:
+        for process, answers in started:
             process.kill()
             process.join()
+            answers.close()
         if not quiet and any("error" in one for one in found):
             log.seek(0)
             print(log.read().decode(errors="replace")[-TOLD:], file=sys.stderr)
@@ -92,6 +93,7 @@ def _received(process: Any, answers: Connection) -> Answer:
 
 
 def _answer(answers: Connection, work: Callable[[], Any], log: BinaryIO) -> None:
+    _FORKS.release()  # it was held when this process was forked
     warnings.simplefilter("ignore")
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)

@@ -137,6 +137,7 @@ def test_processes_that_wait_for_a_failed_one_are_ended() -> None:
     assert time.monotonic() - started < 30
     assert error_of(answers) == "ValueError: no such thing"
     assert error_of(in_processes([dict, dict], 30.0)) is None
+    assert in_process(in_process, 30.0, dict, 20.0) == {}, "a process that was forked can fork, too"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

@@ -269,3 +269,14 @@ def test_the_page_shows_every_row(tmp_path: Path) -> None:
     for one in rows:
         assert text.count(one.name) >= 2  # bar, table
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_row_whose_name_has_an_unknown_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings come from the name: a part that stands for nothing would be a setting that is not there."""
+    known = {"models": {"llama": "llama"}, "words": {"lora": {"adapter": "all-linear"}}}
+    monkeypatch.setattr(grids, "grid", lambda _: {**known, "rows": {"llama-lora-b2-s64": None}})
+    assert grids.rows_of("any") == (grids.Row("llama-lora-b2-s64", "llama", 2, 64, adapter="all-linear"),)
+    for name in ("llama-lorra", "lama-lora"):
+        monkeypatch.setattr(grids, "grid", lambda _, name=name: {**known, "rows": {name: "4x256"}})
+        with pytest.raises(KeyError):
+            grids.rows_of("any")
