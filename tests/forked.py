@@ -33,6 +33,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+from patience import Deadline, patience
 from warm_python import Started
 
 import launcher
@@ -124,7 +125,7 @@ class Forks:
         # Closing alone would not do: a process that a test forked meanwhile holds the pipe open too.
         self._server.stdin.write("\n")
         self._server.stdin.close()
-        self._server.wait(30)
+        self._server.wait(patience(60))
         self._server.stdout.close()
 
     def as_interpreter(self) -> contextlib.AbstractContextManager[Any]:
@@ -203,12 +204,12 @@ def other_threads() -> list[str]:
 
 def attend(ranks: list[Started], timeout_s: float) -> tuple[int, ...]:
     """Wait for all; when one has failed, or after `timeout_s`, the others are killed."""
-    deadline = time.monotonic() + timeout_s
+    deadline, grace = Deadline(timeout_s), None
     while waiting := [rank for rank in ranks if rank.code is None]:
         select.select([rank.connection for rank in waiting], [], [], 0.2)
-        if any(rank.poll() for rank in waiting):
-            deadline = min(deadline, time.monotonic() + GRACE_S)
-        if time.monotonic() > deadline:
+        if any(rank.poll() for rank in waiting) and grace is None:
+            grace = Deadline(GRACE_S)
+        if deadline.passed() or (grace is not None and grace.passed()):
             for rank in waiting:
                 rank.send(signal.SIGKILL)
     return tuple(rank.code for rank in ranks if rank.code is not None)

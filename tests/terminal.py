@@ -12,6 +12,8 @@ import termios
 import threading
 from collections.abc import Iterator
 
+from patience import patience
+
 _PARTS = re.compile(r"\x1b\[(\d*)([A-Za-z])|\x1b\[[\d;]*m|.", re.DOTALL)
 
 
@@ -44,7 +46,7 @@ class Terminal:
     def end(self) -> str:
         """No more is written; what stands there in the end."""
         self.stream.close()
-        self._reader.join(10)
+        self._reader.join(patience(60))
         os.close(self._read)
         return self.screen()
 

@@ -8,10 +8,10 @@ import select
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from patience import Deadline, patience
 
 from launcher.cli import main
 from launcher.facts.shipped import recipes_dir
@@ -78,7 +78,7 @@ def test_bash_is_offered(line, some, others, files, tmp_path, capsys):
         "COMP_POINT=${#COMP_LINE}; _python_argcomplete effilaunch; printf '%s\\n' \"${COMPREPLY[@]}\""
     )
     shell = ["bash", "--norc", "-c", call]
-    done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=patience(120), check=True)
     assert not done.stderr
     offered = {word.strip() for word in done.stdout.split("\n")}
     assert some <= offered
@@ -98,8 +98,8 @@ class Terminal:
     def type(self, text: str, until: str, seconds: float = 30) -> str:
         """What appears after the text is typed, when `until` is in it."""
         os.write(self.descriptor, text.encode())
-        seen, end = "", time.monotonic() + seconds
-        while until not in seen and time.monotonic() < end:
+        seen, deadline = "", Deadline(seconds)
+        while until not in seen and not deadline.passed():
             if select.select([self.descriptor], [], [], 0.2)[0]:
                 seen += os.read(self.descriptor, 65536).decode(errors="replace")
         assert until in seen

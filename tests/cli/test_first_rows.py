@@ -194,23 +194,20 @@ def hostile(folder):
     return [*names, "**/*.jsonl", "x" * 300 + "*.jsonl", "a\x00b*"]
 
 
-def test_nothing_hostile_crashes_or_stalls_the_look(asked, tmp_path):
+def test_nothing_hostile_crashes_or_stalls_the_look(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(first_rows, "_SECONDS", 3600.0)  # a look that stalls meets the test's timeout
     folder = tmp_path / "rows"
     folder.mkdir()
     for name in hostile(folder):
-        begun = time.monotonic()
         status, _ = asked({"path": f"rows/{name}"})
         assert status in (0, 2), name
-        assert time.monotonic() - begun < 10, name
 
 
 def test_the_look_ends_with_its_time(asked, tmp_path, monkeypatch):
     write(tmp_path / "rows.jsonl", [CHAT])
     monkeypatch.setattr(first_rows, "_SECONDS", 0.2)
-    monkeypatch.setattr(first_rows, "source_files", lambda settings: time.sleep(60))
-    begun = time.monotonic()
+    monkeypatch.setattr(first_rows, "source_files", lambda settings: time.sleep(3600))
     assert asked({"path": "rows.jsonl"})[0] == 0
-    assert time.monotonic() - begun < 20
 
 
 def test_a_large_file_is_read_at_its_beginning_alone(asked, tmp_path):

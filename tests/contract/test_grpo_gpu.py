@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import Deadline, patience
 
 if not (find_spec("torch") and find_spec("trl")):  # neither is imported here: that takes long
     pytest.skip("the training stack is not installed", allow_module_level=True)
@@ -73,10 +74,10 @@ def server(tmp_path) -> Iterator[tuple[Path, int]]:
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
     try:
-        deadline = time.monotonic() + READY_S
+        deadline = Deadline(READY_S)
         while True:
             assert process.poll() is None, (folder / "server.log").read_text()[-4000:]
-            assert time.monotonic() < deadline, "the server is not ready"
+            assert not deadline.passed(), "the server is not ready"
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
                 break
@@ -85,7 +86,7 @@ def server(tmp_path) -> Iterator[tuple[Path, int]]:
         yield folder, port
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(patience(60))
 
 
 def test_vllm_as_a_server(server):

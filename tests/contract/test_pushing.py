@@ -8,6 +8,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from patience import patience
 
 pytest.importorskip("torch")
 
@@ -48,7 +49,7 @@ class Hub:
     def upload(
         self, *, repo_id, folder_path, revision, commit_message, path_in_repo=None, ignore_patterns=None
     ):
-        assert self.gate.wait(30)
+        assert self.gate.wait(patience(60))
         if self.error is not None:
             raise self.error
         names = [
@@ -99,7 +100,7 @@ def test_a_checkpoint_on_its_way_survives_retention_and_others_are_left_out(tmp_
     assert [f"checkpoint-{step} is not pushed" in said for step in (2, 4, 6)] == [False, True, True]
     assert hub.uploads == [], "and training did not wait"
     hub.gate.set()
-    trainer.pusher._thread.join(30)
+    trainer.pusher._thread.join(patience(60))
     assert [(message, place) for message, place, _ in hub.uploads] == [
         ("Training in progress, step 2", None),
         ("Training in progress, step 2, checkpoint", "last-checkpoint"),
@@ -113,7 +114,7 @@ def test_with_always_push_each_waits_for_the_one_before(tmp_path, hub):
     hub.gate.clear()
     fit(work, trainer, Meter(on_cuda=False))
     hub.gate.set()
-    trainer.pusher._thread.join(30)
+    trainer.pusher._thread.join(patience(60))
     assert [place for _, place, _ in hub.uploads if place] == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
@@ -133,7 +134,7 @@ def test_a_stop_neither_pushes_nor_waits(tmp_path, hub, monkeypatch):
     assert (trainer.stopping.stopped, trainer.state.global_step) == (True, 4)
     assert trainer.pusher._thread.daemon, "what ends the process ends it, too"
     hub.gate.set()
-    trainer.pusher._thread.join(30)
+    trainer.pusher._thread.join(patience(60))
     assert [message for message, *_ in hub.uploads] == ["Training in progress, step 2"]
 
 

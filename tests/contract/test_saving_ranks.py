@@ -117,7 +117,6 @@ def test_a_disk_that_gives_out_on_one_rank_ends_all_and_costs_no_checkpoint(engi
     run = Run(forks, tmp_path / "run", engine)
     ended = run.drill("disk-full")
     assert ended.codes[0] == 5, ended.said
-    assert ended.seconds < 60, "the others do not wait for half an hour"
     told = json.loads((run.folder / "logs" / "error-rank-0.json").read_text())
     assert told["problems"][0]["code"] == "checkpoint-disk"
     assert "checkpoint-4 could not be written" in told["problems"][0]["message"]

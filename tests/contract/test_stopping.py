@@ -11,13 +11,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked import Ended, Forks
+from patience import patience
 from plans import LORA, TINY_LLAMA, write_run, zero_config
 
 if not (find_spec("torch") and find_spec("deepspeed")):  # neither is imported here: that takes long
@@ -287,20 +287,20 @@ import multiprocessing, os, subprocess, time
 from launcher.train import stopping
 
 stopping.watch({})
-child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,), daemon=True)
 child.start()
 time.sleep(0.2)
 subprocess.run(["kill", "-TERM", str(child.pid)], check=True)
 child.join(0.3)
 assert child.is_alive(), "it is not its parent who asks"
 child.terminate()
-child.join(10)
+child.join(120)
 assert child.exitcode == 0, child.exitcode
 """
 
 
 def test_a_child_process_obeys_the_sigterm_of_its_parent_alone():
-    subprocess.run([sys.executable, "-c", CHILD], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", CHILD], check=True, timeout=patience(240))
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -349,9 +349,7 @@ def test_ranks_whose_supervisor_dies_save_and_leave(engine, moment, tmp_path, fo
         started = process_started(supervisor.pid)
         run = Run(forks, tmp_path / "run", engine, **{"trainer.max_steps": 100_000})
         asked = (moment, 0 if moment == "load" else 3, 0, signal.SIGKILL, supervisor.pid)
-        before = time.monotonic()
         ended = run.start(asked, EFFILAUNCH_SUPERVISOR=f"{os.uname().nodename}:{supervisor.pid}:{started}")
-        assert time.monotonic() - before < 60
         if moment == "load":
             assert ended.codes == (143,), ended.said
             return

@@ -7,7 +7,6 @@ import signal
 import socket
 import sqlite3
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -196,9 +195,7 @@ def server(request):
 def test_a_server_that_does_not_answer_leaves_the_run_offline(tmp_path, wandb, monkeypatch, server, capfd):
     for name, value in {"BASE_URL": server, "API_KEY": KEY, "INIT_TIMEOUT": "1"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
-    began = time.monotonic()
     run = trained(tmp_path / "run", {**SHORT, "trainer.report_to": "wandb"})
-    assert time.monotonic() - began < 60
     end(wandb)
     assert "WARNING: wandb could not start, and logs offline now: " in capfd.readouterr().out
     [found] = offline_runs(run)

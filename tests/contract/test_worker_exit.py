@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 pytest.importorskip("torch")
 
@@ -61,7 +62,7 @@ def end_of_two_ranks() -> list[tuple[int, str]]:
         subprocess.Popen(command, env={**place, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    printed = [rank.communicate(timeout=120)[0] for rank in ranks]
+    printed = [rank.communicate(timeout=patience(120))[0] for rank in ranks]
     return [(rank.returncode, text) for rank, text in zip(ranks, printed, strict=True)]
 
 
@@ -78,7 +79,12 @@ def test_the_worker_is_left_that_way():
     root = str(Path(__file__).parents[2])
     place = {**os.environ, "PYTHONPATH": root}
     done = subprocess.run(
-        [sys.executable, "-c", ENTRY], env=place, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", ENTRY],
+        env=place,
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
+        check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "usage: python -m launcher.train.worker RUN_DIR\n"
@@ -94,7 +100,12 @@ leave(5)
 """
     place = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=place, stdout=subprocess.PIPE, text=True, timeout=60, check=False
+        [sys.executable, "-c", script],
+        env=place,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=patience(120),
+        check=False,
     )
     assert (done.returncode, done.stdout) == (5, "told 5\n")
 
@@ -104,6 +115,8 @@ def test_output_that_nobody_reads_does_not_change_the_exit_code():
     os.close(reader)
     script = "from launcher.train.worker import leave; print('lost', end=''); leave(3)"
     place = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": ""}
-    done = subprocess.run([sys.executable, "-c", script], env=place, stdout=writer, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=place, stdout=writer, timeout=patience(120), check=False
+    )
     os.close(writer)
     assert done.returncode == 3

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 
+from patience import patience
+
 CHILD = """
 import sys, time
 from launcher.facts.child import answer
@@ -29,7 +31,7 @@ def test_ctrl_c_ends_it_without_a_traceback():
         child.stdin.close()
         assert child.stderr.readline() == "begun\n"
         child.send_signal(signal.SIGINT)
-        assert child.wait(30) == 130
+        assert child.wait(patience(60)) == 130
         assert (child.stdout.read(), child.stderr.read()) == ("", "")
     finally:
         child.kill()

@@ -13,6 +13,7 @@ import sys
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
+from patience import patience
 from reports import write_finished, write_run
 
 from launcher.cli import main
@@ -40,7 +41,7 @@ def served(run):
 def ask(address, path="/", method="GET", *, host=None, token=None, **more):
     own = parse_qs(address.query)["token"][0]
     words = {"token": own if token is None else token, **more}
-    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=20)
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=patience(60))
     query = "&".join(f"{name}={quote(value)}" for name, value in words.items())
     with contextlib.closing(connection):
         connection.request(method, f"{path}?{query}", headers={} if host is None else {"Host": host})
@@ -99,7 +100,7 @@ def test_a_link_in_the_logs_leads_nowhere_else(served):
 
 def test_a_change_is_told(served, run):
     own = parse_qs(served.query)["token"][0]
-    connection = http.client.HTTPConnection(served.hostname, served.port, timeout=20)
+    connection = http.client.HTTPConnection(served.hostname, served.port, timeout=patience(60))
     connection.request("GET", f"/events?token={own}")
     answer = connection.getresponse()
     assert answer.getheader("Content-Type") == "text/event-stream; charset=utf-8"
@@ -172,7 +173,7 @@ def test_the_command_serves_until_ctrl_c(run):
         address = urlsplit(line.split()[1])
         assert ask(address)[0] == 200
         os.kill(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=patience(60))
         assert (process.returncode, err) == (0, "")
     finally:
         process.kill()

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 from factories import plan
-from patience import wait_until
+from patience import patience, wait_until
 
 from launcher.commands.run import run_command
 from launcher.errors import (
@@ -92,7 +92,7 @@ class Other:
             self.error = error
 
     def ended(self) -> BaseException | None:
-        self.thread.join(20)
+        self.thread.join(patience(60))
         assert not self.thread.is_alive()
         return self.error
 
@@ -189,7 +189,7 @@ def test_data_that_the_first_node_misses_is_told_to_all(tmp_path):
     other.start()
     time.sleep(1.0)  # it looks for a file that changes
     told.append(run_on(tmp_path, 0, port, out))
-    other.join(20)
+    other.join(patience(60))
     assert told == ["data-missing", "data-missing"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".nodes"], "it may be used again"
 

@@ -15,6 +15,7 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
+from patience import patience
 
 from launcher.cli import main
 from launcher.commands.plan_page import answer
@@ -167,7 +168,7 @@ def test_a_malformed_request_is_answered_and_prints_nothing(capfd, head, status)
     """status: None where the connection is reset before the request is whole."""
     with serving(Start("tune.yaml", RECIPE, (ON,)), answer, 0) as address:
         parts = urlsplit(address)
-        with socket.create_connection((parts.hostname, parts.port), timeout=20) as connection:
+        with socket.create_connection((parts.hostname, parts.port), timeout=patience(60)) as connection:
             connection.sendall(head.format(parts.query).encode("latin-1"))
             if status is None:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -190,7 +191,7 @@ def test_a_bug_is_answered_and_prints_nothing(capfd):
 def ask(address, body, token=None, path="/ask", host=None, method="POST", length=None):
     parts = urlsplit(address)
     query = parts.query if token is None else f"token={token}"
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=patience(120))
     with contextlib.closing(connection):
         headers = {"Host": host, "Content-Length": length}
         given = {name: str(value) for name, value in headers.items() if value is not None}
@@ -248,7 +249,7 @@ def test_the_command_serves_until_ctrl_c(tmp_path):
             ["seed=3"],
         )
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(patience(60)) == 0
     finally:
         process.kill()
         process.communicate()

@@ -6,12 +6,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from patience import patience
 
 from tools.planner_site import NoPlannerSite, kept
 
 
 def test_several_may_ask_for_one_folder_at_once(tmp_path):
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=patience(60))
 
     def install(made):
         both.wait()

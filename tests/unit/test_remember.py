@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from factories import facts, plan, with_settings
+from patience import patience
 
 from launcher.cli import main
 from launcher.execute.remember import append_line, finished_run, remember_run
@@ -109,7 +110,7 @@ def test_many_processes_append_whole_lines(tmp_path):
         "for i in range(200): append_line(Path(sys.argv[1]), sys.argv[2] * 5000 + '\\n')"
     )
     started = [subprocess.Popen([sys.executable, "-c", program, str(path), name]) for name in "abcd"]
-    assert [process.wait(timeout=120) for process in started] == [0] * 4
+    assert [process.wait(timeout=patience(120)) for process in started] == [0] * 4
     lines = path.read_text().splitlines()
     assert sorted(lines) == sorted(name * 5000 for name in "abcd" for _ in range(200))
 
