@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from records import RECORDS, today, versions, write_record
-from runner import Room, in_process
+from records import RECORDS, read_record, today, versions, write_record
+from runner import Room, compared_again, in_process
 
 from launcher.facts.hardware import Hardware, parse_hardware
 
@@ -94,6 +94,32 @@ def record_path(kind: str, device: Device) -> Path:
     return RECORDS / f"{kind}_{re.sub(r'[^a-z0-9]+', '_', device.name.lower()).strip('_')}.json"
 
 
+def merged(
+    entries: Sequence[dict[str, Any]], record: Mapping[str, Any], device: Device, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The entries, with those of other rows that a record of this device and these versions has.
+
+    A measured row stays where it was skipped now. names: of all rows, in the order of the grid.
+    """
+    known = {}
+    if record["device"] == device.name and record["versions"] == versions(PACKAGES):
+        known = {one["name"]: one for one in record["rows"]}
+    known |= {one["name"]: one for one in entries if "skipped" not in one or one["name"] not in known}
+    return [known[name] for name in names if name in known]
+
+
+def repeated(entries: Sequence[dict[str, Any]], record: Mapping[str, Any], figure: str) -> None:
+    """Compare a figure of each measured entry with the record, which has to have it; another is an error."""
+    known = {one["name"]: one for one in record["rows"]}
+    for entry in (one for one in entries if figure in one):
+        note, differing = compared_again(
+            entry[figure], known[entry["name"]][figure], record["versions"] == versions(PACKAGES)
+        )
+        print(f"{entry['name']:<32} {note}")
+        if differing:
+            entry["error"] = note
+
+
 def run_command(
     options: argparse.Namespace,
     rows: Sequence[Any],
@@ -115,6 +141,13 @@ def run_command(
     out = options.out
     if out is None and not device.rehearsal and kind is not None:
         out = record_path(kind[1], device)
-    if out is not None:
-        write_gpu_record(out, device, entries, about)
+    if out is not None and getattr(options, "repeat", False):
+        repeated(entries, read_record(out), "allocated")
+    elif out is not None:
+        kept = (
+            merged(entries, read_record(out), device, [row.name for row in rows])
+            if out.is_file()
+            else entries
+        )
+        write_gpu_record(out, device, kept, about)
     return device, entries

@@ -1,7 +1,8 @@
 """A sweep of training jobs on one GPU: memory measured beside predicted, and the time of a step.
 
     python benchmarks/gpu_memory.py                 the sweep, written to records/gpu_memory_<device>.json
-    python benchmarks/gpu_memory.py --only NAME …   these rows
+    python benchmarks/gpu_memory.py --only NAME …   these rows; the others stay as recorded
+    python benchmarks/gpu_memory.py --repeat        measure again and compare the bytes with the record
     python benchmarks/gpu_memory.py --jobs 4        several at a time, where their memory suffices; no seconds
     python benchmarks/gpu_memory.py --rehearse      the same code on a CPU, with narrow models; no record
 
@@ -239,7 +240,7 @@ def rehearsed(row: Row) -> Row:
 
 
 def main() -> int:
-    parser = parser_of(__doc__, "budget", "jobs", "room", "rehearse", "out", rows=GPU_MEMORY)
+    parser = parser_of(__doc__, "repeat", "budget", "jobs", "room", "rehearse", "out", rows=GPU_MEMORY)
     options = parser.parse_args()
     started = time.monotonic()
     import torch  # noqa: F401  # once for all rows, which are forked from here

@@ -1,7 +1,7 @@
 """Whole runs of recipes on one GPU: measured memory beside the plan's, tokens a second, losses.
 
     python benchmarks/gpu_runs.py                    all, and records/gpu_runs_<device>.json
-    python benchmarks/gpu_runs.py --only NAME …      these runs
+    python benchmarks/gpu_runs.py --only NAME …      these runs; the others stay as recorded
     python benchmarks/gpu_runs.py --jobs 6           several at a time, where memory suffices; no seconds
     python benchmarks/gpu_runs.py --rehearse         the same code on a CPU, with narrow models; no record
 

@@ -1,7 +1,7 @@
 """Training speed on one GPU: tokens a second and the share of the device's arithmetic that is used (MFU).
 
     python benchmarks/gpu_throughput.py                 the table, and records/gpu_throughput_<device>.json
-    python benchmarks/gpu_throughput.py --only NAME …   these rows
+    python benchmarks/gpu_throughput.py --only NAME …   these rows; the others stay as recorded
     python benchmarks/gpu_throughput.py --check         exit 1 when a target is missed
     python benchmarks/gpu_throughput.py --rehearse      the same code on a CPU, with narrow models; no record
 

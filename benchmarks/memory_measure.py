@@ -28,7 +28,7 @@ from grids import HALVES, MEMORY, Row, settings_of
 from memory_images import ImageSamples, processor_of, sees_images
 from memory_rows import DOCUMENTS, STEPS, ds_config_of, plan_of
 from records import RECORDS, read_record, today, versions, write_record
-from runner import Room, differs, error_of, in_processes, measured, parser_of
+from runner import Room, compared_again, error_of, in_processes, measured, parser_of
 
 from launcher.execute.leftovers import remove_shared_buffers, remove_stale_locks
 from launcher.facts.probe import free_port
@@ -351,8 +351,7 @@ def main() -> int:
     for one, found in measured(wanted, lambda row: measure(row, plans[row.name], room), options.jobs):
         note = found.get("error", "")
         if "bytes" in found and options.repeat:
-            differing = differs(found["bytes"], known[one.name], same_versions)
-            note = f"recorded: {known[one.name]:,}" if differing else "same"
+            note, differing = compared_again(found["bytes"], known[one.name], same_versions)
             failed += differing
         elif "bytes" in found:
             sizes[one.name] = found["bytes"]

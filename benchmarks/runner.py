@@ -162,6 +162,13 @@ def differs(found: float, recorded: float, same_versions: bool) -> bool:
     return abs(found - recorded) > (0 if same_versions else SAME_SHARE * recorded)
 
 
+def compared_again(found: float, recorded: float, same_versions: bool) -> tuple[str, bool]:
+    """(What --repeat says of a figure, whether it is another one than the record's.)"""
+    if differs(found, recorded, same_versions):
+        return f"recorded: {recorded:,}", True
+    return "same", False
+
+
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "repeat": {"action": "store_true", "help": "compare with the record, write nothing"},
     "check": {"action": "store_true", "help": "exit 1 when a target is missed"},

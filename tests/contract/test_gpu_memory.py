@@ -96,6 +96,24 @@ def test_a_rehearsal_leaves_no_record(tmp_path: Path) -> None:
     assert sorted(RECORDS.iterdir()) == before
 
 
+@pytest.mark.slow
+def test_rows_measured_again_are_compared_with_the_record_and_leave_the_others(tmp_path: Path) -> None:
+    out = tmp_path / "record.json"
+    one, other = "bert-large-adafactor", "smollm2-bf16-packing"
+    assert rehearse("--out", str(out), "--only", one).returncode == 0
+    done = rehearse("--repeat", "--out", str(out), "--only", one)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert f"{one} same" in " ".join(done.stdout.split())
+    record = json.loads(out.read_text())
+    record["rows"][0]["allocated"] += 1
+    out.write_text(json.dumps(record))
+    assert rehearse("--repeat", "--out", str(out), "--only", one).returncode == 1
+    assert rehearse("--out", str(out), "--only", other).returncode == 0
+    merged = json.loads(out.read_text())["rows"]
+    assert [entry["name"] for entry in merged] == [one, other]
+    assert merged[0] == record["rows"][0]
+
+
 def test_a_row_whose_package_is_absent_says_which() -> None:
     row = next(row for row in ROWS if row.name == "qwen3-bf16")
     entry = entry_of(Row(row.name, row.model, needs=("no_such_package",)))
