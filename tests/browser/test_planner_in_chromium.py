@@ -27,7 +27,7 @@ from launcher.recipe.merged_yaml import shipped_names
 from launcher.report.planner_page.page import Start, serving
 from tools import planner_site
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.browser]
 AXE = "4.14.1"
 AXE_RUN = """axe.run().then(one => one.violations.map(rule =>
   [rule.id, rule.nodes.map(node => node.html.slice(0, 120))]))"""

@@ -22,7 +22,7 @@ peft = pytest.importorskip("peft")
 
 from test_adapter_forms import build, config_of  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 IDLE = {
     "exclusion": {"target_modules": ["q_proj"], "exclude_modules": ["no_such"]},

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from exported import chatted
 from llama_cpp_programs import install
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow]
 UNKNOWN_END = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<jupyter_start>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -51,7 +51,6 @@ def cases() -> list:
     return [pytest.param(path, marks=marks[path.stem in OF_EACH_TASK], id=path.stem) for path in RECIPES]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("recipe", cases())
 def test_a_shipped_recipe_trains(recipe, tmp_path, monkeypatch):
     if section(recipe, "task") in ("dpo", "reward", "kto", "grpo"):

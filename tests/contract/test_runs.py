@@ -177,7 +177,6 @@ def test_a_failing_worker_is_exit_5_with_its_cause(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_real_smollm2_learns_for_a_few_steps(tmp_path):
     out = tmp_path / "out"
     data = effilaunch(

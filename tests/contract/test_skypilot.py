@@ -91,7 +91,6 @@ USED = (("--yes", "--detach-run", "--name", "--secret"), ("--all", "--output"),
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
 def test_skypilot_reads_every_task_as_it_is_meant_and_has_the_options(skypilot, tmp_path):
     files = []
     for case in CASES:

@@ -137,7 +137,6 @@ def check_passed(data: dict, names: list[str]) -> None:
         assert fault["seconds"] < 60
 
 
-@pytest.mark.timeout(900)
 def test_the_loss_goes_on_after_a_rank_was_killed(tmp_path, warm):
     given = ("--on", "2xcpu", "--set", "sharding.engine=ddp", "--only", "kill-rank")
     data = drilled(tmp_path / "out", *given)
@@ -173,7 +172,6 @@ def callbacks():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_run_that_does_not_go_on_as_it_began_is_found_out(tmp_path, warm):
     (tmp_path / "hooks.py").write_text(FORGETS)
     given = ("--on", "cpu", "--only", "kill-all", "--set", f"python={tmp_path / 'hooks.py'}")
@@ -186,7 +184,6 @@ def test_a_run_that_does_not_go_on_as_it_began_is_found_out(tmp_path, warm):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_an_interrupted_drill_leaves_no_process_behind(tmp_path, warm):
     out = tmp_path / "out"
     process = subprocess.Popen(

@@ -14,7 +14,6 @@ from patience import wait_until
 
 from launcher.cli import main
 
-pytestmark = pytest.mark.timeout(900)
 RECIPE = """\
 model: {{name_or_path: {folder}/model}}
 data: {{train: [{{path: {folder}/rows.jsonl}}], max_length: 32}}

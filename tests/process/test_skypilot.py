@@ -12,7 +12,6 @@ from grounds import make_base
 from launcher.cli import main
 from launcher.schedulers import skypilot
 
-pytestmark = pytest.mark.timeout(900)
 SKY = """\
 #!{python}
 import json, os, re, subprocess, sys

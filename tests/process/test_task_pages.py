@@ -13,7 +13,7 @@ from launched import effilaunch
 from test_docs import ROOT, blocks, named_files
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("warm_module")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_module")]
 PAGES = sorted((ROOT / "docs" / "tasks").glob("*.md"))
 STEPS = 2
 
