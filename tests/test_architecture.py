@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from every import every
 from reports import write_finished
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,7 +114,7 @@ def test_layers_hold():
     assert int(kept[1]) >= 4
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+@every("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_module_says_what_it_is(path):
     text = path.read_text(encoding="utf-8")
     assert path.name not in ("utils.py", "helpers.py", "common.py")

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from every import every
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "comparison.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -32,7 +33,7 @@ def tables() -> list[list[list[str]]]:
 
 
 CELLS = [
-    pytest.param(name, cell, id=f"{row[0]}: {name}")
+    (f"{row[0]}: {name}", name, cell)
     for head, *rows in tables()
     for row in rows
     for name, cell in zip(head[1:], row[1:], strict=True)
@@ -45,8 +46,9 @@ def test_every_table_compares_the_same_projects():
     assert set(re.findall(r"\]\[([\w-]+)\]", TEXT)) == set(LINKS)
 
 
-@pytest.mark.parametrize(("name", "cell"), CELLS)
-def test_each_cell_has_a_source_of_its_project(name, cell):
+@every("place", CELLS, ids=lambda place: place[0])
+def test_each_cell_has_a_source_of_its_project(place):
+    _, name, cell = place
     targets = re.findall(r"\[[^\]]+\]\(([^)]+)\)", cell)
     targets += [LINKS[key] for key in re.findall(r"\]\[([\w-]+)\]", cell)]
     if name == "effilaunch":

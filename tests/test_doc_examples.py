@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from every import every
 from test_docs import DOCUMENTS, ROOT, blocks, named_files
 
 from launcher.cli import main
@@ -77,7 +78,7 @@ def anchors(path: Path) -> set[str]:
     return {slug(line) for line in re.findall(r"^#+ (.*)$", prose(path), flags=re.MULTILINE)}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=names(DOCUMENTS))
+@every("path", DOCUMENTS, ids=str)
 def test_links_and_anchors_resolve(path):
     text = re.sub(r"`[^`\n]*`", "", prose(path))
     links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset|href)="([^"]+)"', text)
@@ -92,7 +93,7 @@ def test_links_and_anchors_resolve(path):
     assert wrong == []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=names(DOCUMENTS))
+@every("path", DOCUMENTS, ids=str)
 def test_every_block_has_a_language_that_is_looked_at(path):
     fences = re.findall(r"^ *```(.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert len(fences) % 2 == 0
@@ -230,7 +231,7 @@ def test_what_is_only_planned_here_is_tried_elsewhere():
         assert command in text, file
 
 
-@pytest.mark.parametrize("path", WITH_COMMANDS, ids=names(WITH_COMMANDS))
+@every("path", WITH_COMMANDS, ids=str)
 def test_other_commands_name_what_is_there(path):
     """Targets of make, scripts and their options, extras of the package."""
     makefile, project = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "pyproject.toml"))

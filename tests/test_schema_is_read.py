@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -347,7 +348,11 @@ OF_THE_RUN = ("execute/attempts.py", "execute/fewer_nodes.py", "execute/start.py
 RENDERED = ("engines/__init__.py", "engines/deepspeed_config.py")
 OTHERS = modules("execute", "engines")
 READERS = {**modules("train", "render"), **{name: OTHERS[name] for name in (*OF_THE_RUN, *RENDERED)}}
-READ = all_read(READERS)
+
+
+@cache  # not at import: seconds of CPU in every process that collects
+def settings_of_worker() -> set[str]:
+    return all_read(READERS)
 
 
 def test_every_read_is_by_a_written_name_or_listed():
@@ -382,7 +387,7 @@ settings["format"] = source
 """
     assert settings_read(code) == {"data.real", "data.more"}
     assert fields_read(code, SOURCES) == {"path", "split", "revision"}
-    assert not is_read("data.fake", READ)
+    assert not is_read("data.fake", settings_of_worker())
 
 
 @pytest.mark.parametrize(
@@ -392,7 +397,7 @@ def test_a_read_that_is_taken_out_is_missed(name):
     """The name stays in the code, as it does in messages."""
     without = {file: code.replace(f"job.{name}", f'str("{name}")') for file, code in READERS.items()}
     assert any(name in code for code in without.values())
-    assert is_read(name, READ)
+    assert is_read(name, settings_of_worker())
     assert not is_read(name, all_read(without))
 
 
@@ -533,12 +538,12 @@ def test_every_leaf_changes_a_file_or_is_read_by_the_worker(leaf, tmp_path):
     }
     own = next((name for name in prefixes(leaf) if name in changed), None)
     if own is not None and own not in SAID:
-        assert is_read(own, READ), f"{leaf} changes the setting {own}, which nothing reads"
+        assert is_read(own, settings_of_worker()), f"{leaf} changes the setting {own}, which nothing reads"
         if own != leaf and own.count(".") == 1 and not own.startswith(SECTIONS):
-            assert leaf.rpartition(".")[2] in MAPPED, f"of {own} nothing reads {leaf}"
+            assert leaf.rpartition(".")[2] in keys_of_mappings(), f"of {own} nothing reads {leaf}"
         return
     decided = ("batch", "command", "ds_config", "env", "hardware", "schedule")
-    read = {key for key in changed if is_read(key, READ)}
+    read = {key for key in changed if is_read(key, settings_of_worker())}
     assert read or any(before[key] != after[key] for key in decided), f"{leaf} decides nothing: {changed}"
 
 
@@ -578,7 +583,9 @@ def test_auto_is_filled_in_by_the_search(leaf, tmp_path):
     assert found["reason"]
 
 
-MAPPED = {name for code in modules("train").values() for name in fields_read(code, MAPPINGS)}
+@cache
+def keys_of_mappings() -> set[str]:
+    return {name for code in modules("train").values() for name in fields_read(code, MAPPINGS)}
 
 
 def prefixes(leaf: str) -> list[str]:
@@ -590,4 +597,4 @@ def prefixes(leaf: str) -> list[str]:
 @pytest.mark.parametrize("leaf", ["task", "data.packing", "early_stopping.patience", "sharding.zero_stage"])
 def test_every_setting_of_a_plan_is_read_or_says_what_follows(leaf, tmp_path):
     settings = planned(tmp_path, with_values({**CONTEXT.get(leaf, {}), leaf: CHANGED[leaf]}))["settings"]
-    assert {name for name in settings if not is_read(name, READ)} == set(SAID)
+    assert {name for name in settings if not is_read(name, settings_of_worker())} == set(SAID)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from every import every
 
 from launcher.cli import main
 from launcher.recipe.field_tables import TASK_FORMATS
@@ -98,7 +99,7 @@ def test_every_base_is_extended():
     assert [path.name for path in BASES if f"\nextends: _base/{path.name}\n" not in text] == []
 
 
-@pytest.mark.parametrize("path", [*RECIPES, *BASES], ids=lambda path: path.stem)
+@every("path", [*RECIPES, *BASES], ids=lambda path: path.stem)
 def test_recipe_names_its_schema_for_editors(path):
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith(EDITOR)
@@ -121,7 +122,7 @@ def test_the_table_names_exactly_the_shipped_recipes():
     assert sorted(named) == sorted(shipped)
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@every("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_header_says_how_to_launch(path):
     header = path.read_text(encoding="utf-8").split("\n\n", 1)[0]
     assert all(line.startswith("#") for line in header.splitlines())

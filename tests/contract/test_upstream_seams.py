@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from every import every
 
 from launcher.train.upstream.seams import SEAMS, Seam
 
@@ -49,7 +50,7 @@ def definition(module: str, name: str) -> ast.AST | None:
     return node
 
 
-@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: f"{seam.module}:{seam.name or seam.relies[0]}")
+@every("seam", SEAMS, ids=lambda seam: f"{seam.module}:{seam.name or seam.relies[0]}")
 def test_upstream_has_what_is_relied_on(seam: Seam):
     text = source(seam.module)
     if seam.name:
@@ -67,7 +68,7 @@ def test_upstream_has_what_is_relied_on(seam: Seam):
         assert line == seam.read[1]
 
 
-@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: f"{seam.module}:{seam.name or seam.relies[0]}")
+@every("seam", SEAMS, ids=lambda seam: f"{seam.module}:{seam.name or seam.relies[0]}")
 def test_our_side_still_uses_it(seam: Seam):
     """A seam that nobody needs any more leaves the list."""
     parts = (seam.name or seam.relies[0]).split(".")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from every import every
 
 pytest.importorskip("torch")
 
@@ -304,7 +305,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(ANSWERS, 2)))
+@every("order", list(itertools.permutations(ANSWERS, 2)))
 def test_what_is_learned_of_a_row_does_not_depend_on_rows_before_it(order):
     """Spaces and an empty thought of one row are not what the template inserts into the next."""
     tokenizer = tokenizer_with(QWEN3)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,7 +56,7 @@ def spec_of(config: dict[str, Any]) -> None:
     read_model_spec("x", config, "test", FAMILY_TASKS[config["model_type"]][0])
 
 
-@pytest.mark.parametrize(("changes", "key"), ABSURD)
+@every(("changes", "key"), ABSURD)
 def test_absurd_configurations_are_refused(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(RecipeError) as caught:
         spec_of(changes if "model_type" in changes else LLAMA | changes)

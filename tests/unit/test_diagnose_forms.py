@@ -7,6 +7,7 @@ import io
 import json
 
 import pytest
+from every import every
 from rich.console import Console
 from rich.traceback import Traceback
 
@@ -212,7 +213,7 @@ WATCHDOG = (
 )
 
 
-@pytest.mark.parametrize(
+@every(
     ("prefix", "rank"),
     [
         ("[80746] ", None),

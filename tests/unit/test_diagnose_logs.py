@@ -7,6 +7,7 @@ import itertools
 import json
 
 import pytest
+from every import every
 
 from launcher.errors import RecipeError
 from launcher.knowledge.diagnose.examine import Examination, diagnose
@@ -72,7 +73,7 @@ def test_a_traceback_with_its_calls_and_place():
     assert (finding.ranks, finding.first_rank, diagnosis.ranks) == ((), None, 1)
 
 
-@pytest.mark.parametrize(
+@every(
     ("prefix", "rank"),
     [
         ("[rank3]: ", 3),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import factories
 import pytest
+from every import every
 from machines import (
     A100,
     ADA,
@@ -165,8 +166,8 @@ WITHOUT_RECIPE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("check", "machine", "status", "word"), WITHOUT_RECIPE, ids=named(WITHOUT_RECIPE)
+@every(
+    ("check", "machine", "status", "word"), WITHOUT_RECIPE, ids=lambda case: case[0]
 )  # fmt: skip
 def test_what_is_said_without_a_recipe(check, machine, status, word):
     said = verdict(check, machine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from every import every
 
 from launcher.knowledge.doctor.redact import Private, redact, redact_json
 
@@ -12,7 +13,7 @@ PRIVATE = Private(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         "hf_abcdefghijklmnop",

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from every import every
 
 from launcher.errors import RecipeError
 from launcher.lab.drill import (
@@ -32,7 +33,7 @@ BY_ID = {fault.id: fault for fault in FAULTS}
 STRAIGHT = {1: 3.0, 2: 2.5, 3: 2.25, 4: 2.0}
 
 
-@pytest.mark.parametrize("steps", range(6, 60))
+@every("steps", range(6, 60))
 def test_a_fault_between_steps_comes_between_two_saves(steps):
     save_steps = steps // 3
     for fault in FAULTS:
@@ -171,7 +172,7 @@ def test_the_worst_step_is_the_one_that_is_told():
     assert found == Comparison(3, 0.5, 1, ())
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_names() if not name.startswith("_")])
+@every("name", [name for name in shipped_names() if not name.startswith("_")])
 def test_every_shipped_recipe_can_be_shortened_for_a_drill(name):
     recipe = load_recipe(name).recipe
     sets = drill_overrides(recipe, 9)

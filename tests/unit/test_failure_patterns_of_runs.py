@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
+from every import every
 
 from launcher.knowledge.failures.catalogue import CHAPTERS
 from launcher.recipe.field_tables import trainer_fields
@@ -386,16 +386,14 @@ def matches(text):
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [(name, text) for name, texts in SPELLINGS.items() for text in texts]
-)
+@every(("name", "text"), [(name, text) for name, texts in SPELLINGS.items() for text in texts])
 def test_a_spelling_is_known_and_fits_its_own_failure_best(name, text):
     found = matches(text)
     assert name in found
     assert max(found, key=found.__getitem__) == name
 
 
-@pytest.mark.parametrize("text", NOTHING_WRONG)
+@every("text", NOTHING_WRONG)
 def test_what_healthy_or_other_runs_print_is_no_failure(text):
     assert matches(text) == {}
 
@@ -422,7 +420,7 @@ GONE = (
 )
 
 
-@pytest.mark.parametrize("name", GONE.split())
+@every("name", GONE.split())
 def test_a_field_that_is_called_gone_is_gone(name):
     assert name not in trainer_fields()
     text = f"TypeError: __init__() got an unexpected keyword argument '{name}'"

@@ -8,9 +8,11 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
+from every import every
 from factories import plan
 from lint_cases import BROKEN
 from packaging.version import Version
@@ -351,7 +353,7 @@ def test_an_id_is_given_once():
         assert not parse_yaml(path.read_text("utf-8"), path.name).problems  # such as a duplicate key
 
 
-@pytest.mark.parametrize("failure", FAILURES, ids=lambda f: f.id)
+@every("failure", FAILURES, ids=lambda f: f.id)
 def test_an_entry_says_what_where_and_what_to_do(failure):
     assert all((failure.title, failure.cause, failure.fix, failure.source))
     assert not failure.title.endswith(".")
@@ -366,7 +368,7 @@ def test_only_a_symptom_is_diagnosed_without_patterns():
     assert [f.id for f in FAILURES if "diagnose" in f.places] == ["nan-shown-as-zero"]
 
 
-@pytest.mark.parametrize("failure", FAILURES, ids=lambda f: f.id)
+@every("failure", FAILURES, ids=lambda f: f.id)
 def test_everything_that_an_entry_points_at_is_there(failure, lint_codes):
     known = {
         "fix": {fix.id for fix in FIXES},
@@ -393,7 +395,7 @@ def test_an_entry_that_points_at_nothing_would_be_seen(lint_codes):
     assert "attach_adaptor" not in functions("launcher.train.model.adapters")
 
 
-@pytest.mark.parametrize("failure", [f for f in FAILURES if f.patterns], ids=lambda f: f.id)
+@every("failure", [f for f in FAILURES if f.patterns], ids=lambda f: f.id)
 def test_patterns_are_regular_expressions_that_a_plain_word_does_not_meet(failure):
     for pattern in failure.patterns:
         compiled = re.compile(pattern)
@@ -401,12 +403,12 @@ def test_patterns_are_regular_expressions_that_a_plain_word_does_not_meet(failur
         assert not compiled.search("Traceback (most recent call last):")
 
 
-@pytest.mark.parametrize("entry", [*FAILURES, *FIXES], ids=lambda entry: entry.id)
+@every("entry", [*FAILURES, *FIXES], ids=lambda entry: entry.id)
 def test_versions_are_requirements_on_packages_whose_versions_are_known(entry):
     assert {requirement.name for requirement in requirements(entry.versions)} <= set(PACKAGES)
 
 
-@pytest.mark.parametrize("failure", [f for f in FAILURES if f.changes], ids=lambda f: f.id)
+@every("failure", [f for f in FAILURES if f.changes], ids=lambda f: f.id)
 def test_changes_are_settings_of_a_recipe(failure, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(TRAINED, encoding="utf-8")
@@ -433,22 +435,23 @@ def test_a_misspelt_key_is_not_known(tmp_path):
     assert not known_key("adapter.rank_of", tmp_path)
 
 
-@pytest.mark.parametrize("name", MESSAGES)
+@every("name", MESSAGES)
 def test_a_message_is_matched_by_its_own_entry_alone(name):
     for message in MESSAGES[name]:
         assert matched(message) == {name}, message
 
 
-@pytest.mark.parametrize("line", [*HARMLESS, *OTHERS], ids=lambda line: line[:40])
+@every("line", [*HARMLESS, *OTHERS], ids=lambda line: line[:40])
 def test_what_only_looks_alike_is_matched_by_none(line):
     assert matched(line) == set()
 
 
-@pytest.mark.parametrize(
-    "found", ["5", "5.0.0", "4.57.1", "5.10", "2.5.0+cpu", "5.0.0rc1", "5!1", "1.0.post1", "main"]
-)
-@pytest.mark.parametrize(
-    "asked", ["p>=5", "p>=5.0", " p >= 5.9.1 ", "p>=2.5", "p>=4,<6", "p[x]>=5", "p==5", "q>=5"]
+@every(
+    ("asked", "found"),
+    product(
+        ["p>=5", "p>=5.0", " p >= 5.9.1 ", "p>=2.5", "p>=4,<6", "p[x]>=5", "p==5", "q>=5"],
+        ["5", "5.0.0", "4.57.1", "5.10", "2.5.0+cpu", "5.0.0rc1", "5!1", "1.0.post1", "main"],
+    ),
 )
 def test_plain_requirements_are_answered_as_packaging_answers(asked, found):
     assert holds(asked, {"p": found}) == _by_packaging(asked, {"p": found})

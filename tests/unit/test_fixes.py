@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from every import every
 from factories import BASE, facts, plan, recipe
 from fix_cases import CASES, CONTRARY, NOT_ON_CPU, SHOWN, plan_of
 
@@ -249,7 +250,7 @@ def test_precision_names_are_the_documented_ones():
     assert set(decide.HALF) == {"bf16", "bf16-true", "fp16", "fp16-true"}
 
 
-@pytest.mark.parametrize("fix", FIXES, ids=lambda f: f.id)
+@every("fix", FIXES, ids=lambda f: f.id)
 def test_every_fix_says_why_and_whence(fix):
     assert all((fix.title, fix.condition, fix.reason, fix.source, fix.versions))
     assert len(re.findall(r"[.!?]( [A-Z]|$)", fix.reason)) in (1, 2), "one or two sentences"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from every import every
 
 from launcher.errors import RecipeError
 from launcher.facts.hardware import DEVICES, UNNAMED, figures_of, parse_hardware, with_host_memory
@@ -34,7 +35,7 @@ def test_notation(text: str, nodes: int, devices: int, device: str) -> None:
     assert parse_hardware(hardware.label) == hardware
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@every("name", DEVICES)
 def test_every_catalogue_device_reads_back_from_its_label(name: str) -> None:
     assert parse_hardware(f"4x{name}").label == f"4x{name}"
 

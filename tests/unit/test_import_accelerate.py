@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from every import every
 
 from launcher.errors import RecipeError
 from launcher.importing import accelerate
@@ -21,7 +22,7 @@ def taken(made: Reading) -> dict[str, Any]:
     return {key: value.value for key, value in made.taken.items()}
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "key", "wanted"),
     [
         ("distributed_type: MULTI_GPU", "sharding.engine", "ddp"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from every import every
 
 from launcher.importing.arguments import (
     PEFT_DEFAULTS,
@@ -36,7 +37,7 @@ def effects(made: Reading) -> dict[str, Effect]:
     return {item.key: item.effect for item in made.dropped}
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "value", "key", "wanted"),
     [
         ("learning_rate", "2e-5", "trainer.learning_rate", 2e-5),

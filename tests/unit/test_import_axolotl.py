@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from axolotl_cases import CASES, FILE, FULL
+from every import every
 from migration_tables import HANDLED
 
 from launcher.errors import RecipeError
@@ -29,7 +30,7 @@ def test_every_mapped_key_has_a_case() -> None:
     assert {*KEYS, *DPO_KEYS, *KTO_KEYS} | {row[0] for row in HANDLED["axolotl"]} == set(CASES)
 
 
-@pytest.mark.parametrize("key", CASES)
+@every("key", CASES)
 def test_a_key_is_taken(key: str) -> None:
     more, to, expected = CASES[key]
     reading = read({**FILE, **more})
@@ -40,7 +41,7 @@ def test_a_key_is_taken(key: str) -> None:
         assert reading.taken[to].place.file == "a.yaml"
 
 
-@pytest.mark.parametrize("key", [*CASES, "made_up"])
+@every("key", [*CASES, "made_up"])
 def test_no_key_vanishes(key: str) -> None:
     more, *_ = CASES.get(key, ({"made_up": 1}, "", None))
     values = {**FILE, **more}
@@ -166,7 +167,7 @@ def test_an_adapter_that_goes_on_has_its_own_fields() -> None:
     assert "lora_r" in dropped(full)
 
 
-@pytest.mark.parametrize(("more", "key"), [
+@every(("more", "key"), [
     ({"rl": "ppo"}, "rl"), ({"reward_model": True, "num_labels": 2}, "num_labels"),
     ({"rl": "grpo", "trl": {"reward_funcs": ["r.f"], "async_prefetch": True}}, "trl.async_prefetch"),
     ({"rl": "grpo", "trl": {"reward_funcs": ["org/model"]}}, "trl.reward_funcs"),

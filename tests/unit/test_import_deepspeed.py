@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,7 +36,7 @@ def scheduler(kind: str, **params: Any) -> dict[str, Any]:
     return {"scheduler": {"type": kind, "params": params}}
 
 
-@pytest.mark.parametrize(
+@every(
     ("config", "key", "wanted"),
     [
         (zero(stage=3), "sharding.zero_stage", 3),

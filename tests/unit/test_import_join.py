@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every import every
 
 from launcher.errors import RecipeError
 from launcher.importing.importers import LARGEST, read_file
@@ -237,7 +238,7 @@ def test_evaluation_rows_without_a_time_are_not_evaluated(folder: Folder) -> Non
     assert made.taken["trainer.eval_strategy"].value == "no"
 
 
-@pytest.mark.parametrize(
+@every(
     "value",
     [
         "no",

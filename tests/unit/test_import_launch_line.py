@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every import every
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ def taken(made: Reading) -> dict[str, Any]:
     return {key: value.value for key, value in made.taken.items()}
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "key", "wanted"),
     [
         (
@@ -107,7 +108,7 @@ def test_launchers_and_their_surroundings(text: str, key: str, wanted: Any) -> N
     assert not made.refusals
 
 
-@pytest.mark.parametrize(
+@every(
     ("flags", "key", "wanted"),
     [
         ("--learning_rate 2e-5", "trainer.learning_rate", 2e-5),
@@ -218,7 +219,7 @@ def test_what_is_not_known_here_is_listed_and_never_guessed(flags: str, key: str
     assert TOKEN not in repr(made)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "path"),
     [
         ("torchrun notrainer.py --learning_rate 1e-4", "notrainer.py"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from every import every
 from migration_tables import HANDLED
 
 from launcher.errors import RecipeError
@@ -198,7 +199,7 @@ def test_every_mapped_key_has_a_case() -> None:
     assert named == set(CASES)
 
 
-@pytest.mark.parametrize("key", CASES)
+@every("key", CASES)
 def test_a_key_is_taken_and_none_vanishes(key: str) -> None:
     more, to, expected = CASES[key]
     reading = read({**FILE, **more})
@@ -318,7 +319,7 @@ def test_a_reward_model() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@every(
     ("more", "key", "effect"),
     [
         ({"max_samples": 1000}, "max_samples", Effect.TRAINING),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from counted_work import LINEAR, cpu_growth
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ def words(text: str) -> list[str]:
     return [f"{'?' * word.open}{word.text}" for word in read_script(text).commands[-1]]
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "wanted"),
     [
         ("a b \\\n  c", ["a", "b", "c"]),

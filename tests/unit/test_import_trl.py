@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from every import every
 from migration_tables import HANDLED
 
 from launcher.errors import RecipeError
@@ -185,7 +186,7 @@ def test_every_mapped_key_has_a_case() -> None:
     assert {*KEYS, *LORA_KEYS} | {row[0] for row in HANDLED["trl"]} == set(CASES)
 
 
-@pytest.mark.parametrize("key", CASES)
+@every("key", CASES)
 def test_a_key_is_taken_and_none_vanishes(key: str) -> None:
     values, to, expected = CASES[key]
     reading = read(values)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every import every
 
 from launcher.facts.shipped import recipes_dir
 from launcher.recipe.field_tables import TABLES, TASK_FORMATS, installed_package, shipped_table
@@ -116,7 +117,7 @@ def test_it_knows_tasks_formats_and_the_fields_of_every_task(schema):
     assert {"early_stopping", "python", "extends"} <= set(schema["properties"])
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@every("path", RECIPES, ids=lambda path: path.stem)
 def test_it_accepts_the_shipped_recipe(path, schema):
     data = parse_yaml(path.read_text(encoding="utf-8"), str(path)).data
     if Path(path).parent.name == "_base":  # a fragment: what it lacks comes from the recipe that extends it

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from counted_work import LINEAR, cpu_growth
+from every import every
 from lint_cases import BROKEN
 
 from launcher.knowledge.lint.check import LARGEST, MOST, lint_bytes, lint_text
@@ -20,7 +21,7 @@ def test_there_are_at_least_forty():
     assert len(BROKEN) >= 40
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@every("name", BROKEN)
 def test_a_broken_config_is_found_at_its_place(name):
     text, *expected = BROKEN[name]
     found = [[f.code, f.line, f.column, f.path] for f in lint_text(text, "ds.json")]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from every import every
 
 from launcher.knowledge.lint.check import lint_text
 from launcher.knowledge.lint.consistency import BELOW_STAGE3_ONLY, READ_NOWHERE, STAGE3_ONLY
@@ -53,7 +54,7 @@ def test_the_config_of_every_golden_plan_is_clean():
         assert lint_text(json.dumps(config, indent=2), name) == []
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: "/".join(example["url"].split("/")[3:5]))
+@every("example", EXAMPLES, ids=lambda example: "/".join(example["url"].split("/")[3:5]))
 def test_an_official_example_has_the_justified_findings_alone(example):
     text = json.dumps(nested(example["facts"]))
     found = sorted({(f.code, f.path) for f in lint_text(text, "ds.json")})
@@ -73,7 +74,7 @@ def test_an_official_template_is_no_json(name):
     assert [(f.code, f.line, f.column) for f in lint_text(text, name)] == [("ds-json-syntax", 2, 23)]
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         # Whole numbers with an exponent are how buckets are written everywhere.

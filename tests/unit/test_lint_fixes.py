@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from every import every
 from lint_cases import BROKEN
 
 from launcher.knowledge.lint.check import applied, apply_fixes, lint_text
@@ -80,7 +81,7 @@ def test_what_has_two_readings_is_left(text, code):
     assert apply_fixes(text, "ds.json")[0] == text
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@every("name", BROKEN)
 def test_mending_never_makes_it_worse(name):
     text = BROKEN[name][0]
     better, left = apply_fixes(text, "ds.json")

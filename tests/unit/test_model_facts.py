@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from every import every
 
 from launcher.errors import RecipeError
 from launcher.facts.gguf_header import read_gguf_config
@@ -30,9 +31,7 @@ def spec(name: str, task: str | None = None, num_labels: int | None = None) -> M
     return read_model_spec(name, config, "shipped facts", task, num_labels)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in MODELS if "bert" not in n and "bert" not in MODELS[n]["config"]["model_type"]]
-)
+@every("name", [n for n in MODELS if "bert" not in n and "bert" not in MODELS[n]["config"]["model_type"]])
 def test_parameter_count_of_shipped_models(name: str) -> None:
     assert spec(name).params == MODELS[name]["params"]
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from every import every
 
 from launcher.execute.output import _Filter
 from launcher.knowledge.failures.catalogue import FAILURES
@@ -41,7 +42,7 @@ def test_other_programs_words_are_all_shown(name):
 TRAINERS = sorted(path.stem for path in HEALTHY.glob("*.log") if path.stem not in WITHOUT_A_TRAINER)
 
 
-@pytest.mark.parametrize("name", TRAINERS)
+@every("name", TRAINERS)
 def test_of_a_training_neither_rows_nor_bars_are_shown(name):
     left = shown(lines_of(name))
     assert not [line for line in left if re.match(r"\{'(?:loss|eval_loss)'.*'epoch'", line)]

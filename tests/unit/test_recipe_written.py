@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from every import every
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ from launcher.recipe.yaml_writer import WIDTH, flow, recipe_text
 RECIPES = sorted(recipes_dir().glob("*.yaml"))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@every("path", RECIPES, ids=lambda path: path.stem)
 def test_shipped_recipes_come_back(path):
     data = parse_yaml(path.read_text("utf-8"), path.name).data
     text = recipe_text(data)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every import every
 from golden_plans import whole_plans
 
 from launcher.engines.deepspeed import ADAM
@@ -72,7 +73,7 @@ def test_the_same_plan_goes_on():
     assert judge(plan(), plan(), 2).conversion == ""
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.settings[0])
+@every("rule", RULES, ids=lambda rule: rule.settings[0])
 def test_each_rule_judges_a_change_and_not_its_absence(rule):
     for pattern in rule.settings:
         setting = pattern.replace("*", "zz")

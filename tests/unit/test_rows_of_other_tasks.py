@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import product
 
 import pytest
 from counted_work import function_calls
+from every import every
 
 import launcher.tasks
 from launcher.errors import RecipeError
@@ -148,8 +150,7 @@ READS = {
 conversations without an image, and prompts with whatever is beside them."""
 
 
-@pytest.mark.parametrize("owner", OTHERS)
-@pytest.mark.parametrize("task", TASKS)
+@every(("task", "owner"), product(TASKS, OTHERS))
 def test_each_task_refuses_the_rows_of_each_other_and_names_it(task, owner):
     row, owner = OTHERS[owner], owner.strip()
     if task == owner or (task, owner) in READS:

@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from every import every
 from factories import plan
 from patience import wait_until
 from terminal import terminal
@@ -57,7 +58,7 @@ def test_a_run_is_one_line():
     )
 
 
-@pytest.mark.parametrize("columns", range(1, 140))
+@every("columns", range(1, 140))
 def test_the_line_fits_every_width(columns):
     wide = Moment(phase="load", title="重みを読み込む", done=3, total=7, unit="B")
     assert columns_of(live_line(NOW, columns)) <= columns

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from counted_work import LINEAR, cpu_growth
+from every import every
 
 from launcher.cli import main
 from launcher.errors import Problem, RunFailed
@@ -67,14 +68,14 @@ def test_a_value_gives_itself_away_under_any_name(value):
     assert looks_secret(value), "a recipe is held to the same list"
 
 
-@pytest.mark.parametrize("text", WRITTEN)
+@every("text", WRITTEN)
 def test_a_name_gives_its_value_away(text):
     said = hider()(text.replace("@", PW))
     assert SECRET in said
     assert PW not in said
 
 
-@pytest.mark.parametrize("text", KEPT)
+@every("text", KEPT)
 def test_what_is_no_secret_is_kept(text):
     assert hider()(text) == text
 

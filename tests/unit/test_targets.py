@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from every import every
 from factories import plan
 
 from launcher.errors import RecipeError
@@ -54,7 +55,7 @@ def test_labels_become_targets(kind, labels, names, targets):
     ]
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "labels", "code", "line"),
     [
         (SINGLE, ["a", 0.5], "bad-row", 2),

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from every import every
 
 pytest.importorskip("torch")
 
@@ -128,7 +129,7 @@ def test_split_keeps_every_token_and_one_eos(tokenizer):
     assert batch.tokens == len(joined)
 
 
-@pytest.mark.parametrize("length", range(1, 40))
+@every("length", range(1, 40))
 def test_no_chunk_is_too_short_to_learn(length):
     for size in (3, 8, 13):
         chunks = cut(list(range(length)), size)
