@@ -35,7 +35,7 @@ MEMORY_SHARE = Assumption(0.4, 0.65, 0.9)
 """Assumption: share of the memory's bandwidth that elementwise operations and updates reach."""
 PROCESSOR_SHARE = Assumption(0.04, 0.08, 0.3)
 """Assumption: of a processor's bf16 peak, matrix units as a rule. Set manually by measured rows of both
-halves of benchmarks/speed_grid.py (2 cores with AMX), whose products are small."""
+halves of benchmarks/grids/speed.yaml (2 cores with AMX), whose products are small."""
 LINK_SHARE = Assumption(0.2, 0.5, 0.8)
 """Assumption: share of the link's bandwidth that collectives reach."""
 EXPOSED_SHARE = Assumption(1.0, 0.5, 0.0)
