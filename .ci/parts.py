@@ -30,9 +30,13 @@ SHOWN = 15
 """Lines of an output's end."""
 
 
+LEADERS: set[int] = set()
+"""Processes whose sessions run now."""
+
+
 @dataclass(frozen=True)
-class Ended:
-    """A part, as `make stats` reads it."""
+class PartResult:
+    """How a part ended, as `make stats` reads it."""
 
     part: str
     status: int
@@ -43,6 +47,8 @@ class Ended:
 
 
 def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     os.chdir(ROOT)
     began = time.monotonic()
     try:
@@ -63,16 +69,24 @@ def main() -> int:
     return summary(ended, round(time.monotonic() - began))
 
 
-def run_lane(parts: tuple[str, ...], deadline: float, ended: list[Ended]) -> None:
+def stop(number: int, _frame: object) -> None:
+    """The parts are in sessions of their own: nothing else would end them with CI."""
+    for leader in tuple(LEADERS):
+        subprocess.run(["pkill", "-TERM", "-s", str(leader)], check=False)
+    print(f"== ended by {signal.Signals(number).name}; what had not run was not run", flush=True)
+    os._exit(128 + number)
+
+
+def run_lane(parts: tuple[str, ...], deadline: float, ended: list[PartResult]) -> None:
     ended.extend(run(part, deadline) for part in parts)
 
 
-def run(part: str, deadline: float) -> Ended:
+def run(part: str, deadline: float) -> PartResult:
     """`make PART`; status 124 if the budget ended it."""
     return command(part, ["make", *part.split()], deadline)
 
 
-def command(part: str, words: list[str], deadline: float) -> Ended:
+def command(part: str, words: list[str], deadline: float) -> PartResult:
     """A command whose lines are shown as they come, and ended as a whole at the deadline."""
     began, name = time.monotonic(), part.split()[0]
     print(f"== {' '.join(words)} ({deadline - began:.0f} s left)", flush=True)
@@ -81,6 +95,7 @@ def command(part: str, words: list[str], deadline: float) -> Ended:
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         start_new_session=True,
     )  # fmt: skip
+    LEADERS.add(process.pid)
     late = threading.Timer(max(1.0, deadline - began), end_session, [process.pid])
     late.start()
     assert process.stdout is not None
@@ -91,6 +106,7 @@ def command(part: str, words: list[str], deadline: float) -> Ended:
             sys.stdout.flush()
     _, status, used = os.wait4(process.pid, 0)  # with the CPU seconds of all that it waited for
     late.cancel()
+    LEADERS.discard(process.pid)
     process.returncode = os.waitstatus_to_exitcode(status)
     if time.monotonic() >= deadline:
         print(
@@ -98,7 +114,7 @@ def command(part: str, words: list[str], deadline: float) -> Ended:
         )
         process.returncode = 124
     seconds, cpu = round(time.monotonic() - began), round(used.ru_utime + used.ru_stime)
-    return Ended(part, process.returncode, seconds, cpu, round(os.getloadavg()[0], 1))
+    return PartResult(part, process.returncode, seconds, cpu, round(os.getloadavg()[0], 1))
 
 
 def end_session(leader: int) -> None:
@@ -108,7 +124,7 @@ def end_session(leader: int) -> None:
         time.sleep(pause)
 
 
-def tried_again(first: Ended, deadline: float) -> Ended:
+def tried_again(first: PartResult, deadline: float) -> PartResult:
     """The part with its failed tests tried once more, where those are all that went wrong."""
     name = first.part.split()[0]
     failed = failed_tests(name)
@@ -129,7 +145,7 @@ def tried_again(first: Ended, deadline: float) -> Ended:
     for test in failed:
         texts = (found.get(key(test), ("", "(its output is in the log)"))[1] for found in (before, after))
         show_flaky(test, *texts)
-    return Ended(
+    return PartResult(
         first.part,
         0,
         first.seconds + again.seconds,
@@ -194,7 +210,7 @@ def show_flaky(test: str, first: str, second: str) -> None:
     print(f"  for tests/flaky.jsonl: {json.dumps(line)}", flush=True)
 
 
-def summary(ended: list[Ended], seconds: int) -> int:
+def summary(ended: list[PartResult], seconds: int) -> int:
     print("== skipped")
     logs = [(RECORDS / f"{one.part.split()[0]}.log").read_text(errors="replace") for one in ended]
     skipped = [line for log in logs for line in log.splitlines() if line.startswith("SKIPPED ")]

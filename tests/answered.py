@@ -18,13 +18,20 @@ from typing import Any
 import launcher
 
 TRAIN = Path(launcher.__file__).parent / "train"
+PACKAGES = ("torch", "transformers", "peft")
+
+
+@cache
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in PACKAGES}
 
 
 @cache
 def surroundings(folder: Path = TRAIN) -> str:
-    found = hashlib.sha256("".join(version(name) for name in ("torch", "transformers", "peft")).encode())
+    """Digest of what every trace depends on: versions, and the modules below `folder`."""
+    found = hashlib.sha256(json.dumps(versions()).encode())
     for module in sorted(folder.rglob("*.py")):
-        found.update(str(module.relative_to(folder)).encode() + b"\0" + module.read_bytes())
+        found.update(str(module.relative_to(folder)).encode() + b"\0" + module.read_bytes() + b"\0")
     return found.hexdigest()
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from closed_form_cases import KINDS, WINDOWS, ClosedFormCase, every_case, windowed
-from trace_records import TRACER, Records, drawn, read_records, retrace, surroundings, versions
+from answered import surroundings, versions
+from closed_form_cases import KINDS, WINDOWS, every_case, windowed
+from trace_records import TRACER, Records, digest, drawn, read_records, retrace
 
 from launcher.memory.estimate import estimate_memory
 
@@ -80,9 +81,10 @@ def differences(found: Any, recorded: Any, place: str = "") -> list[str]:
 def rewritten(folder: Path, change: Any) -> dict[str, str]:
     """What is wrong with a file of two records after `change` of its parsed lines."""
     cases = {name: CASES[name] for name in sorted(CASES)[:2]}
-    around = surroundings()
+    around = surroundings(TRACER)
     lines = [
-        {"case": name, "digest": _digest(case, around), "answer": ANSWER} for name, case in cases.items()
+        {"case": name, "digest": digest(case, ANSWER, around), "answer": ANSWER}
+        for name, case in cases.items()
     ]
     path = folder / "records.jsonl"
     text = change(lines)
@@ -92,12 +94,6 @@ def rewritten(folder: Path, change: Any) -> dict[str, str]:
 
 ANSWER = {"moments": [], "states": {"weights": 1}, "depths": [4]}
 FIRST, SECOND = sorted(CASES)[:2]
-
-
-def _digest(case: ClosedFormCase, around: str) -> str:
-    from trace_records import digest
-
-    return digest(case, ANSWER, around)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +129,7 @@ def test_a_file_that_is_not_there_is_every_record_missing(tmp_path: Path) -> Non
 def test_a_changed_module_of_the_tracer_makes_every_record_stale(tmp_path: Path) -> None:
     for module in TRACER.glob("*.py"):
         (tmp_path / module.name).write_bytes(module.read_bytes())
-    assert surroundings(tmp_path) == surroundings()
+    assert surroundings(tmp_path) == surroundings(TRACER)
     with (tmp_path / "tape.py").open("a") as module:
         module.write("# another\n")
     surroundings.cache_clear()

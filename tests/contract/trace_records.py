@@ -18,20 +18,16 @@ import warnings
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from answered import TRAIN, surroundings
 from closed_form_cases import ClosedFormCase, every_case
-
-import launcher
 
 ROOT = Path(__file__).parents[2]
 RECORDS = Path(__file__).with_suffix(".jsonl")
-TRACER = Path(launcher.__file__).parent / "train" / "trace"
-PACKAGES = ("torch", "transformers", "peft")
+TRACER = TRAIN / "trace"
 LINES = ("gradients", "activations", "logits", "temporary")
 """Of a moment: bytes as a constant and a factor of the micro-batch."""
 RENEW = "`make traces` renews it"
@@ -45,20 +41,6 @@ class Records:
     """By case; records that can be trusted."""
     problems: Mapping[str, str]
     """By case or line of the file: why a record cannot be trusted."""
-
-
-@cache
-def surroundings(tracer: Path = TRACER) -> str:
-    """Digest of what all traces depend on: versions, and the tracer's modules."""
-    found = hashlib.sha256(json.dumps(versions()).encode())
-    for module in sorted(tracer.glob("*.py")):
-        found.update(module.name.encode() + b"\0" + module.read_bytes() + b"\0")
-    return found.hexdigest()
-
-
-@cache
-def versions() -> dict[str, str]:
-    return {name: version(name) for name in PACKAGES}
 
 
 def packed(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +74,7 @@ def digest(case: ClosedFormCase, answer: Mapping[str, Any], around: str) -> str:
 
 def read_records(cases: Mapping[str, ClosedFormCase], path: Path = RECORDS, around: str = "") -> Records:
     """The answers whose digest matches, and what is wrong with the others."""
-    around = around or surroundings()
+    around = around or surroundings(TRACER)
     answers: dict[str, Mapping[str, Any]] = {}
     problems: dict[str, str] = {}
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
@@ -120,8 +102,9 @@ def read_records(cases: Mapping[str, ClosedFormCase], path: Path = RECORDS, arou
 
 
 def write_records(cases: Mapping[str, ClosedFormCase], answers: Mapping[str, Any]) -> None:
+    around = surroundings(TRACER)
     lines = [
-        json.dumps({"case": name, "digest": digest(cases[name], answer, surroundings()), "answer": answer},
+        json.dumps({"case": name, "digest": digest(cases[name], answer, around), "answer": answer},
                    separators=(",", ":"))
         for name, answer in sorted((name, packed(answer)) for name, answer in answers.items())
     ]  # fmt: skip
@@ -144,7 +127,7 @@ def retrace(name: str) -> dict[str, Any]:
 
 
 def drawn(share: int = 10) -> list[str]:
-    """One of `share` cases, drawn by the hash of the commit; without git the first of each `share`."""
+    """One of `share` cases, drawn by the hash of the commit; without git always the same."""
     asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     found = subprocess.run(asked, capture_output=True, text=True, check=False)
     names = sorted(every_case())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from patience import patience, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAKY = [json.loads(line) for line in (ROOT / "tests" / "flaky.jsonl").read_text("utf-8").splitlines()]
@@ -46,13 +48,12 @@ def ci(tmp_path, monkeypatch):
     spec.loader.exec_module(module)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)  # those of the test's process stay
     monkeypatch.setattr(module, "RECORDS", tmp_path / "build" / "tests")
     monkeypatch.setattr(module, "LANES", (("test SLOW=1",), ("check",)))
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     (tmp_path / "tests").mkdir()
-    for name in ("conftest.py", "cpu_seconds.py"):
-        text = (ROOT / "tests" / "cpu_seconds.py").read_text("utf-8")
-        (tmp_path / "tests" / name).write_text(text)
+    (tmp_path / "tests" / "conftest.py").write_text((ROOT / "tests" / "cpu_seconds.py").read_text("utf-8"))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     run = "rm -rf build/tests/$@; TEST_RECORD=build/tests/$@.json .venv/bin/pytest -p no:xdist"
     run += " -o cache_dir=build/tests/$@ --junitxml=build/tests/$@.xml"
@@ -132,6 +133,18 @@ def test_the_budget_ends_a_part_with_all_its_processes(ci, tmp_path):
     assert ended.status == 124
     left = subprocess.run(["pgrep", "-fx", "sleep 98[67]"], capture_output=True, text=True, check=False)
     assert left.stdout == ""
+
+
+def test_a_signal_ends_ci_with_all_its_processes(ci, tmp_path):
+    """In a process of its own, as CI is started."""
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "parts.py").write_text((ROOT / ".ci" / "parts.py").read_text("utf-8"))
+    (tmp_path / "Makefile").write_text("dev:\n\t@touch begun; sleep 985\n")
+    started = subprocess.Popen([sys.executable, ".ci/parts.py"], stdout=subprocess.DEVNULL)
+    wait_until(lambda: (tmp_path / "begun").exists())
+    started.send_signal(signal.SIGTERM)
+    assert started.wait(patience(60)) == 128 + signal.SIGTERM
+    wait_until(lambda: subprocess.run(["pgrep", "-fx", "sleep 985"], check=False).returncode == 1)
 
 
 def test_a_build_folder_that_cannot_be_written_is_said_before_anything_runs(ci, tmp_path, capsys):

@@ -184,7 +184,6 @@ def test_no_micro_batch_fits_a_small_device() -> None:
 
 
 def test_an_estimate_takes_few_calls() -> None:
-    """200 of them take less than a second."""
     estimate_memory(LLAMA_7B, FULL, A100)
     job = replace(FULL, micro_batch=7)
     assert function_calls(lambda: estimate_memory(LLAMA_7B, job, A100)) < 6000
@@ -195,7 +194,7 @@ def test_the_closed_form_part_of_a_plan_takes_few_calls(tmp_path: Path, on: str)
     asked = BASE.replace("adapter: {type: lora, r: 8}\n", "") if on != "1x24GB" else BASE
     loaded, known = recipe(tmp_path, asked + "global_batch_size: 128\n"), facts(on)
     make_plan(loaded, known)
-    assert function_calls(lambda: make_plan(loaded, known)) < 230_000, "with twice as many it takes 50 ms"
+    assert function_calls(lambda: make_plan(loaded, known)) < 230_000
 
 
 def estimated(model: str, *on: str, tensor_parallel: int = 1) -> dict[str, Any]:
