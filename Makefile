@@ -6,6 +6,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Each process would compile all modules of ours again.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,16 +34,17 @@ PYTEST = rm -rf $(addprefix build/tests/$@,/ .json .xml); TEST_RECORD=build/test
   -o cache_dir=build/tests/$@ --junitxml=build/tests/$@.xml
 SPREAD := --dist loadfile --no-loadscope-reorder
 QUICK := $(if $(SLOW),,not slow and not gpu and )
+DRAWN := $(if $(filter some,$(SLOW)),--drawn)
 
 # One process more than cores: some always wait for a process that they started.
-test: $(STAMP) ## the tests (SLOW=1: with those that take minutes, in one collection)
-	$(PYTEST) $(SPREAD) -n $$(($(CORES) + 1)) -m "$(QUICK)not cluster and not browser"
+test: $(STAMP) ## the quick tests (SLOW=some: with slow ones that the commit draws; SLOW=1: with all)
+	$(PYTEST) $(SPREAD) $(DRAWN) -n $$(($(CORES) + 1)) -m "$(QUICK)not cluster and not browser"
 
-test-full: $(STAMP) ## the tests that `test` leaves out
+test-full: $(STAMP) ## the slow tests
 	$(PYTEST) $(SPREAD) -n $(CORES) -m "(slow or gpu) and not cluster and not browser"
 
 traces: $(STAMP) ## trace again the jobs whose recorded trace is stale (ALL=1: all, 20 minutes on 2 cores)
-	PYTHONPATH=.:tests:tests/contract $(BIN)/python tests/contract/trace_records.py $(if $(ALL),all)
+	PYTHONHASHSEED=0 PYTHONPATH=.:tests:tests/contract $(BIN)/python tests/contract/trace_records.py $(if $(ALL),all)
 
 test-versions: $(STAMP) ## contract tests at both ends of pyproject's ranges, planning under other Pythons
 	$(BIN)/python -m tools.versions $(VERSIONS)
@@ -56,7 +59,7 @@ test-browser: $(STAMP) ## the reports in a headless Chromium
 
 # Three processes, which mostly wait; each has a Slurm, a Ray and a network of its own. As root their packages
 # are installed.
-test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts
+test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (SLOW=some: without slow ones that the commit does not draw)
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  PATH="$$PATH:/usr/sbin:/sbin"; for program in slurmctld slurmd munged sshd pdsh ip shellcheck; do \
 	    command -v $$program >/dev/null || missing=1; done; \
@@ -64,7 +67,7 @@ test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts
 	    apt-get -q -o DPkg::Lock::Timeout=300 install --yes --no-install-recommends \
 	      slurm-wlm munge openssh-server pdsh iproute2 shellcheck \
 	      || echo "not installed: the tests that need them are skipped, with the reason"; fi; fi
-	$(PYTEST) -n 3 -m cluster tests/cluster tests/hosts
+	$(PYTEST) $(DRAWN) -n 3 -m cluster tests/cluster tests/hosts
 
 check: $(STAMP) ## lint, format, types, import layers
 	$(BIN)/ruff check .

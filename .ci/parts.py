@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "build" / "tests"
-LANES = (("test SLOW=1",), ("check", "docs", "test-browser", "test-cluster"))
+LANES = (("test SLOW=some",), ("check", "docs", "test-browser", "test-cluster SLOW=some"))
 """`make` targets with their variables; those of a lane run one after the other."""
 BUDGET_S = 85 * 60
 MOST_RETRIED = 10

@@ -21,6 +21,7 @@ from cpu_seconds import (  # noqa: F401  hooks
     pytest_sessionfinish,
     pytest_terminal_summary,
 )
+from drawn import pytest_addoption, pytest_collection_modifyitems  # noqa: F401  hooks
 from forked import Forks
 
 from launcher.execute.leftovers import SHARED_MEMORY

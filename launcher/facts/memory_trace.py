@@ -6,6 +6,7 @@ The child (launcher/train/trace/run.py) imports torch, so that planning does not
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,9 +92,11 @@ def ask_child(request: Mapping[str, Any], python: str) -> dict[str, Any]:
     import subprocess  # not needed for plans without a trace
 
     command = [python, "-m", CHILD]
+    # Models walk sets of names: which of their masks are alive in a moment would differ from plan to plan.
+    environ = {**os.environ, "PYTHONHASHSEED": "0"}
     try:
         done = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, timeout=TIMEOUT_S
+            command, input=json.dumps(request), capture_output=True, text=True, timeout=TIMEOUT_S, env=environ
         )
     except subprocess.TimeoutExpired:
         raise Untraceable(f"it took longer than {TIMEOUT_S} s") from None

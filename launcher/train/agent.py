@@ -297,4 +297,9 @@ def run_elastic(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(
+        status
+    )  # the end of the interpreter aborts the process while the heartbeat is in the store's C++

@@ -118,9 +118,10 @@ class Heartbeat:
         self._over = True
         deadline = time.monotonic() + _LEAVE_S
         while time.monotonic() < deadline:
-            first_left = self._own != 0 and self._heard[0][0] == _LEFT
-            if first_left or all(text == _LEFT for text, _ in self._heard.values()):
+            if self._own != 0 and self._heard[0][0] == _LEFT:
                 break
+            if self._told and all(text == _LEFT for text, _ in self._heard.values()):
+                break  # before the others know it, they would take this node for lost
             if lost := self.lost():
                 return lost if failed else ""
             if self._told and self._own != 0 and not failed:

@@ -194,8 +194,7 @@ def hostile(folder):
     return [*names, "**/*.jsonl", "x" * 300 + "*.jsonl", "a\x00b*"]
 
 
-def test_nothing_hostile_crashes_or_stalls_the_look(asked, tmp_path, monkeypatch):
-    monkeypatch.setattr(first_rows, "_SECONDS", 3600.0)  # a look that stalls meets the test's timeout
+def test_nothing_hostile_crashes_or_stalls_the_look(asked, tmp_path):
     folder = tmp_path / "rows"
     folder.mkdir()
     for name in hostile(folder):

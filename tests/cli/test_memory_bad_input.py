@@ -142,7 +142,9 @@ def test_sizes_beyond_all_measure(tmp_path: Path, answer: Any, line: str) -> Non
     assert (code, found["errors"][0]["code"]) == (2, "wrong-value")
 
 
-@pytest.mark.parametrize(("batch", "times"), [(999_999_937, 100), (735_134_400, 1500)])
+@pytest.mark.parametrize(
+    ("batch", "times"), [(999_999_937, 100), pytest.param(735_134_400, 1500, marks=pytest.mark.slow)]
+)
 def test_divisors_of_a_large_batch_are_found_at_once(
     tmp_path: Path, answer: Any, batch: int, times: int
 ) -> None:

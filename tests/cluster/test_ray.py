@@ -101,6 +101,7 @@ def test_two_nodes_prepare_and_train_and_are_followed(submit, capfd):
     assert main(["submit", str(run_dir), "--requeue"]) == 2  # already-done
 
 
+@pytest.mark.slow(share=3)
 def test_a_cancelled_run_saves_and_is_requeued(submit, capfd):
     code, run_dir = submit(2, "--detach", step_s=1.0, steps=20)
     assert code == 0
@@ -120,6 +121,7 @@ def test_a_cancelled_run_saves_and_is_requeued(submit, capfd):
     assert {step: after[step] for step in before} == before
 
 
+@pytest.mark.slow(share=3)
 def test_a_lost_node_without_room_ends_the_run_and_a_requeue_resumes_it(ray, submit, capfd):
     code, run_dir = submit(2, "--detach", step_s=1.0, steps=20, max_restarts=1)
     assert code == 0
@@ -135,6 +137,7 @@ def test_a_lost_node_without_room_ends_the_run_and_a_requeue_resumes_it(ray, sub
     assert (code, told["result"]["steps"]) == (0, 20)
 
 
+@pytest.mark.slow(share=3)
 def test_an_elastic_run_continues_without_a_lost_node_and_starts_on_fewer(ray, submit, tmp_path, capfd):
     code, run_dir = submit(2, "--detach", step_s=1.0, steps=20, min_nodes=1)
     assert code == 0
@@ -153,6 +156,7 @@ def test_an_elastic_run_continues_without_a_lost_node_and_starts_on_fewer(ray, s
         ray.add()
 
 
+@pytest.mark.slow(share=3)
 def test_a_lost_node_is_replaced(ray, submit, capfd):
     code, run_dir = submit(2, "--detach", step_s=1.0, steps=20, max_restarts=1, wait_seconds=3600)
     assert code == 0
@@ -168,6 +172,7 @@ def test_a_lost_node_is_replaced(ray, submit, capfd):
     assert re.search(r"restart 1 of 1 from the checkpoint of step (4|8|12|16)\b", log_of(run_dir))
 
 
+@pytest.mark.slow(share=3)
 def test_a_sweep_is_one_job_for_each_configuration(submit, capfd):
     code, folder = submit(1, "--sweep", "seed=1,2", "--json")
     told = json.loads(capfd.readouterr().out)
@@ -237,6 +242,7 @@ def test_a_python_without_effilaunch_ends_the_job_with_one_error(submit, capfd):
     assert "/usr/bin/python3" in error["message"]
 
 
+@pytest.mark.slow(share=3)
 def test_nodes_that_do_not_see_the_run_directory_are_named(ray, submit, capfd):
     code, run_dir = submit(2, "--json", run_dir=ray.hidden / "run")
     shown = capfd.readouterr()

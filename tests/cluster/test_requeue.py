@@ -59,6 +59,7 @@ def test_preempted_on_two_nodes_it_goes_on_with_the_same_losses(cluster, recipe,
     assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
 
 
+@pytest.mark.slow(share=3)
 def test_the_warning_before_the_limit_saves_and_requeues_once_more_and_cancel_ends_it(
     cluster, recipe, tmp_path, monkeypatch
 ):
@@ -85,6 +86,7 @@ def test_the_warning_before_the_limit_saves_and_requeues_once_more_and_cancel_en
     assert main(["submit", str(run_dir), "--follow"]) == 130
 
 
+@pytest.mark.slow(share=3)
 def test_a_requeue_of_one_task_of_a_sweep_leaves_the_others_alone(cluster, recipe, tmp_path, monkeypatch):
     """Of the task whose job has the number of the array: for Slurm that number alone means all tasks."""
     monkeypatch.setenv("STEP_S", "1")
@@ -104,6 +106,7 @@ def test_a_requeue_of_one_task_of_a_sweep_leaves_the_others_alone(cluster, recip
     cluster.run("scancel", array)
 
 
+@pytest.mark.slow(share=3)
 def test_a_lost_node_is_excluded_and_the_job_requeued(cluster, recipe, tmp_path, monkeypatch):
     """As in a power cut, which Slurm itself notices only later (SlurmdTimeout)."""
     monkeypatch.setenv("STEP_S", "1")
@@ -147,6 +150,7 @@ def test_a_lost_node_is_excluded_and_the_job_requeued(cluster, recipe, tmp_path,
     assert main(["submit", str(run_dir), "--cancel"]) == 0
 
 
+@pytest.mark.slow(share=3)
 def test_a_node_that_slurm_takes_down_costs_a_requeue(cluster, recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("STEP_S", "1")
     run_dir = tmp_path / "run"
@@ -169,6 +173,7 @@ def test_a_node_that_slurm_takes_down_costs_a_requeue(cluster, recipe, tmp_path,
     cluster.run("scancel", number)
 
 
+@pytest.mark.slow(share=3)
 def test_ctrl_c_while_following_leaves_the_job_alone(cluster, recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("STEP_S", "1")
     run_dir = tmp_path / "run"
@@ -188,6 +193,7 @@ def test_ctrl_c_while_following_leaves_the_job_alone(cluster, recipe, tmp_path, 
     cluster.run("scancel", number)
 
 
+@pytest.mark.slow(share=3)
 def test_an_elastic_run_continues_in_its_job_without_a_lost_node(cluster, recipe, tmp_path, monkeypatch):
     """Also when Slurm, too, gives up on the node. The next start takes what there is."""
     monkeypatch.setenv("STEP_S", "1")

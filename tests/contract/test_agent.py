@@ -204,6 +204,21 @@ def test_a_store_that_cannot_be_reached_is_the_loss_of_the_first_node(fast):
     assert beating.lost[1] == "the first node, hosta, was lost: no word from it for 2 s"
 
 
+def test_the_first_node_leaves_when_the_store_knows_it(monkeypatch):
+    """Gone before that, it would be a lost one for a node that waits for its word."""
+    node = Heartbeat(lambda: None, 0, {0: NAMES[0], 1: NAMES[1]}, lambda what: None)
+    node._hear([heartbeat._LEFT.encode()])
+    told: list[bool] = []
+
+    def sleep(_: float) -> None:
+        told.append(node._told)
+        node._told = len(told) >= 3
+
+    monkeypatch.setattr(heartbeat.time, "sleep", sleep)
+    assert node.leave(failed=False) == ""
+    assert told == [False, False, False, True]
+
+
 RANK = """
 import json, os, pathlib, sys
 import torch, torch.distributed as dist

@@ -13,6 +13,7 @@ from launcher.cli import main
 from launcher.planner.narrow import narrow_config
 
 sys.path.insert(0, str(Path(__file__).parent))
+from cases import cases
 from plans import LORA
 from task_models import batch_for, job_for, load, train_steps
 
@@ -73,7 +74,7 @@ def test_what_all_linear_leaves_out(kind, names):
     assert not_adaptable(model) == names
 
 
-@pytest.mark.parametrize("kind", ["mamba2", "falcon_h1", "lfm2"])
+@pytest.mark.parametrize("kind", cases(["mamba2", "falcon_h1", "lfm2"], "lfm2"))
 def test_a_plan_is_traced_without_being_asked(kind, tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "completion": "b"}\n' * 4)

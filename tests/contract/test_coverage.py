@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -44,7 +45,9 @@ def test_rows_of_some_types_leave_the_others(tmp_path: Path, monkeypatch: pytest
     assert (counts["types"], counts["trained"], counts["whole"]) == (2, 1, 0)
 
 
-@pytest.mark.parametrize("kind", ["llava_next", "idefics2", "paligemma", "granite4_vision"])
+@pytest.mark.parametrize(
+    "kind", cases(["llava_next", "idefics2", "paligemma", "granite4_vision"], "idefics2")
+)
 def test_a_type_of_images_and_text_is_tried(kind: str) -> None:
     """No table has their processors; Idefics2's does not tell what it writes for an image, PaliGemma's has
     more tokens than other small models and refuses a text alone, Granite's images enter several layers.
@@ -57,7 +60,10 @@ def test_a_type_of_images_and_text_is_tried(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "planned", "apart"),
-    [("llama", "closed-form", True), ("lfm2", "trace", False), ("qwen4_exp_text", "trace", False)],
+    cases(
+        [("llama", "closed-form", True), ("lfm2", "trace", False), ("qwen4_exp_text", "trace", False)],
+        ("lfm2", "trace", False),
+    ),
 )
 def test_a_type_is_tried_with_the_launchers_own_code(kind: str, planned: str, apart: bool) -> None:
     """LFM2's convolutions carry a document's last tokens into the next one."""

@@ -25,6 +25,7 @@ from launcher.train.results.trained import on_base
 from launcher.train.tiny import tiny_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
+from cases import cases
 from plans import TINY_LLAMA, write_run
 
 SIZES = {key: value for key, value in TINY_LLAMA.items() if key != "model_type"}
@@ -177,7 +178,7 @@ def test_what_adapters_reach_is_what_peft_adapts(name, targets):
     assert reach.router == any("gate.weight" in path for path in adapted)
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("name", cases(["qwen3_moe", "mixtral"], "mixtral"))
 def test_the_router_is_trained_by_choice(tmp_path, name):
     adapter = {**ALL, "target_modules": ["q_proj"], "modules_to_save": ["gate"]}
     job = run_of(tmp_path, name, {"adapter": adapter})
@@ -208,8 +209,8 @@ FOREIGN = {"olmoe": MODELS["olmoe"], "ernie4_5_moe": {
 
 
 @pytest.mark.filterwarnings("ignore:The following .*_pattern keys")
-@pytest.mark.parametrize("name", FOREIGN)
-@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "o_proj"]])
+@pytest.mark.parametrize("name", cases(FOREIGN, "olmoe"))
+@pytest.mark.parametrize("targets", cases(["all-linear", ["q_proj", "o_proj"]], "all-linear"))
 def test_experts_of_unknown_families_are_counted(monkeypatch, name, targets):
     from peft import LoraConfig, get_peft_model
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from engine_runs import prepared
 from forked import KILL, Forks
 from grounds import tokenizer_of_1024_words, write_rows
@@ -188,7 +189,7 @@ def test_two_ranks_learn_what_one_process_learns(name, ground, tmp_path, forks):
         assert components[kind]["measured"] == expected, kind
 
 
-@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "LoRA"])
+@pytest.mark.parametrize("adapter", cases({"full": None, "LoRA": LORA}, "LoRA", named=True))
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(adapter, ground, tmp_path, forks):
     """Dropout is on, and layers are recomputed: the masks come from the random states that were saved."""
     said: dict[str, Any] = {

@@ -238,6 +238,7 @@ def test_a_half_keeps_to_its_own_rows() -> None:
         assert {one.half for one in rows} == {half}
 
 
+@pytest.mark.slow
 def test_targets_decide_the_exit_code(tmp_path: Path) -> None:
     """Published rows have targets of their own, so only the sentences about measured rows are read."""
     good = record_of(tmp_path, **predicted("qwen3-fp32"))

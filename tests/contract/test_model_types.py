@@ -50,7 +50,7 @@ def test_a_type_still_passes_what_the_record_says(kind: str, field: str) -> None
     check(kind, field)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(share=10)
 @pytest.mark.parametrize(("kind", "field"), [one for one in PASSED if one not in SAMPLE])
 def test_every_type_still_passes_what_the_record_says(kind: str, field: str) -> None:
     check(kind, field)

@@ -109,6 +109,7 @@ def test_a_plan_counts_the_images_of_its_prepared_rows(recipe):
     assert make_plan(loaded, replace(facts, images=plan.images)).job.pixels == (2 * image,)
 
 
+@pytest.mark.slow
 def test_other_settings_and_other_files_are_not_taken_for_the_prepared_ones(recipe, base, tmp_path):
     path = recipe("gemma3")
 
@@ -138,6 +139,7 @@ def test_other_settings_and_other_files_are_not_taken_for_the_prepared_ones(reci
     assert not found()
 
 
+@pytest.mark.slow
 def test_a_file_that_joins_a_pattern_of_rows_is_noticed(recipe, tmp_path):
     path = recipe("gemma3")
     said = json.loads(path.read_text())

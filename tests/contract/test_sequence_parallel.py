@@ -59,7 +59,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "bf16": ({"precision": "bf16"}, {"zero_stage": 2}, 2),
     **{name: (family(name), {"zero_stage": 2}, 2) for name in ("gemma", "mistral", "qwen2", "qwen3")},
 }
-SHORT = ("ZeRO-2", "ZeRO-3", "ZeRO-3, two copies")
+SHORT = ("ZeRO-2", "ZeRO-3")
 PARAMS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in CASES]
 
 

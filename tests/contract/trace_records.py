@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
-import subprocess
 import sys
 import warnings
 from collections.abc import Mapping
@@ -114,8 +112,10 @@ def write_records(cases: Mapping[str, ClosedFormCase], answers: Mapping[str, Any
 
 
 def retrace(name: str) -> dict[str, Any]:
-    """What the tracer answers now."""
+    """What the tracer answers now, in a process whose sets have one order: models walk sets of names."""
     import torch
+
+    assert not sys.flags.hash_randomization, "PYTHONHASHSEED=0, as `make traces` and planning set it"
 
     from launcher.train.trace.run import trace
 
@@ -124,14 +124,6 @@ def retrace(name: str) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         answer = trace(every_case()[name].request())
     return unpacked(packed(answer))
-
-
-def drawn(share: int = 10) -> list[str]:
-    """One of `share` cases, drawn by the hash of the commit; without git always the same."""
-    asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    found = subprocess.run(asked, capture_output=True, text=True, check=False)
-    names = sorted(every_case())
-    return sorted(random.Random(found.stdout.strip()).sample(names, len(names) // share))
 
 
 def main() -> int:

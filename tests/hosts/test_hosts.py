@@ -114,6 +114,7 @@ def without_power(network: Network, name: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow(share=3)
 def test_zero_2_through_a_hostfile(ground, network, alone):
     ground.hosts("# ours\nhosta slots=1\nhostb slots=1 # the other\n")
     recipe = ground.recipe(ZERO2, FILE)
@@ -146,6 +147,7 @@ def test_ddp_by_the_same_command_on_both(ground, network, alone):
     only_sshd_is_left(network, *NAMES)
 
 
+@pytest.mark.slow(share=3)
 def test_a_machine_that_goes_down_ends_the_run_with_its_name(ground, network):
     """Its cable is pulled, so that nobody is told, and all that it ran is gone."""
     ground.hosts()
@@ -161,6 +163,7 @@ def test_a_machine_that_goes_down_ends_the_run_with_its_name(ground, network):
         network.mend()
 
 
+@pytest.mark.slow(share=3)
 def test_a_pulled_cable_ends_both(ground, network):
     first, second = ground.pair(ground.recipe(ZERO2, TWO, steps=10**6))
     ground.training(first, second)
@@ -183,6 +186,7 @@ def test_killed_processes_of_a_machine_end_the_run_at_once(ground, network):
     only_sshd_is_left(network, *NAMES)
 
 
+@pytest.mark.slow(share=3)
 def test_a_signal_to_one_host_stops_both_with_one_checkpoint_and_the_run_resumes(ground, network):
     """On an empty disk, from a store."""
     store = f"file://{ground.folder}/store"
@@ -203,6 +207,7 @@ def test_a_signal_to_one_host_stops_both_with_one_checkpoint_and_the_run_resumes
     assert len(losses(ground.out)) == stopped["step"] + 2
 
 
+@pytest.mark.slow(share=3)
 def test_a_killed_rank_of_one_host_restarts_both_from_the_last_complete_checkpoint(ground, network):
     recipe = ground.recipe(DDP, f"{TWO}\nlaunch: {{max_restarts: 1}}", steps=300)
     pair = ground.pair(recipe)
@@ -300,6 +305,7 @@ def test_a_folder_that_one_machine_does_not_see_is_named(ground, network, hidden
     ground.ended(second, 4, 120, "hostb")
 
 
+@pytest.mark.slow(share=3)
 def test_a_run_continues_on_the_nodes_that_are_left_with_the_same_batches(ground, network):
     """Three nodes, two of them on hosta. hostb loses its power; later one of hosta's two is asked to stop."""
     (ground.folder / "slow.py").write_text(SLOW_STEPS)

@@ -70,6 +70,7 @@ def test_the_bad_machines_are_named(bridge, tmp_path):
         assert "gpu02 (eth0)" in json.loads(answer)["errors"][0]["message"]
 
 
+@pytest.mark.slow(share=3)
 def test_a_machine_that_does_not_see_the_run_directory(bridge, tmp_path):
     apart = tmp_path / "runs"
     apart.mkdir()
@@ -89,6 +90,7 @@ def test_a_machine_that_does_not_see_the_run_directory(bridge, tmp_path):
     assert json.loads(answer)["errors"][0]["code"] == "not-shared"
 
 
+@pytest.mark.slow(share=3)
 def test_two_machines_of_a_hostfile(network, tmp_path):
     (tmp_path / "hosts").write_text("hosta slots=1\nhostb slots=1\n")
     out, log = tmp_path / "out", tmp_path / "log"
