@@ -20,7 +20,8 @@ from launcher.recipe.field_tables import (
     adapter_fields,
     trainer_fields,
 )
-from launcher.recipe.fields import CHECKPOINTING_KWARGS, check_adapter, check_trainer
+from launcher.recipe.fields import check_adapter, check_trainer
+from launcher.recipe.nested_fields import CHECKPOINTING
 from launcher.recipe.suggestions import TRAINER_REMOVED
 from launcher.tasks import DEFAULT_TASK, TASKS
 
@@ -229,7 +230,7 @@ def _checkpointing_kwargs(reading: Reading, given: Given) -> None:
     if not isinstance(options, dict):
         reading.drop(given, Effect.NONE, "expected a mapping; memory only")
         return
-    known = {key: item for key, item in options.items() if key in CHECKPOINTING_KWARGS}
+    known = {key: item for key, item in options.items() if key in CHECKPOINTING}
     for key in options.keys() - known.keys():
         reading.drop(given.inner(key, options[key]), Effect.NONE, "no field of torch's checkpoint")
     reading.know(given.name)

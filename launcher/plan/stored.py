@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from launcher.plan.settings import HasSettings, Settings
+from launcher.tasks import TASKS
 
-BEFORE: Mapping[str, object] = {
+_BEFORE: Mapping[str, object] = {
     "sharding.tp_size": 1,
     "sharding.sp_size": 1,
     "sharding.cp_size": 1,
@@ -25,7 +26,16 @@ BEFORE: Mapping[str, object] = {
     "data.max_dropped": 1.0,
     "data.problem_type": "single_label_classification",
 }
-"""What plans did before there was such a setting; the worker reads older plans so, too."""
+
+
+def before(settings: Mapping[str, Any]) -> dict[str, object]:
+    """What a plan did before there was such a setting; the worker reads older plans so, too.
+
+    settings: those of plan.json.
+    """
+    name = settings.get("task", {}).get("value")
+    counted = any(task.name == name and task.counted_by_trainer for task in TASKS)
+    return {**_BEFORE, "runtime.loss_over": "targets" if counted else "micro-batch"}
 
 
 class StoredPlan(HasSettings):
@@ -50,7 +60,11 @@ class StoredPlan(HasSettings):
 
     @property
     def names(self) -> Collection[str]:
-        return self._settings.keys() | BEFORE.keys()
+        return self._settings.keys() | self._before.keys()
+
+    @cached_property
+    def _before(self) -> Mapping[str, object]:
+        return before(self._settings)
 
     @cached_property
     def settings(self) -> Settings:
@@ -63,7 +77,7 @@ class StoredPlan(HasSettings):
     def at(self, dotted: str) -> object:
         """The value of a setting, also of one that no section has; None where it is absent."""
         stored = self._settings.get(dotted)
-        return BEFORE.get(dotted) if stored is None else stored["value"]
+        return self._before.get(dotted) if stored is None else stored["value"]
 
     def by(self, dotted: str) -> str:
         """What set it: `recipes/x.yaml:12`, `--set`, …"""

@@ -301,7 +301,8 @@ class Bench:
             sized = replace(job, eval_batch=size)
             memory = self._memory(sized)
             settled = memory.fits is not False or memory.moment != "evaluating"
-            if settled or asked or size <= self._least:
+            # Where rows are compared with each other, no device may choose how many.
+            if settled or asked or size <= self._least or self.draft.task.compares(self.draft):
                 return sized, memory
             size = max(size // 2, self._least)
 

@@ -67,7 +67,7 @@ def base_job(
         attention=draft.model.attn_implementation,
         one_by_one=_one_by_one(draft, spec, hardware),
         grouped=_takes_groups(draft, hardware, versions),
-        liger=bool(draft.trainer.use_liger_kernel),
+        liger=_has_all_of_liger(draft),
         chunked=draft.model.loss == "chunked",
         cast_inputs=draft.adapter.cast_input_dtype_enabled is not False,
         padded=_padded(draft, spec),
@@ -134,6 +134,14 @@ def with_prepared(job: MemoryJob, images: PreparedImages | None, draft: Draft) -
     repeats = any(source["weight"] > 1 for source in draft.data.train)
     pixels = images.pixels[:1] if repeats else images.pixels
     return replace(job, pixels=pixels, pixels_of_image=images.of_image)
+
+
+def _has_all_of_liger(draft: Draft) -> bool:
+    """Whether no kernel of Liger's is switched off; with one, memory is counted as without any."""
+    config = draft.trainer.others.get("liger_kernel_config")
+    given = config if isinstance(config, Mapping) else {}
+    off = [name for name, value in given.items() if value is False and name != "cross_entropy"]
+    return bool(draft.trainer.use_liger_kernel) and not off
 
 
 def _one_by_one(draft: Draft, spec: ModelSpec, hardware: Hardware) -> bool:

@@ -37,6 +37,7 @@ class Rule:
     """Dotted names; `*` is any text."""
     verdict: Verdict
     reason: str
+    fix: str = FIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,12 @@ RULES: tuple[Rule, ...] = (
     Rule(("fsdp.state_dict_type",), "equal", "the weights and states are in files of another kind"),
     Rule(("fsdp.*",), "word", _NUMBERS),
     # what is learned
+    Rule(
+        ("runtime.loss_over",),
+        "equal",
+        "up to 0.2.0 micro-batches of different sizes weighed the same",
+        "finish the run with effilaunch 0.2.0, or start a new one in another --output-dir",
+    ),
     Rule(("global_batch_size",), "equal", "steps, schedule and the place in the data are counted in batches"),
     Rule(
         ("trainer.learning_rate", "trainer.weight_decay", "trainer.adam_*", "trainer.optim_args"),
@@ -248,7 +255,7 @@ def compare_settings(old: AnyPlan, new: AnyPlan) -> list[Difference]:
         if setting in ("trainer.max_steps", "trainer.num_train_epochs") and not _stretched(new):
             reason = "the run ends at another step than it was started for"
         refused = rule.verdict in ("equal", "samples")
-        found.append(Difference(setting, before, after, refused, reason, new.by(setting)))
+        found.append(Difference(setting, before, after, refused, reason, new.by(setting), rule.fix))
     return sorted(found, key=lambda difference: not difference.refused)
 
 

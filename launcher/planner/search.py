@@ -256,6 +256,18 @@ def record_size(draft: Draft, chosen: Candidate, reasons: Mapping[str, str] | No
     draft.put("model.pad_token", "keep", "the tokenizer's own")
     draft.put("runtime.autocast", None, "the Trainer's own autocast suffices")
     draft.put("runtime.training_arguments_first", False, "the order matters under ZeRO-3 only")
+    _record_loss(draft)
+
+
+def _record_loss(draft: Draft) -> None:
+    """What the loss of a step and of an evaluation is a mean of."""
+    task = draft.task
+    if task.rows_are_independent(draft):
+        same = "each weighs the same, whatever the micro-batch, the ranks and the batch of evaluations"
+        draft.put("runtime.loss_over", task.loss_over, same)
+    else:
+        why = "its rows are compared with each other: their number decides what is learned"
+        draft.put("runtime.loss_over", "micro-batch", why)
 
 
 def _why_evaluated(chosen: Candidate) -> str:

@@ -17,6 +17,7 @@ from launcher.recipe.field_tables import (
     task_of_field,
     trainer_fields,
 )
+from launcher.recipe.nested_fields import check_nested
 from launcher.recipe.suggestions import (
     ADAPTER_ALIASES,
     TRAINER_ALIASES,
@@ -30,10 +31,6 @@ from launcher.recipe.suggestions import (
 from launcher.recipe.yaml_reader import parse_scalar
 from launcher.tasks import DEFAULT_TASK, task_named
 
-CHECKPOINTING_KWARGS = (
-    "use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop", "context_fn",
-    "every_n_layers", "offload",
-)  # fmt: skip
 _FILE_OR_MAPPING = "trainer.accelerator_config"
 _PHRASES = {
     "none": "null",
@@ -129,8 +126,7 @@ def check_trainer(
             except RecipeError:
                 continue
             problems += _check_value(path, resolved, entry, shown=value)
-    problems += _check_checkpointing_kwargs(trainer.get("activation_checkpointing_kwargs"))
-    return problems
+    return problems + check_nested(trainer)
 
 
 def check_adapter(adapter: Mapping[str, Any]) -> list[Problem]:
@@ -296,16 +292,3 @@ def _expected(kinds: list[str], choices: list[str]) -> str:
 
 def _one_of(choices: Iterable[str]) -> str:
     return "one of " + ", ".join(choices)
-
-
-def _check_checkpointing_kwargs(value: Any) -> list[Problem]:
-    if not isinstance(value, Mapping):
-        return []
-    problems, section = [], "trainer.activation_checkpointing_kwargs"
-    for key in value:
-        if key not in CHECKPOINTING_KWARGS:
-            near = close_key(key, CHECKPOINTING_KWARGS)
-            hint = f"did you mean `{near}`?" if near else None
-            message, path = f"unknown key, expected {_one_of(CHECKPOINTING_KWARGS)}", f"{section}.{key}"
-            problems.append(Problem("unknown-key", message, path=path, hint=hint))
-    return problems

@@ -8,6 +8,8 @@ from launcher.tasks.task import OPTIONAL_DATA_KEYS, Task
 
 class CausalLM(Task):
     name = "causal-lm"
+    loss_over = "targets"
+    counted_by_trainer = True
     aliases = (
         "sft", "clm", "lm", "llm", "causal", "causallm", "text-generation", "pretrain", "pretraining", "pt",
     )  # fmt: skip

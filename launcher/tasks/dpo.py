@@ -10,6 +10,8 @@ from launcher.tasks.task import ANSWER_METRICS, FIXED_REFERENCE, ArgumentTable, 
 
 _REFERENCE_FREE = frozenset({"sft"})
 """Losses that read no log-probability of the reference (trl 1.16, DPOTrainer._compute_loss)."""
+_SORTING = frozenset({"aot", "aot_unpaired"})
+"""Losses that compare the sorted pairs of a micro-batch."""
 _OF_DIFFERENCE = frozenset(
     {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft"}
 )
@@ -66,6 +68,9 @@ class DPO(PairTask):
     def default_rate(self, *, adapter: bool) -> tuple[float, str]:
         return (1e-5, "trl's default, ten times for adapters") if adapter else (1e-6, "trl's default")
 
+    def rows_are_independent(self, settings: Any) -> bool:
+        return not _SORTING & set(loss_types(settings.fields(settings.trainer)))
+
     def needs_reference(self, trainer: Mapping[str, Any]) -> bool:
         return super().needs_reference(trainer) and not is_reference_free(trainer)
 
@@ -94,7 +99,7 @@ class DPO(PairTask):
             message = "is exo_pair, which needs `label_smoothing` above 0"
             hint = "write e.g. label_smoothing: 1.0e-3"
             problems.append(Problem("conflict", message, path="trainer.loss_type", hint=hint))
-        if trainer.get("use_weighting") is True and {"aot", "aot_unpaired"} & set(losses):
+        if trainer.get("use_weighting") is True and _SORTING & set(losses):
             message, hint = (
                 "cannot give weights to the pairs of aot losses, which sort them",
                 "remove one of the two",

@@ -149,6 +149,9 @@ class GRPO(Task):
             ),
         }
 
+    def rows_are_independent(self, settings: Any) -> bool:
+        return False  # an advantage is one among the answers to a prompt
+
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
         """What GRPOConfig refuses when the worker builds it."""
 

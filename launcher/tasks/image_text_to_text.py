@@ -31,6 +31,8 @@ IMAGE_PROMPT = RowFormat(
 
 class ImageTextToText(Task):
     name = "image-text-to-text"
+    loss_over = "targets"
+    counted_by_trainer = True
     aliases = (
         "vlm", "vision-language", "mllm", "multimodal", "image-to-text", "vqa", "vision2seq",
         "visual-question-answering",

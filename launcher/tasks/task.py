@@ -264,6 +264,17 @@ class Task:
         learned, and accumulation does not replace it."""
         return False
 
+    loss_over: ClassVar[str] = "rows"
+    """What the loss of a step is a mean of: `rows`, or `targets`, the tokens with a label."""
+
+    counted_by_trainer: ClassVar[bool] = False
+    """Whether transformers' own Trainer takes the loss of a step over its targets."""
+
+    def rows_are_independent(self, settings: Any) -> bool:
+        """Whether its loss is a mean over rows or target tokens, each by itself: it is the same for every
+        micro-batch, evaluation batch and number of ranks."""
+        return not self.compares(settings) and self.least_batch_of(settings)[0] == 1
+
     @property
     def architecture_suffix(self) -> str:
         """How class names of models with this head end: ForCausalLM."""

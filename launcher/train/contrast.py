@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 try:
     from sentence_transformers import CrossEncoder
     from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
+    from sentence_transformers.cross_encoder.losses import LambdaLoss
 except ImportError as error:
     raise MachineError(
         Problem(
@@ -219,9 +220,7 @@ class ContrastTrainer(PlannedTrainer):
         )  # fmt: skip
         return self._with_own_draws(placed)
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+    def mean_loss(self, model: Any, inputs: Any, return_outputs: bool, num_items_in_batch: Any) -> Any:
         self.called.inner[:] = [model]
         loss = self.loss_of(inputs)
         return (loss, {}) if return_outputs else loss
@@ -237,10 +236,7 @@ class ContrastTrainer(PlannedTrainer):
         """What metrics read, of all that the model computed in the loss."""
         raise NotImplementedError
 
-    def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
-    ) -> Any:
-        self._watch(inputs)
+    def predicted(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
         inputs = self._prepare_inputs(inputs)
         self.called.kept = None if prediction_loss_only else []
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -307,6 +303,15 @@ class RerankerTrainer(ContrastTrainer):
         """lists: whether the loss takes a list of documents for each query."""
         super().__init__(*args, **more)
         self.lists = lists
+
+    def loss_items(self, inputs: Any) -> torch.Tensor:
+        """Documents; for losses of lists: queries, or pairs of documents that differ in relevance."""
+        if not self.lists:
+            return torch.tensor(len(inputs["labels"]))
+        if not isinstance(self.loss, LambdaLoss):  # RankNet's is one, too
+            return torch.tensor(len(inputs["counts"]))
+        labels = _padded(inputs["labels"].float(), inputs["counts"])
+        return (labels[:, :, None] > labels[:, None, :]).sum()
 
     def predictions_of(self, kept: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Scores [rows, most documents], padded with NaN."""

@@ -15,7 +15,7 @@ from launcher.engines.engine import Engine
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import LARGEST_RECORD, read_json
 from launcher.plan.settings import OTHERS, HasSettings, Settings
-from launcher.plan.stored import BEFORE
+from launcher.plan.stored import before
 from launcher.recipe.env import resolve_env
 
 
@@ -33,7 +33,7 @@ class Job(HasSettings):
         Reading a setting that does not exist, or whose variable is not set, raises RecipeError.
         """
         settings = Settings.empty(self._absent)
-        for name, value in BEFORE.items():
+        for name, value in before(self.plan["settings"]).items():
             settings.put(name, value)
         for name, stored in self.plan["settings"].items():
             try:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import numpy
 import torch
-from torch.utils.data import DataLoader
+from accelerate.utils import recursively_apply
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import Seq2SeqTrainer, TrainerCallback
 from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 
@@ -26,13 +27,15 @@ from launcher.train.checkpoint.resuming import (
     restore_state,
 )
 from launcher.train.checkpoint.saving import Saver, SaveSkipped
+from launcher.train.data.encoded import IGNORED
+from launcher.train.evaluation import EvaluationBatches, EvaluationLoader, LossSum
 from launcher.train.memory_meter import Meter
 from launcher.train.model.weights import check_missing, read_weights, weight_files
 from launcher.train.status import status
 from launcher.train.stopping import stop
 from launcher.train.upstream.deepspeed_seams import put_back
 from launcher.train.upstream.trainer_seams import SeamTrainer, columns_removed, per_device_batch, replaced
-from launcher.train.upstream.trl_seams import RowsArePrepared
+from launcher.train.upstream.trl_seams import RowsArePrepared, whole_evaluation
 
 
 class EndedBefore(Exception):
@@ -50,6 +53,11 @@ class PlannedTrainer(SeamTrainer):
     """Ranks that train on the same rows."""
     evaluated_by = 1
     """Ranks that evaluate the same rows."""
+    rows_are_independent = True
+    """Whether the loss is a mean over rows or target tokens, each by itself: then it is made the same for all
+    micro-batches and ranks."""
+    shifts_labels = False
+    """Whether a token's label is the next one."""
     collate_eval: Any = None
     """Collator of evaluations; None: as in training."""
     stopping: Stopping | None = None
@@ -74,11 +82,18 @@ class PlannedTrainer(SeamTrainer):
     """Whether a batch has been read."""
     _caught_up = False
     """Whether the first step has caught up on an evaluation that a stop skipped."""
+    evaluated_rows: Sequence[int] = ()
+    """Rows of each step of the last evaluation, of all ranks."""
+    _losses: LossSum | None = None
+    """Of the evaluation that runs now."""
+    _step = (0, 0)
+    """Of an evaluation: rows of each rank, and rows of all ranks that count."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # First of all callbacks: the others see the restored state.
         kwargs["callbacks"] = [_Resume(self), *(kwargs.get("callbacks") or ())]
         self._drawing: WeakSet[Any] = WeakSet()
+        self._loaders: list[tuple[Any, EvaluationLoader]] = []  # whose workers live on
         super().__init__(*args, **kwargs)
         self.saver = Saver(Path(self.args.output_dir), self.args.save_total_limit)
         self.pusher = Pusher(Path(self.args.output_dir).parent)
@@ -158,6 +173,57 @@ class PlannedTrainer(SeamTrainer):
                 self._catch_up()
         return super().training_step(model, inputs, *args, **kwargs)
 
+    @property
+    def loss_is_scaled_for_ga(self) -> Any:
+        """Whether micro-batches already have their share of the step's loss."""
+        return True if self._weighs else super().loss_is_scaled_for_ga
+
+    @property
+    def _weighs(self) -> bool:
+        """Whether a micro-batch's loss is a mean, to be weighed by what it is a mean of."""
+        return self.rows_are_independent and not self.model_accepts_loss_kwargs
+
+    def _items_of_step(self, batches: Sequence[Any]) -> Any:
+        """What the loss of a step is a mean of, on all ranks where they share it (0-d)."""
+        own = torch.stack([self.loss_items(batch) for batch in batches]).sum().to(self.args.device)
+        if not self.args.average_tokens_across_devices:
+            return own
+        return self.accelerator.gather(own).sum() / self.shared_by
+
+    def loss_items(self, inputs: Any) -> torch.Tensor:
+        """What the loss of a batch is a mean of: its target tokens, or its rows (0-d, int64)."""
+        labels = inputs.get("labels")
+        if labels is None or labels.dim() < 2 or labels.is_floating_point():
+            some = next(value for value in inputs.values() if isinstance(value, torch.Tensor))
+            return torch.tensor(len(some if labels is None else labels))
+        if "shift_labels" in inputs:
+            labels = inputs["shift_labels"]
+        elif self.shifts_labels:
+            labels = labels[..., 1:]
+        return (labels != IGNORED).sum()
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """A micro-batch's share of the step's loss, in which each row or target token weighs the same.
+
+        transformers takes the mean of the means of micro-batches and of ranks, unless a model's forward takes
+        the number of the step's targets.
+        """
+        if self._losses is not None:  # of an evaluation, in which `prediction_step` weighs the batches
+            return self.mean_loss(model, inputs, return_outputs, None)
+        if not self._weighs or num_items_in_batch is None:
+            return self.mean_loss(model, inputs, return_outputs, num_items_in_batch)
+        share = self.loss_items(inputs).to(num_items_in_batch.device) / num_items_in_batch
+        if self.args.average_tokens_across_devices:  # gradients are the mean of those of all ranks
+            share = share * (self.accelerator.num_processes / self.shared_by)
+        found = self.mean_loss(model, inputs, return_outputs, None)
+        return (found[0] * share, found[1]) if return_outputs else found * share
+
+    def mean_loss(self, model: Any, inputs: Any, return_outputs: bool, num_items_in_batch: Any) -> Any:
+        """The loss of a micro-batch, of a step's count where the model's forward takes one."""
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch=num_items_in_batch)
+
     def after_step(self, proceed: Callable[[], None]) -> None:
         before = _random_states() if self.control.should_evaluate else None
         try:
@@ -216,13 +282,44 @@ class PlannedTrainer(SeamTrainer):
             pin_memory=self.args.dataloader_pin_memory,
         )
 
-    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        with replaced(self, data_collator=self.collate_eval or self.data_collator):
-            return self._with_own_draws(super().get_eval_dataloader(*args, **kwargs))
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        rows = self.eval_dataset[rows] if isinstance(rows, str) else rows
+        return self._evaluation_loader(rows) or self._upstream_loader(
+            super().get_eval_dataloader, eval_dataset
+        )
 
-    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        return self._evaluation_loader(test_dataset) or self._upstream_loader(
+            super().get_test_dataloader, test_dataset
+        )
+
+    def _upstream_loader(self, make: Callable[[Any], Any], dataset: Any) -> Any:
         with replaced(self, data_collator=self.collate_eval or self.data_collator):
-            return self._with_own_draws(super().get_test_dataloader(*args, **kwargs))
+            return self._with_own_draws(make(dataset))
+
+    def _evaluation_loader(self, dataset: Any) -> Any:
+        """The loader of an evaluation whose rows count once each; None where upstream's has to do."""
+        if dataset is None or not self.rows_are_independent or isinstance(dataset, IterableDataset):
+            return None
+        found = next((loader for known, loader in self._loaders if known is dataset), None)
+        if found is not None:
+            return found
+        args, ranks, rank = self.args, self.accelerator.num_processes, self.accelerator.process_index
+        order, copies = range(len(dataset)), self.evaluated_by
+        loader = EvaluationLoader(
+            dataset,
+            device=args.device,
+            batch_sampler=EvaluationBatches(order, args.eval_batch_size, ranks // copies, rank // copies),
+            collate_fn=columns_removed(self, self.collate_eval or self.data_collator),
+            num_workers=args.dataloader_num_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            persistent_workers=args.dataloader_persistent_workers,
+            pin_memory=args.dataloader_pin_memory,
+        )
+        if args.dataloader_persistent_workers:
+            self._loaders.append((dataset, loader))
+        return self._with_own_draws(loader)
 
     def _with_own_draws(self, loader: Any) -> Any:
         """Set a generator for the seeds of persistent workers.
@@ -256,7 +353,7 @@ class PlannedTrainer(SeamTrainer):
             batches, items = super().get_batch_samples(*args, **kwargs)
         for batch in batches:
             self._watch(batch)
-        return batches, items
+        return batches, self._items_of_step(batches) if self._weighs and batches else items
 
     def _watch(self, batch: Any) -> None:
         if self.meter is not None:
@@ -273,29 +370,60 @@ class PlannedTrainer(SeamTrainer):
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         self._watch(inputs)
-        return super().prediction_step(model, inputs, *args, **kwargs)
+        if self._losses is None:
+            return self.predicted(model, inputs, *args, **kwargs)
+        items, self._step = self.loss_items(inputs), next(self._steps)
+        loss, predictions, targets = self.predicted(model, inputs, *args, **kwargs)
+        rows, counted = self._step
+        own = self.accelerator.process_index // self.evaluated_by * rows < counted
+        if loss is not None:
+            self._losses.add(loss, items.to(loss.device) * own)
+        return loss, predictions, targets
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        if self.evaluated_by > 1:
-            self.gather_function = self._gather_once
-        with contextlib.nullcontext() if self.meter is None else self.meter.phase("eval"):
-            output = super().evaluation_loop(*args, **kwargs)
-        prefix = kwargs.get("metric_key_prefix", "eval")
+    def predicted(self, *args: Any, **kwargs: Any) -> Any:
+        """(loss, predictions, targets) of a batch of an evaluation."""
+        return super().prediction_step(*args, **kwargs)
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        own = isinstance(dataloader, EvaluationLoader)
+        if own:
+            steps = dataloader.batch_sampler.steps()
+            self._losses, self._steps = LossSum(), iter(steps)
+            self.evaluated_rows = [counted for _, counted in steps]
+            self.gather_function = self._gather_counted
+        try:
+            with contextlib.nullcontext() if self.meter is None else self.meter.phase("eval"):
+                output = super().evaluation_loop(dataloader, *args, **kwargs)
+            prefix = kwargs.get("metric_key_prefix", "eval")
+            if own and f"{prefix}_loss" in output.metrics:
+                output.metrics[f"{prefix}_loss"] = self._whole_loss()
+        finally:
+            self._losses = None
+            self.gather_function = self.accelerator.gather_for_metrics
         loss = output.metrics.get(f"{prefix}_loss")
         if self.reports_perplexity and loss is not None:
             output.metrics[f"{prefix}_perplexity"] = perplexity(loss)
         return output
 
-    def _gather_once(self, found: Any) -> Any:
-        """Results [rows, ...] of all copies, without those of rows that pad the last batch.
+    def _whole_loss(self) -> float:
+        """The loss of all rows of the evaluation that runs now, of all ranks."""
+        assert self._losses is not None
+        both = self._losses.total()
+        if self.accelerator.num_processes > 1:
+            both = self.accelerator.reduce(both.to(self.args.device))
+        return float(both[0] / both[1])
 
-        Upstream would treat each rank's results as those of other rows, and drop real ones at the end.
-        """
-        gathered = self.accelerator.gather(found)
-        by_rank = gathered.reshape(-1, *found.shape)
-        own = by_rank[:: self.evaluated_by].flatten(0, 1)
-        state = self.accelerator.gradient_state
-        return own[: state.remainder] if state.end_of_dataloader and state.remainder > 0 else own
+    def _gather_counted(self, found: Any) -> Any:
+        """Results [rows, ...] of all ranks, without those of repeated rows and of the copies of a model."""
+        rows, counted = self._step
+
+        def cut(gathered: Any) -> Any:
+            if len(gathered) != rows * self.accelerator.num_processes:
+                return gathered  # the loss of a batch, repeated by upstream
+            by_rank = gathered.reshape(-1, rows, *gathered.shape[1:])
+            return by_rank[:: self.evaluated_by].flatten(0, 1)[:counted]
+
+        return recursively_apply(cut, self.accelerator.gather(found))
 
     # --- tokens -----------------------------------------------------------------------------------
 
@@ -362,11 +490,15 @@ class ByLength(LengthGroupedSampler):
 
 
 class PlannedSeq2SeqTrainer(PlannedTrainer, Seq2SeqTrainer):
-    """Seq2SeqTrainer whose metrics exclude the rows repeated to pad the last batch."""
+    """Seq2SeqTrainer whose decoder reads what it should have written so far, also with smoothed labels."""
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        self.gather_function = self.accelerator.gather_for_metrics
-        return super().evaluation_loop(*args, **kwargs)
+    def mean_loss(self, model: Any, inputs: Any, return_outputs: bool, num_items_in_batch: Any) -> Any:
+        # Upstream takes the labels out of the batch then, of which the model makes what its decoder reads.
+        if self.label_smoother is not None and "decoder_input_ids" not in inputs:
+            base = self.accelerator.unwrap_model(model)
+            read = base.prepare_decoder_input_ids_from_labels(labels=inputs["labels"])
+            inputs = {**inputs, "decoder_input_ids": read}
+        return super().mean_loss(model, inputs, return_outputs, num_items_in_batch)
 
 
 class PreparedTrainer(RowsArePrepared, PlannedTrainer):
@@ -380,6 +512,10 @@ class PreparedTrainer(RowsArePrepared, PlannedTrainer):
         for name, parameter in model.named_parameters():
             if name in before:
                 parameter.data = before[name].to(parameter.device)
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        whole_evaluation(self, self.evaluated_rows)
+        super().log(*args, **kwargs)
 
 
 def _trainable_copies(model: Any) -> dict[str, torch.Tensor]:

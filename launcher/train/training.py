@@ -112,6 +112,8 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     trainer.collate_eval = data.collate_eval
     trainer.shared_by = job.sharding.ranks_of_copy
     trainer.evaluated_by = job.sharding.tp_size
+    trainer.rows_are_independent = job.runtime.loss_over != "micro-batch"
+    trainer.shifts_labels = task.shifts_labels
     trainer.reports_perplexity = "perplexity" in asked_metrics(job)
     check_engine(job, trainer)
     return trainer

@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.recipe.schema import DataSource
 from launcher.tasks import task_named
+from launcher.tasks.embedding import LOSSES
 from launcher.train.job import read_job
 
 TINY_LLAMA: dict[str, Any] = {
@@ -71,6 +72,7 @@ _BASE: dict[str, Any] = {
     "python.hooks": [],
     "runtime.autocast": None,
     "runtime.training_arguments_first": True,
+    "runtime.loss_over": "rows",
     "sharding.engine": "ddp",
     "sharding.zero_stage": None,
     "sharding.offload_optimizer": "none",
@@ -116,7 +118,9 @@ _OF_TASK: dict[str, dict[str, Any]] = {
         "model.freeze": ["vision", "projector"],
         "model.image_sizes": {},
     },
+    "kto": {"runtime.loss_over": "micro-batch"},
     "grpo": {
+        "runtime.loss_over": "micro-batch",
         "reward": [
             {
                 "function": "regular_expression",
@@ -173,6 +177,9 @@ def prepared(folder: Path, changes: Mapping[str, Any], ds_config: Mapping[str, A
 def write_run(folder: Path, changes: Mapping[str, Any], ds_config: Mapping[str, Any] | None = None) -> Path:
     """A run directory with plan.json (and ds_config.json); `changes` are dotted settings."""
     values = {**_BASE, **_OF_TASK.get(changes.get("task", ""), {}), **changes}
+    loss = values.get("embedding.loss")
+    if loss is not None and LOSSES[loss].compares:
+        values["runtime.loss_over"] = "micro-batch"
     # An adapter may be given whole; the plan holds its fields one by one.
     for name, value in values.pop("adapter", {}).items():
         values[f"adapter.{name}"] = value

@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 from small import Rows, job, llama, lora, metrics, sequences, tokenizer  # noqa: E402
 
+from launcher.train.data.batches import make_collator  # noqa: E402
 from launcher.train.memory_meter import Meter  # noqa: E402
 from launcher.train.model.loss import takes_token_counts  # noqa: E402
 from launcher.train.training import fit, make_arguments, make_trainer  # noqa: E402
@@ -24,6 +25,15 @@ def t5():
         **SIZES,
     )  # fmt: skip
     return transformers.T5ForConditionalGeneration(config)
+
+
+def bart():
+    config = transformers.BartConfig(
+        d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64, dropout=0.0, bos_token_id=1,
+        decoder_start_token_id=2, forced_eos_token_id=None, **SIZES,
+    )  # fmt: skip
+    return transformers.BartForConditionalGeneration(config)
 
 
 def bert():
@@ -52,6 +62,9 @@ def llama_classes():
 
 MODELS = {
     "seq2seq-lm": t5,
+    "seq2seq-lm, BART": bart,
+    "seq2seq-lm, smoothed": t5,
+    "seq2seq-lm, BART smoothed": bart,
     "sequence-classification": bert,
     "sequence-classification, decoder": llama_classes,
     "token-classification": bert_words,
@@ -61,42 +74,87 @@ MODELS = {
 }
 
 
-def first_step(folder, name: str, micro: int, *, as_upstream: bool = False) -> tuple[float, float]:
-    """(Loss, gradient norm) of one step over eight rows, `micro` at a time."""
-    task = name.partition(",")[0]
-    rows = [{"input_ids": row["input_ids"][:8], "labels": row["labels"][:8]} for row in sequences(8)]
+def rows_of(task: str) -> list[dict]:
+    """Eight rows, of 3 to 10 tokens and 1 to 8 targets."""
+    rows = [
+        {name: values[: 3 + number] for name, values in row.items()}
+        for number, row in enumerate(sequences(8))
+    ]
     if task == "sequence-classification":
-        rows = [{**row, "labels": number % 2} for number, row in enumerate(rows)]
+        return [{**row, "labels": number % 2} for number, row in enumerate(rows)]
     if task == "token-classification":
-        rows = [{**row, "labels": [token % 2 for token in row["labels"]]} for row in rows]
+        return [{**row, "labels": [-100, *(token % 2 for token in row["labels"][1:])]} for row in rows]
+    return rows
+
+
+def trainer_of(folder, name: str, micro: int, accumulation: int, **changes) -> tuple:
+    """(job, trainer) of one step."""
+    task = name.partition(",")[0]
     one = job(
         folder,
         {"task": task, "adapter.type": "lora" if "LoRA" in name else None, "trainer.max_steps": 1,
-         "trainer.per_device_train_batch_size": micro, "trainer.gradient_accumulation_steps": 8 // micro},
+         "trainer.label_smoothing_factor": 0.1 if "smoothed" in name else 0.0,
+         "trainer.per_device_train_batch_size": micro, "trainer.gradient_accumulation_steps": accumulation,
+         "trainer.train_sampling_strategy": "sequential", **changes},
     )  # fmt: skip
     transformers.set_seed(0)
-    trainer = make_trainer(one, make_arguments(one), MODELS[name](), tokenizer(), Rows(rows))
+    data = Rows(rows_of(task), collate=make_collator("pad", tokenizer()))
+    return one, make_trainer(one, make_arguments(one), MODELS[name](), tokenizer(), data)
+
+
+def first_step(folder, name: str, micro: int, *, as_upstream: bool = False) -> tuple[float, float]:
+    """(Loss, gradient norm) of one step over eight rows, `micro` at a time."""
+    one, trainer = trainer_of(folder, name, micro, -(-8 // micro))
     if as_upstream:
-        trainer.model_accepts_loss_kwargs = True
+        trainer.rows_are_independent = False
     fit(one, trainer, Meter(on_cuda=False))
     (row,) = [row for row in metrics(folder) if "loss" in row]
     return row["loss"], row["grad_norm"]
 
 
-@pytest.mark.parametrize("name", cases(MODELS, "causal-lm", "token-classification, decoder"))
+@pytest.mark.parametrize("name", MODELS)
 def test_micro_batches_do_not_change_a_step(name, tmp_path):
-    whole = first_step(tmp_path / "whole", name, 8)
-    parts = first_step(tmp_path / "parts", name, 2)
-    assert parts == pytest.approx(whole, rel=2e-3)
+    """Of equal sizes, and of 3, 3 and 2 rows."""
+    whole = first_step(tmp_path / "8", name, 8)
+    for micro in (1, 3):
+        assert first_step(tmp_path / f"{micro}", name, micro) == pytest.approx(whole, rel=2e-3), micro
 
 
 @pytest.mark.parametrize("name", cases([name for name in MODELS if "causal" not in name], "seq2seq-lm"))
-def test_upstream_alone_multiplies_the_loss(name, tmp_path):
-    """As long as this holds, `takes_token_counts` is needed."""
-    loss, norm = first_step(tmp_path / "whole", name, 8)
-    assert first_step(tmp_path / "parts", name, 2, as_upstream=True) == pytest.approx(
-        (4 * loss, 4 * norm), rel=2e-3
+def test_upstream_alone_takes_the_mean_of_means(name, tmp_path):
+    """As long as this holds, micro-batches are weighed here."""
+    whole = first_step(tmp_path / "whole", name, 8, as_upstream=True)
+    parts = first_step(tmp_path / "parts", name, 3, as_upstream=True)
+    assert parts != pytest.approx(whole, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", cases(MODELS, "causal-lm", "seq2seq-lm, BART"))
+def test_an_evaluation_is_the_mean_of_its_targets_for_each_batch(name, tmp_path):
+    """Those of upstream differ."""
+    found, upstream = [], []
+    for batch in (1, 2, 3, 8):
+        changes = {"trainer.per_device_eval_batch_size": batch}
+        _, trainer = trainer_of(tmp_path / f"{batch}", name, 8, 1, **changes)
+        found.append(trainer.evaluate(trainer.train_dataset)["eval_loss"])
+        trainer.rows_are_independent = False
+        upstream.append(trainer.evaluate(trainer.train_dataset)["eval_loss"])
+    assert found == pytest.approx([found[0]] * 4, rel=1e-6)
+    assert found[-1] == pytest.approx(upstream[-1], rel=1e-6), "of one batch there is one mean"
+    if "classification" not in name or "token" in name:
+        assert max(upstream) / min(upstream) > 1.0001
+
+
+@pytest.mark.parametrize("name", ["seq2seq-lm, smoothed", "seq2seq-lm, BART smoothed"])
+def test_smoothed_labels_are_those_that_the_decoder_should_write(name, tmp_path):
+    _, trainer = trainer_of(tmp_path, name, 8, 1)
+    (batch,) = trainer.get_eval_dataloader(trainer.train_dataset)
+    with torch.no_grad():
+        logits = trainer.model.eval()(**batch).logits  # of the labels, which the batch still has
+    expected = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=0.1
     )
+    found = trainer.evaluate(trainer.train_dataset)["eval_loss"]
+    assert found == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,11 @@ from tests import factories
         ("adapter__trainable_token_indices", "{embed_tokens: 3}", "adapter.trainable_token_indices"),
         ("adapter__loftq_config", "{loftq_bits: .inf}", "adapter.loftq_config.loftq_bits"),
         ("adapter__layer_replication", "[[0, .nan]]", "adapter.layer_replication[0][1]"),
-        ("trainer__lr_scheduler_kwargs", "{num_cycles: .inf}", "trainer.lr_scheduler_kwargs.num_cycles"),
+        (
+            "trainer__activation_checkpointing_kwargs",
+            "{every_n_layers: .inf}",
+            "trainer.activation_checkpointing_kwargs.every_n_layers",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_at_its_place(key, value, place, tmp_path):

@@ -155,6 +155,13 @@ RECIPES: list[dict[str, str]] = [
     {"trainer": "{activation_checkpointing_kwargs: {use_reentrent: true}, dispatch_batche: 1}"},
     {"trainer": "{max_seq_length: 3, lr_scheduler_kwargs: {a: [.inf]}, weight_decay: .nan, run_name: 3}"},
     {"trainer": "{lr_scheduler_kwargs: num_cycles}"},
+    {"trainer": "{accelerator_config: {gradient_accumulation_kwargs: {num_steps: 3}, even_batch: true}}"},
+    {"trainer": "{optim: sgd, optim_args: 'momentum:0.9,lr=2'}"},
+    {"trainer": "{lr_scheduler_type: warmup_stable_decay, warmup_steps: 9, max_steps: 3}"},
+    {
+        "trainer": "{lr_scheduler_type: cosine_with_min_lr, lr_scheduler_kwargs: {min_lr: 1.0e-3}, "
+        "learning_rate: 1.0e-4}"
+    },
     {"task": "dpo", "trainer": "{max_length: 8, ld_alpha: 1.5, predict_with_generate: true}"},
     {"adapter": "{rank: 8, bias: some, lora_dropout: 2, task_type: A, eva_config: {rho: 2}, max_steps: 1}"},
     {"adapter": "{rank_pattern: {q: 0}, alpha_pattern: {q: 0}, trainable_token_indices: [-1]}"},

@@ -124,3 +124,13 @@ def test_logits_that_are_most_of_the_memory_are_warned_of_with_their_size(tmp_pa
 )
 def test_what_it_names_mends_it(tmp_path, mend):
     assert logits_said(plan(tmp_path, "1xA100-80GB", data__max_length=2048, **{**GEMMA, **mend})) == []
+
+
+def test_ligers_loss_that_is_switched_off_holds_its_logits(tmp_path):
+    def logits(**more):
+        size = {"data__max_length": 2048, "model__loss": "full", **GEMMA}
+        return plan(tmp_path, "1xA100-80GB", **{**size, **more}).memory.components.logits
+
+    on, off = {"trainer__use_liger_kernel": "true"}, "{fused_linear_cross_entropy: false}"
+    assert logits(**on) < logits() / 4
+    assert logits(**on, trainer__liger_kernel_config=off) == logits()

@@ -75,6 +75,7 @@ class EncodeChat:
         self._special.update(tokenizer.all_special_ids)
         self._blank: dict[int, bool] = {}
         self._closing = self._closing_token()
+        self._begins = self._beginning_tokens()
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
         found = Collector(self.max_length, self.overlong)
@@ -209,7 +210,13 @@ class EncodeChat:
             return end + 1  # {% generation %} that leaves the closing token out
         closing = self._last_word(ids, end)
         # The model stops at the closing token: a line break after it is never needed.
-        return closing + 1 if closing >= start and ids[closing] in self._special else end
+        if closing >= start and ids[closing] in self._special:
+            return closing + 1
+        # Some templates end a turn with the marker of the next role alone, and their models stop there.
+        after = end
+        while after < len(ids) and ids[after] not in self._special and self._is_blank(ids[after]):
+            after += 1
+        return after + 1 if after < len(ids) and ids[after] in self._special - self._begins else end
 
     def _last_word(self, ids: list[int], end: int) -> int:
         """Index of the last token before `end` that is more than white space, -1 if none is."""
@@ -233,6 +240,14 @@ class EncodeChat:
             last += 1
         return [*ids[: last + 1], eos], [*labels[: last + 1], eos]
 
+    def _beginning_tokens(self) -> set[int]:
+        """The special tokens that begin a text or an answer: no turn ends with them."""
+        template, talk = self._template(Row({}, "", 0)), [{"role": "user", "content": "a"}]
+        before, asked = template.attempt(talk) or "", template.attempt(talk, prompt=True) or ""
+        header = asked[len(before) :] if asked.startswith(before) else ""
+        ids = self.tokenizer(header, add_special_tokens=False)["input_ids"] if header else []
+        return {self.tokenizer.bos_token_id, *ids}
+
     def _closing_token(self) -> int | None:
         """The special token that a template with {% generation %} writes after the last of its blocks."""
         template = self._template(Row({}, "", 0))
@@ -251,6 +266,23 @@ class EncodeChat:
 def _has_answer(message: Message) -> bool:
     """Whether a turn of the assistant holds something: its end alone would teach to write nothing."""
     return any(message.get(key, "").strip() for key in ("content", *REASONING)) or "tool_calls" in message
+
+
+def turns_end_open(tokenizer: Any) -> bool:
+    """Whether the template ends a turn with the marker of the next role alone, which 0.2.0 did not learn."""
+    if not getattr(tokenizer, "chat_template", None):
+        return False
+    talk = [
+        {"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, "abcd", strict=True)
+    ]
+    try:
+        template = Template(tokenizer, None)
+        text, spans = find_spans(template, talk, [1])
+    except render_errors():
+        return False
+    end = spans[-1][1] if spans else len(text)
+    special = tuple(template.special)
+    return not text[:end].rstrip().endswith(special) and text[end:].lstrip().startswith(special)
 
 
 def template_origin(job: Job) -> str:

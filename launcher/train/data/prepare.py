@@ -22,6 +22,7 @@ from launcher.facts.safe_files import parse_json, write_json
 from launcher.facts.software import installed_versions
 from launcher.recipe.reward_columns import columns_read
 from launcher.tasks import FORMATS
+from launcher.train.data.chat import turns_end_open
 from launcher.train.data.encoded import Counts, EncodedBatch, Encoder, dropped_text, encode_rows
 from launcher.train.data.recognise import Source, recognise
 from launcher.train.data.sources import Row, source_bytes
@@ -253,6 +254,7 @@ def _key_parts(
         **{name: job.settings.at(name) for name in names},
         "versions": versions,
         "tokenizer": processing_digest(processing) if job.task.reads_tokens else None,
+        **({"turn_ends": "next-role"} if turns_end_open(processing) else {}),
         "hooks": hooks.digest if hooks.format_row is not None else None,
         "sources": {name: [source.key for source in sources] for name, sources in splits.items()},
     }

@@ -60,7 +60,11 @@ _CONVERSATION: Mapping[str, str] = {
         ("system", "system_prompt", "system_message", "system_instruction", "meta_instruction"),
         "a system prompt",
     ),
-    **dict.fromkeys(("tools", "functions", "available_tools", "tool_calls", "function_calls"), _TOOLS),
+    **dict.fromkeys(
+        ("tools", "functions", "available_tools", "tool_defs", "tool_schemas", "tool_list", "tool_calls",
+         "function_calls"),
+        _TOOLS,
+    ),
     **dict.fromkeys(("messages", "conversations", "conversation", "dialog", "dialogue", "turns"), _TURNS),
     **dict.fromkeys(("prompt", "instruction", "input", "context", "question", "query", "passage"), _PROMPT),
     **dict.fromkeys(("completion", "response", "output"), "an answer"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 class TrainCausalLM(TrainTask):
     counts_targets = True
+    shifts_labels = True
 
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
         from launcher.train.data.tokenize import make_encoder

@@ -39,6 +39,14 @@ class PreparedDpoTrainer(ReferenceTrainer, DPOTrainer):
         if reference_free:
             self.precompute_ref_logps = True  # `compute_loss` brings them
 
+    def loss_items(self, inputs: Any) -> torch.Tensor:
+        """Pairs; the tokens of chosen answers where the loss is their mean alone."""
+        pairs = len(inputs["input_ids"]) // 2
+        if self.loss_types != ["sft"]:
+            return torch.tensor(pairs)
+        chosen: torch.Tensor = inputs["completion_mask"][:pairs, 1:].sum()
+        return chosen
+
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if self._reference_free:
             none = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2, dtype=torch.float32)

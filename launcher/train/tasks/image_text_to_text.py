@@ -27,6 +27,7 @@ class TrainImageTextToText(TrainTask):
         IMAGE_PROMPT.name: OwnFormat(shape_prompt, made_up_prompt),
     }
     counts_targets = True
+    shifts_labels = True
 
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
         from launcher.train.data.chat import template_origin

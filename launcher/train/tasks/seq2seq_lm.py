@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from launcher.errors import Problem, RecipeError
 from launcher.train.data.encoded import IGNORED
 from launcher.train.tasks.task import Evaluated, Shown, TrainTask
 
@@ -48,6 +49,15 @@ class TrainSeq2SeqLM(TrainTask):
         from launcher.train.trainers import PlannedSeq2SeqTrainer
 
         return PlannedSeq2SeqTrainer
+
+    def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
+        base = model.get_base_model() if job.has_adapter else model
+        smooths = common["args"].label_smoothing_factor
+        if smooths and not hasattr(base, "prepare_decoder_input_ids_from_labels"):
+            message = f"{type(base).__name__} cannot tell what its decoder reads without labels"
+            path, hint = "trainer.label_smoothing_factor", "remove it"
+            raise RecipeError(Problem("conflict", message, path=path, hint=hint))
+        return super().trainer(job, model, processing, common)
 
     def generates(self, job: Job) -> bool:
         return bool(job.trainer.predict_with_generate)

@@ -174,6 +174,8 @@ class TrainTask:
 
     counts_targets: bool = False
     """Whether the Trainer hands the model the number of target tokens (`num_items_in_batch`)."""
+    shifts_labels: bool = False
+    """Whether a token's label is the next one."""
 
 
 Shown = tuple[list[tuple[str, bool]], int, int]

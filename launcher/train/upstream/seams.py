@@ -42,6 +42,12 @@ SEAMS = (
          "self._save_checkpoint(model, trial) self.control = self.callback_handler.on_save("),
     ),
     Seam(
+        _TRAINER, "Trainer.evaluation_loop", ("5.23.0", 2896), "trainers.py", "context",
+        "Weighs the batches of an evaluation alike, and cuts what is gathered; gather_function is read anew.",
+        ("losses = self.gather_function(losses.repeat(batch_size))",
+         "self.gather_function = self.accelerator.gather_for_metrics"),
+    ),
+    Seam(
         _TRAINER, "Trainer._run_epoch", ("5.23.0", 1819), _SEAM_TRAINER, "override",
         "A resumed run that had ended trains no step: upstream looks at should_training_stop only after one. "
         "The order of a sampler below SkipBatchSampler is set for the epoch.",
@@ -195,6 +201,11 @@ SEAMS = (
         "trl.trainer.dpo_trainer", "DPOTrainer._prepare_dataset", ("1.16.0", 1036), "upstream/trl_seams.py",
         "override", "Rows are prepared before the ranks start, by this same method without a trainer.",
         ("self._tokenizer", "args.max_length"),
+    ),
+    Seam(
+        "trl.trainer.dpo_trainer", "DPOTrainer.log", ("1.16.0", 1699), "upstream/trl_seams.py", "context",
+        "Takes the mean of an evaluation's steps, of whatever size, as RewardTrainer and KTOTrainer do.",
+        ("metrics = {key: sum(val) / len(val) for key, val in self._metrics[mode].items()}",),
     ),
     Seam(
         "trl.trainer.dpo_trainer", "DPOTrainer.__init__", ("1.16.0", 513), "upstream/trl_seams.py",

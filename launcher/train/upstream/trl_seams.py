@@ -19,6 +19,20 @@ class RowsArePrepared:
         """Nothing is sent."""
 
 
+def whole_evaluation(trainer: Any, rows: Sequence[int]) -> None:
+    """Give trl's metrics of an evaluation that runs step by step the value of all its rows.
+
+    trl takes the mean of the steps, of whatever size. rows: of each step.
+    """
+    if trainer.model.training or not rows:
+        return
+    for name, values in trainer._metrics["eval"].items():
+        if len(values) == len(rows):
+            extreme = {"min_reward": min, "max_reward": max}.get(name)
+            weighed = sum(value * count for value, count in zip(values, rows, strict=True)) / sum(rows)
+            values[:] = [extreme(values) if extreme else weighed]
+
+
 class PairsOnce(RowsArePrepared):
     """RowsArePrepared for KTOTrainer: neighbours are KL pairs where probabilities are computed only once."""
 

@@ -1,0 +1,106 @@
+"""Mappings inside `trainer:` are checked by what the installed packages take."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+
+from launcher.recipe import nested_fields
+from launcher.recipe.nested_fields import check_nested
+
+pytest.importorskip("transformers")
+
+
+def test_schedules_take_what_the_table_says():
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+    from transformers.trainer_utils import SchedulerType
+
+    given = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
+    for kind in SchedulerType:
+        made = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[kind]).parameters
+        if kind.value in nested_fields.ANY_SCHEDULE:
+            assert any(one.kind is one.VAR_KEYWORD for one in made.values())
+            continue
+        assert set(nested_fields.SCHEDULERS.get(kind.value, ())) == made.keys() - given, kind
+
+
+def test_accelerator_config_has_the_fields_of_the_table():
+    from accelerate.utils import GradientAccumulationPlugin
+    from transformers.trainer_pt_utils import AcceleratorConfig
+
+    fields = [field.name for field in dataclasses.fields(AcceleratorConfig)]
+    assert sorted(fields) == sorted(nested_fields.ACCELERATOR)
+    inner = {field.name for field in dataclasses.fields(GradientAccumulationPlugin)}
+    assert inner == {*nested_fields.ACCUMULATION, "num_steps"}
+
+
+def test_optimizers_read_the_arguments_of_the_table():
+    """Read from the source of each function that makes one: what it takes out of `optim_args`."""
+    from transformers import trainer_optimizer
+    from transformers.training_args import OptimizerNames
+
+    read: dict[str, set[str]] = {}
+    for node in ast.parse(Path(trainer_optimizer.__file__).read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("_get_"):
+            read[node.name] = {
+                word.value
+                for part in ast.walk(node)
+                if "optim_args" in ast.unparse(part) and isinstance(part, ast.Call | ast.Subscript | ast.For)
+                for word in ast.walk(part)
+                if isinstance(word, ast.Constant) and isinstance(word.value, str)
+            }
+    for optim in OptimizerNames:
+        maker = trainer_optimizer._OPTIMIZER_HANDLERS.get(optim)
+        known = set(nested_fields.OPTIMIZERS.get(optim.value, ()))
+        if maker is None or (not known and "bitsandbytes" in maker.__name__):
+            continue
+        assert known <= read[maker.__name__], optim
+        others = {word for word in read[maker.__name__] - known if word.isidentifier()}
+        values = {"False", "float32", "bfloat16", "std", "random", "channel", "true", "yes"}
+        assert "bitsandbytes" in maker.__name__ or others <= values, optim
+
+
+MIN_LR = {"lr_scheduler_type": "cosine_with_min_lr", "learning_rate": 1e-4}
+IN_STEPS = {"gradient_accumulation_kwargs": {"num_steps": 3}}
+MISSPELT = {"gradient_accumulation_kwargs": {"sync": 3}}
+WRONG = [
+    ({"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"min_lr": 1e-6}}, "unknown-key",
+     "lr_scheduler_kwargs.min_lr"),
+    ({"lr_scheduler_kwargs": '{"power": 2}'}, "unknown-key", "lr_scheduler_kwargs.power"),
+    ({"lr_scheduler_type": "warmup_stable_decay"}, "missing-key", "lr_scheduler_kwargs"),
+    ({**MIN_LR, "lr_scheduler_kwargs": {"min_lr": 1e-3}}, "wrong-value", "lr_scheduler_kwargs.min_lr"),
+    ({"warmup_steps": 100, "max_steps": 50}, "wrong-value", "warmup_steps"),
+    ({"accelerator_config": {"even_batch": True}}, "unknown-key", "accelerator_config.even_batch"),
+    ({"accelerator_config": IN_STEPS}, "owned-key",
+     "accelerator_config.gradient_accumulation_kwargs.num_steps"),
+    ({"accelerator_config": MISSPELT}, "unknown-key", "accelerator_config.gradient_accumulation_kwargs.sync"),
+    ({"optim_args": "momentum=0.9"}, "unknown-key", "optim_args"),
+    ({"optim": "sgd", "optim_args": "momentum:0.9"}, "wrong-value", "optim_args"),
+    ({"optim": "sgd", "optim_args": "momentum=0.9,=1"}, "wrong-value", "optim_args"),
+    ({"liger_kernel_config": {"fused_rope": False}}, "unknown-key", "liger_kernel_config.fused_rope"),
+    ({"activation_checkpointing_kwargs": {"use_reentrent": False}}, "unknown-key",
+     "activation_checkpointing_kwargs.use_reentrent"),
+]  # fmt: skip
+RIGHT = [
+    {**MIN_LR, "lr_scheduler_kwargs": {"min_lr": 1e-5}},
+    {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 10}},
+    {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 2}},
+    {"warmup_steps": 0.1, "max_steps": 50}, {"warmup_steps": 100, "max_steps": -1},
+    {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
+    {"optim": "sgd", "optim_args": "momentum=0.9, nesterov=true"}, {"optim_args": "${ENV:ARGS}"},
+    {"liger_kernel_config": {"fused_linear_cross_entropy": False, "rope": True}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("trainer", "code", "path"), WRONG)
+def test_a_key_that_nothing_reads_is_refused_with_its_place(trainer, code, path):
+    (problem,) = check_nested(trainer)
+    assert (problem.code, problem.path) == (code, f"trainer.{path}")
+
+
+def test_what_upstream_takes_passes():
+    assert [problem for trainer in RIGHT for problem in check_nested(trainer)] == []
