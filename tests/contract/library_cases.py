@@ -152,14 +152,40 @@ def vit() -> Any:
 # --- the libraries' own scripts
 
 
-def means(trainer: Any) -> Any:
-    """A Trainer that takes the mean over micro-batches.
+def means(trainer: Any, items: Callable[[Any], Any] | None = None) -> Any:
+    """A Trainer whose model's loss is a mean.
 
-    Trainer of transformers 5.23 adds them up, so that losses are twice as high here, where a model's
-    forward takes **kwargs but its loss ignores `num_items_in_batch` (test_token_counts.py).
+    Trainer of transformers 5.23 adds micro-batches up, so that losses are twice as high here, where a model's
+    forward takes **kwargs but its loss ignores `num_items_in_batch`, and else takes the mean of their means
+    (test_token_counts.py). items: by which micro-batches are weighed.
     """
     trainer.model_accepts_loss_kwargs = False
+    if items is None:
+        return trainer
+    read, lose = trainer.get_batch_samples, trainer.compute_loss
+    of_step = []
+
+    def batches(*args: Any, **kwargs: Any) -> Any:
+        found, _ = read(*args, **kwargs)
+        of_step[:] = [int(items(batch)) for batch in found]
+        return found, None
+
+    def loss(model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+        share = int(items(inputs)) / sum(of_step)
+        return lose(model, inputs) * share * len(of_step)  # by which the Trainer divides
+
+    trainer.get_batch_samples, trainer.compute_loss = batches, loss
     return trainer
+
+
+def targets(batch: Any) -> Any:
+    return (batch["labels"] != -100).sum()
+
+
+def ordered_pairs(batch: Any) -> int:
+    """Pairs of a query's documents of which one is more relevant."""
+    rows = [list(row) for row in batch["label"]]
+    return sum(float(one) > float(other) for row in rows for one in row for other in row)
 
 
 def plain_dpo(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
@@ -224,7 +250,7 @@ def plain_seq2seq(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
         train_dataset=data,
         data_collator=transformers.DataCollatorForSeq2Seq(tokenizer, model=loaded),
     )
-    return means(trainer)
+    return means(trainer, targets)
 
 
 def plain_causal(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
@@ -328,7 +354,7 @@ def plain_tokens(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
         train_dataset=datasets.Dataset.from_list(list(rows)).map(encode, remove_columns=["tokens"]),
         data_collator=transformers.DataCollatorForTokenClassification(tokenizer),
     )
-    return means(trainer)
+    return means(trainer, targets)
 
 
 QUESTIONS = [{"prompt": words(i, 1, 12), "answer": f"w{i}"} for i in range(4)]
@@ -444,12 +470,13 @@ def plain_reranker(loss: str, **options: Any) -> Any:
         from sentence_transformers.cross_encoder import losses
 
         whole = CrossEncoder(str(model), num_labels=1, max_length=LENGTH, device="cpu")
-        return CrossEncoderTrainer(
+        trainer = CrossEncoderTrainer(
             model=whole,
             args=CrossEncoderTrainingArguments(**args),
             train_dataset=datasets.Dataset.from_list(list(rows)),
             loss=getattr(losses, loss)(whole, **options),
         )
+        return means(trainer, ordered_pairs) if loss == "LambdaLoss" else trainer
 
     return make
 
