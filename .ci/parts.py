@@ -30,10 +30,6 @@ SHOWN = 15
 """Lines of an output's end."""
 
 
-LEADERS: set[int] = set()
-"""Processes whose sessions run now."""
-
-
 @dataclass(frozen=True)
 class PartResult:
     """How a part ended, as `make stats` reads it."""
@@ -71,8 +67,10 @@ def main() -> int:
 
 def stop(number: int, _frame: object) -> None:
     """The parts are in sessions of their own: nothing else would end them with CI."""
-    for leader in tuple(LEADERS):
-        subprocess.run(["pkill", "-TERM", "-s", str(leader)], check=False)
+    # Asked now: one that was started a moment ago is in no list yet.
+    asked = subprocess.run(["pgrep", "-P", str(os.getpid())], capture_output=True, text=True, check=False)
+    for leader in asked.stdout.split():
+        subprocess.run(["pkill", "-TERM", "-s", leader], check=False)
     print(f"== ended by {signal.Signals(number).name}; what had not run was not run", flush=True)
     os._exit(128 + number)
 
@@ -95,7 +93,6 @@ def command(part: str, words: list[str], deadline: float) -> PartResult:
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         start_new_session=True,
     )  # fmt: skip
-    LEADERS.add(process.pid)
     late = threading.Timer(max(1.0, deadline - began), end_session, [process.pid])
     late.start()
     assert process.stdout is not None
@@ -106,7 +103,6 @@ def command(part: str, words: list[str], deadline: float) -> PartResult:
             sys.stdout.flush()
     _, status, used = os.wait4(process.pid, 0)  # with the CPU seconds of all that it waited for
     late.cancel()
-    LEADERS.discard(process.pid)
     process.returncode = os.waitstatus_to_exitcode(status)
     if time.monotonic() >= deadline:
         print(

@@ -111,6 +111,7 @@ def test_base_and_trained_answer_the_same_prompts_and_all_is_kept(run, tasks, ca
     assert f"| our_sums | acc | {acc['base']:.4f} ± " in card
 
 
+@pytest.mark.slow
 def test_a_folder_has_several_tasks_and_earlier_scores_stay(run, tasks, capsys):
     asked(run, capsys, "--suite", str(tasks / "sums.yaml"), "--limit", "3")
     found = asked(run, capsys, "--suite", str(tasks / "inner"), "--limit", "3", "--no-base")
@@ -120,6 +121,7 @@ def test_a_folder_has_several_tasks_and_earlier_scores_stay(run, tasks, capsys):
     assert {name: task["samples"] for name, task in kept.items()} == {"our_sums": 3, "our_answers": 3}
 
 
+@pytest.mark.slow
 def test_an_untrained_adapter_scores_as_the_base(tmp_path, tasks, capsys):
     """The learning rate is 0, so both models are one: any difference would be one of loading or prompts."""
     same = trained(tmp_path / "run", {"adapter": LORA, "trainer.max_steps": 1, "trainer.learning_rate": 0.0})
@@ -130,6 +132,7 @@ def test_an_untrained_adapter_scores_as_the_base(tmp_path, tasks, capsys):
         assert both["base"] == both["trained"]
 
 
+@pytest.mark.slow
 def test_a_model_of_conversations_gets_its_template_and_examples_as_turns(tmp_path, tasks, capsys):
     run = chatted(tmp_path / "run")
     found = asked(
@@ -164,7 +167,10 @@ def test_wrong_requests_are_refused(run, capsys, words, code):
 
 @pytest.mark.parametrize(
     ("text", "code", "line"),
-    [("task: a\n  b: [1\n", "yaml-syntax", 2), ("just text\n", "unknown-suite", None)],
+    [
+        ("task: a\n  b: [1\n", "yaml-syntax", 2),
+        pytest.param("just text\n", "unknown-suite", None, marks=pytest.mark.slow),
+    ],
 )
 def test_a_file_without_a_task_is_refused(run, tmp_path, capsys, text, code, line):
     file = tmp_path / "task.yaml"
@@ -174,6 +180,7 @@ def test_a_file_without_a_task_is_refused(run, tmp_path, capsys, text, code, lin
     assert (problem["code"], problem["file"], problem["line"]) == (code, str(file), line)
 
 
+@pytest.mark.slow
 def test_what_a_task_lacks_on_this_machine_is_said_before_a_model_is_loaded(
     run, tasks, tmp_path, capsys, monkeypatch
 ):
@@ -208,11 +215,13 @@ def test_each_failure_of_a_task_has_a_code(error, code):
     assert [problem.code for problem in _failed(error).problems] == [code]
 
 
+@pytest.mark.slow
 def test_a_name_that_is_nearly_right_is_suggested(run, capsys):
     assert main(["eval", str(run), "--suite", "gsm8kk"]) == 2
     assert "gsm8k" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_lm_eval_the_extra_is_named(run, capsys, monkeypatch):
     import importlib.util
 

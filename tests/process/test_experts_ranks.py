@@ -40,7 +40,8 @@ def checkpoint(folder: Path) -> None:
     tiny_tokenizer(512).save_pretrained(folder)
 
 
-@pytest.mark.parametrize("model", ["a checkpoint", pytest.param("random", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["a checkpoint", "random"])
 def test_zero3_trains_experts_in_4_bits_like_ddp(tmp_path, monkeypatch, model):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     checkpoint(tmp_path / "model")

@@ -107,6 +107,7 @@ def log(out: Path) -> str:
     return "".join(file.read_text() for file in sorted((out / "logs").glob("rank-*.log")))
 
 
+@pytest.mark.slow
 def test_stopped_within_a_generation_and_within_a_step_it_ends_as_the_undisturbed_run(
     ground, whole, tmp_path
 ):
@@ -128,7 +129,8 @@ def test_stopped_within_a_generation_and_within_a_step_it_ends_as_the_undisturbe
     assert all(tensor.equal(found[key]) for key, tensor in expected.items())
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, 4])
 def test_one_rank_resumes_what_two_had(step, ground, whole, tmp_path):
     """Checkpoint-3 is within a generation, whose rest is written again; checkpoint-4 is at the end of one."""
     out = tmp_path / "out"

@@ -86,6 +86,7 @@ def test_a_train_job_on_two_nodes_prepares_runs_and_is_followed(cluster, recipe,
     assert submit(run_dir, "--requeue") == 2
 
 
+@pytest.mark.slow
 def test_cancel_saves_and_requeue_resumes(cluster, recipe, data, tmp_path, monkeypatch, capfd):
     run_dir = tmp_path / "run"
     monkeypatch.setenv("STEP_S", "0.5")
