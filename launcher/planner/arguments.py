@@ -55,6 +55,9 @@ def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     for name, (value, reason) in defaults.items():
         if f"trainer.{name}" not in draft.names:
             draft.put(f"trainer.{name}", value, reason)
+    end, warmup = draft.trainer.max_steps or 0, draft.trainer.warmup_steps or 0
+    if 0 < end < warmup:
+        draft.warn(f"trainer.warmup_steps: {warmup:g}: the run ends after {end}, below its learning rate")
 
 
 def _learning_rate(recipe: Recipe) -> tuple[float, str]:

@@ -53,7 +53,6 @@ def decide_throughput(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     _decide_loss(draft, recipe, facts)
     _decide_compile(draft, recipe)
     _decide_casts(draft, recipe)
-    _check_tied(draft, facts.model)
     _decide_vocabulary(draft, recipe, facts)
     _decide_tf32(draft, facts)
     _decide_workers(draft, recipe, facts)
@@ -369,20 +368,6 @@ def _why_not_compiled(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Fa
     if chosen.time.low * _steps(draft) < COMPILED_FROM_SECONDS:
         return "the run may take less than an hour: compiling would cost more than it gains"
     return ""
-
-
-def _check_tied(draft: Draft, spec: ModelSpec) -> None:
-    """Refuse adapters of both uses of one matrix: no merged matrix can hold both."""
-    if draft.adapter.type is None or draft.adapter.path is not None or not spec.head.tied:
-        return
-    paths = adapted_by(spec, draft.fields(draft.adapter)).paths or ()
-    embedding = spec.layout.embed_paths[0]
-    if {spec.head.name, embedding} <= set(paths):
-        message = (
-            f"adapts {spec.head.name} and {embedding}, one matrix here: their sum cannot be merged into it"
-        )
-        hint = "leave one of them out, or train it as a whole: adapter.modules_to_save"
-        raise draft.refuse("adapter-tied", "adapter.target_modules", message, hint)
 
 
 def _decide_casts(draft: Draft, recipe: Recipe) -> None:

@@ -17,7 +17,6 @@ from launcher.recipe.field_tables import (
     task_of_field,
     trainer_fields,
 )
-from launcher.recipe.nested_fields import check_nested
 from launcher.recipe.suggestions import (
     ADAPTER_ALIASES,
     TRAINER_ALIASES,
@@ -126,7 +125,7 @@ def check_trainer(
             except RecipeError:
                 continue
             problems += _check_value(path, resolved, entry, shown=value)
-    return problems + check_nested(trainer)
+    return problems
 
 
 def check_adapter(adapter: Mapping[str, Any]) -> list[Problem]:

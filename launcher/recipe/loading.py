@@ -18,6 +18,7 @@ from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_fields
 from launcher.recipe.fields import check_adapter, check_trainer, resolve_trainer
 from launcher.recipe.merged_yaml import MergedRecipe, find_recipe, load_merged, shipped_names
+from launcher.recipe.nested_fields import check_nested
 from launcher.recipe.problems import validation_problems
 from launcher.recipe.rules import (
     SECRET_CODE,
@@ -143,6 +144,7 @@ def _check(merged: MergedRecipe, environ: Mapping[str, str]) -> tuple[Recipe | N
         problems += check_trainer({k: v for k, v in trainer.items() if k not in TRAINER_OWNED}, environ, task)
         known = {k: v for k, v in trainer.items() if not _is_missing(v, environ)}
         resolved = resolve_trainer(known, environ, task)
+        problems += check_nested(resolved)
     if isinstance(data.get("adapter"), dict):
         problems += check_adapter(data["adapter"])
 

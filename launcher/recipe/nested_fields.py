@@ -76,7 +76,7 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
 
 
 def check_nested(trainer: Mapping[str, Any]) -> list[Problem]:
-    """Problems of the keys of mappings in `trainer:`, and of a schedule's numbers, without file and line."""
+    """Problems of the keys of mappings in `trainer:`, and of a schedule, without file and line."""
     return [
         *_unknown("activation_checkpointing_kwargs", trainer, CHECKPOINTING),
         *_unknown("liger_kernel_config", trainer, LIGER),
@@ -154,11 +154,6 @@ def _schedule(trainer: Mapping[str, Any]) -> Iterator[Problem]:
     if _is_number(rate) and _is_number(least) and least > rate:
         message = f"is {least:g}, above the learning rate {rate:g}: the rate would rise"
         path, hint = f"trainer.{name}.min_lr", "write a rate below `learning_rate`"
-        yield Problem("wrong-value", message, path=path, hint=hint)
-    steps, warmup = trainer.get("max_steps"), trainer.get("warmup_steps")
-    if _is_number(steps) and _is_number(warmup) and 0 < steps < warmup:
-        message = f"is {warmup:g}, and the run ends after {steps:g} steps: the rate would never be reached"
-        path, hint = "trainer.warmup_steps", "write fewer steps, or a share below 1"
         yield Problem("wrong-value", message, path=path, hint=hint)
 
 

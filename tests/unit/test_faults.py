@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ def injected(monkeypatch) -> list:
     """What would have been sent, and for how long it would have hung."""
     found: list = []
     monkeypatch.setattr(faults.os, "kill", lambda pid, number: found.append((pid, number)))
-    monkeypatch.setattr(faults.time, "sleep", found.append)
+    monkeypatch.setattr(faults, "time", SimpleNamespace(sleep=found.append))
     monkeypatch.setattr(faults.os, "getpid", lambda: 77)
     yield found
     faults.arm({}, None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,8 +93,11 @@ GONE = Answer(1, "", "slurm_load_jobs error: Invalid job id specified")
 def clock(monkeypatch) -> list[float]:
     """A clock that only sleeping moves."""
     slept = [0.0]
-    monkeypatch.setattr(slurm_requeue.time, "sleep", lambda seconds: slept.append(slept[-1] + seconds))
-    monkeypatch.setattr(slurm_requeue.time, "monotonic", lambda: slept[-1])
+    # Not in the module `time`: threads that other tests left would move it, too.
+    own = SimpleNamespace(
+        sleep=lambda seconds: slept.append(slept[-1] + seconds), monotonic=lambda: slept[-1], time=time.time
+    )
+    monkeypatch.setattr(slurm_requeue, "time", own)
     return slept
 
 

@@ -113,12 +113,6 @@ def test_ranks_that_share_a_copy_keep_what_was_tried(tmp_path, shared):
             "whole model",
         ),
         ({"data__pad_to_multiple_of": 8, "task": "dpo"}, A100, "conflict", "trl pads"),
-        (
-            {"adapter__target_modules": "[q_proj, embed_tokens, lm_head]", **GEMMA2},
-            A100,
-            "adapter-tied",
-            "one matrix",
-        ),
     ],
 )
 def test_what_cannot_be_had_is_refused_at_its_line(tmp_path, given, on, code, words):
