@@ -120,6 +120,21 @@ def test_what_decides_what_is_learnt_is_refused(setting):
 
 
 @pytest.mark.parametrize(
+    ("task", "loss_over", "differs"),
+    [
+        ("causal-lm", "targets", False), ("image-text-to-text", "targets", False),
+        ("kto", "micro-batch", False),
+        ("token-classification", "targets", True), ("seq2seq-lm", "targets", True), ("dpo", "rows", True),
+    ],
+)  # fmt: skip
+def test_a_run_of_0_2_0_with_another_loss_is_finished_by_0_2_0(task, loss_over, differs):
+    """Its plan does not say what the loss is a mean of."""
+    found = judge(plan(task=task), plan(task=task, runtime__loss_over=loss_over), 2)
+    assert [difference.setting for difference in found.refused] == ["runtime.loss_over"] * differs
+    assert all("effilaunch 0.2.0" in difference.fix for difference in found.refused)
+
+
+@pytest.mark.parametrize(
     "setting", ["on_oom", "trainer.logging_steps", "launch.env.OMP_NUM_THREADS", "trainer.save_steps"]
 )
 def test_what_only_changes_how_it_runs_is_free(setting):
