@@ -37,7 +37,7 @@ QUICK := $(if $(SLOW),,not slow and not gpu and )
 DRAWN := $(if $(filter some,$(SLOW)),--drawn)
 
 # One process more than cores: some always wait for a process that they started.
-test: $(STAMP) ## the quick tests (SLOW=some: with slow ones that the commit draws; SLOW=1: with all)
+test: $(STAMP) ## the quick tests (SLOW=some: and a share of the slow ones, drawn by the commit; SLOW=1: all)
 	$(PYTEST) $(SPREAD) $(DRAWN) -n $$(($(CORES) + 1)) -m "$(QUICK)not cluster and not browser"
 
 test-full: $(STAMP) ## the slow tests
@@ -59,7 +59,7 @@ test-browser: $(STAMP) ## the reports in a headless Chromium
 
 # Three processes, which mostly wait; each has a Slurm, a Ray and a network of its own. As root their packages
 # are installed.
-test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (SLOW=some: without slow ones that the commit does not draw)
+test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (SLOW=some: of the slow ones a share)
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  PATH="$$PATH:/usr/sbin:/sbin"; for program in slurmctld slurmd munged sshd pdsh ip shellcheck; do \
 	    command -v $$program >/dev/null || missing=1; done; \

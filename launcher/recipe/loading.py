@@ -144,7 +144,8 @@ def _check(merged: MergedRecipe, environ: Mapping[str, str]) -> tuple[Recipe | N
         problems += check_trainer({k: v for k, v in trainer.items() if k not in TRAINER_OWNED}, environ, task)
         known = {k: v for k, v in trainer.items() if not _is_missing(v, environ)}
         resolved = resolve_trainer(known, environ, task)
-        problems += check_nested(resolved)
+        # What `optim_args` holds is in the messages: not the value of a variable.
+        problems += check_nested({**resolved, "optim_args": trainer.get("optim_args")})
     if isinstance(data.get("adapter"), dict):
         problems += check_adapter(data["adapter"])
 

@@ -13,7 +13,7 @@ from weakref import WeakSet
 import numpy
 import torch
 from accelerate.utils import recursively_apply
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, TrainerCallback
 from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 
@@ -300,7 +300,7 @@ class PlannedTrainer(SeamTrainer):
 
     def _evaluation_loader(self, dataset: Any) -> Any:
         """The loader of an evaluation whose rows count once each; None where upstream's has to do."""
-        if dataset is None or not self.rows_are_independent or isinstance(dataset, IterableDataset):
+        if dataset is None or not self.rows_are_independent:
             return None
         found = next((loader for known, loader in self._loaders if known is dataset), None)
         if found is not None:
@@ -316,6 +316,9 @@ class PlannedTrainer(SeamTrainer):
             prefetch_factor=args.dataloader_prefetch_factor,
             persistent_workers=args.dataloader_persistent_workers,
             pin_memory=args.dataloader_pin_memory,
+            multiprocessing_context=args.dataloader_multiprocessing_context,
+            in_order=args.dataloader_in_order,
+            _non_blocking=self.accelerator.non_blocking,
         )
         if args.dataloader_persistent_workers:
             self._loaders.append((dataset, loader))

@@ -1,6 +1,6 @@
 """The loss of an evaluation is that of its rows: the same for each evaluation batch and number of ranks.
 
-transformers and accelerate alone give another one for each (`test_upstream_*`).
+transformers alone gives another one for each (test_token_counts.py).
 """
 
 from __future__ import annotations

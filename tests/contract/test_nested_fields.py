@@ -8,7 +8,9 @@ import inspect
 from pathlib import Path
 
 import pytest
+from factories import recipe
 
+from launcher.errors import RecipeError
 from launcher.recipe import nested_fields
 from launcher.recipe.nested_fields import check_nested
 
@@ -102,3 +104,12 @@ def test_a_key_that_nothing_reads_is_refused_with_its_place(trainer, code, path)
 
 def test_what_upstream_takes_passes():
     assert [problem for trainer in RIGHT for problem in check_nested(trainer)] == []
+
+
+def test_the_value_of_a_variable_is_in_no_message(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARGS", "kept-private")
+    asked = {"trainer__optim": "sgd", "trainer__optim_args": "${ENV:ARGS}"}
+    with pytest.raises(RecipeError) as caught:
+        recipe(tmp_path, **asked, trainer__lr_scheduler_kwargs="{power: 2}")
+    assert [problem.path for problem in caught.value.problems] == ["trainer.lr_scheduler_kwargs.power"]
+    assert "kept-private" not in str(caught.value)

@@ -144,6 +144,15 @@ def test_an_evaluation_is_the_mean_of_its_targets_for_each_batch(name, tmp_path)
         assert max(upstream) / min(upstream) > 1.0001
 
 
+def test_an_evaluation_reads_its_rows_as_the_recipe_says(tmp_path):
+    asked = {"trainer.dataloader_in_order": False, "trainer.dataloader_num_workers": 1}
+    context = {"trainer.dataloader_multiprocessing_context": "spawn"}
+    _, trainer = trainer_of(tmp_path, "causal-lm", 8, 1, **asked, **context)
+    loader = trainer.get_eval_dataloader(trainer.train_dataset)
+    assert (loader.in_order, loader.num_workers) == (False, 1)
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+
+
 @pytest.mark.parametrize("name", ["seq2seq-lm, smoothed", "seq2seq-lm, BART smoothed"])
 def test_smoothed_labels_are_those_that_the_decoder_should_write(name, tmp_path):
     _, trainer = trainer_of(tmp_path, name, 8, 1)
