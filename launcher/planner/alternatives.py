@@ -16,7 +16,10 @@ from launcher.planner.kbit_norms import could_narrow
 from launcher.planner.search import could_fit, search
 from launcher.recipe.loading import LoadedRecipe, with_changes
 from launcher.recipe.schema import Recipe
+from launcher.tasks import task_named
 
+EVALUATED = 64
+"""Rows of an evaluation batch that is tried where the plan may choose none."""
 PER_NODE = (2, 4, 8)
 """Devices per node that are tried, then nodes with the largest number."""
 NODES = (2, 4, 8, 16, 32)
@@ -202,6 +205,9 @@ def _pinned(recipe: Recipe) -> Iterator[tuple[str, object]]:
         yield "trainer.activation_checkpointing", True
     if recipe.trainer.get("per_device_train_batch_size", 1) != 1:
         yield "trainer.per_device_train_batch_size", None
+    evaluates = recipe.data.eval is not None and "per_device_eval_batch_size" not in recipe.trainer
+    if evaluates and task_named(recipe.task).compares_texts:
+        yield "trainer.per_device_eval_batch_size", EVALUATED
     if recipe.sharding.engine not in ("auto", DEEPSPEED.name):
         yield "sharding.engine", "auto"
     if recipe.sharding.zero_stage != "auto":

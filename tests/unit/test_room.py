@@ -8,7 +8,7 @@ import pytest
 from checkpoints import checkpoint
 from factories import plan, with_settings
 
-from launcher.errors import MachineError
+from launcher.errors import DoesNotFit, MachineError
 from launcher.execute import start_checks
 from launcher.execute.start_checks import check_disk_space
 from launcher.facts.storage import read_folder
@@ -134,3 +134,24 @@ def test_ligers_loss_that_is_switched_off_holds_its_logits(tmp_path):
     on, off = {"trainer__use_liger_kernel": "true"}, "{fused_linear_cross_entropy: false}"
     assert logits(**on) < logits() / 4
     assert logits(**on, trainer__liger_kernel_config=off) == logits()
+
+
+EMBEDDING = """\
+model: {name_or_path: BAAI/bge-base-en-v1.5}
+task: embedding
+embedding: {loss: CachedMultipleNegativesRankingLoss, mini_batch_size: 1}
+data: {train: [{path: data/train.jsonl}], eval: [{path: data/eval.jsonl}], max_length: 512}
+trainer: {max_steps: 10}
+global_batch_size: 4096
+"""
+
+
+def test_no_device_chooses_how_many_rows_of_an_evaluation_are_compared(tmp_path):
+    """The recipe may: what then fits is said."""
+    evaluated = "trainer.per_device_eval_batch_size"
+    assert plan(tmp_path, "1xA100-80GB", text=EMBEDDING).at(evaluated) == 4096
+    with pytest.raises(DoesNotFit) as caught:
+        plan(tmp_path, "1xT4-16GB", text=EMBEDDING)
+    assert f"{evaluated}: 64" in str(caught.value)
+    made = plan(tmp_path, "1xT4-16GB", text=EMBEDDING, trainer__per_device_eval_batch_size=64)
+    assert (made.at(evaluated), made.memory.fits) == (64, True)
