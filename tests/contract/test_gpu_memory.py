@@ -144,15 +144,13 @@ def test_a_row_that_fails_says_why_and_the_next_one_runs() -> None:
 
 def test_processes_that_wait_for_a_failed_one_are_ended() -> None:
     def wait() -> dict:
-        time.sleep(60)
+        time.sleep(3600)
         return {}
 
     def fail() -> dict:
         raise ValueError("no such thing")
 
-    started = time.monotonic()
-    answers = in_processes([wait, fail], 30.0)
-    assert time.monotonic() - started < 30
+    answers = in_processes([wait, fail], 3600.0)  # longer than this test may take
     assert error_of(answers) == "ValueError: no such thing"
     assert error_of(in_processes([dict, dict], 30.0)) is None
     assert in_process(in_process, 30.0, dict, 20.0) == {}, "a process that was forked can fork, too"

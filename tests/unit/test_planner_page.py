@@ -15,10 +15,12 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
+from counted_work import function_calls
 from patience import patience
 
 from launcher.cli import main
 from launcher.commands.plan_page import answer
+from launcher.facts.shipped import recipes_dir
 from launcher.report.planner_page.page import Start, planner_page, serving
 
 RECIPE = """\
@@ -41,6 +43,14 @@ def plan(text=RECIPE, path="tune.yaml", on=ON, **more):
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def test_a_keystroke_asks_for_little_work():
+    """146,000 calls, which a browser does in 0.2 s (docs/plan-page.md)."""
+    text = (recipes_dir() / "llama3_8b_full.yaml").read_text("utf-8")
+    on = "8xH100-80GB"
+    assert plan(text, on=on)["status"] == 0
+    assert function_calls(lambda: plan(text + "# and", on=on)) < 200_000
 
 
 @pytest.mark.parametrize(
