@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.errors import RecipeError
 from launcher.facts.hardware import DEVICES, Hardware, device_facts
+from launcher.memory.tensor_parallel import divisors
 from launcher.plan.inputs import Facts
 from launcher.planner.candidates import Candidate
 from launcher.planner.decide import SIZES
 from launcher.planner.kbit_norms import KEY as KBIT_NORMS
 from launcher.planner.kbit_norms import could_narrow
-from launcher.planner.search import could_fit, search
+from launcher.planner.search import MICRO, could_fit, search
 from launcher.recipe.loading import LoadedRecipe, with_changes
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
@@ -69,12 +70,13 @@ def _yaml(value: object) -> str:
 
 
 def would_fit(loaded: LoadedRecipe, facts: Facts) -> tuple[Alternative, ...]:
-    """The smallest device, the fewest devices, the longest rows, the closed options and the fewest ranks that
-    share a copy, each of which fits."""
+    """The smallest device, the fewest devices, the longest rows, the largest micro-batch, the closed options
+    and the fewest ranks that share a copy, each of which fits."""
     found = [
         *_first(loaded, facts, _larger_devices(facts.hardware)),
         *_first(loaded, facts, _more_devices(facts.hardware)),
         *_longest(loaded, facts),
+        *_smaller_batch(loaded, facts),
         *_options(loaded, facts),
         *_shared(loaded, facts),
     ]
@@ -147,6 +149,19 @@ def _longest(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:
         low, high = (middle, high) if _could_fit(shortened(middle), facts) else (low, middle)
     if low and (candidate := _fitting(shortened(low), facts)) is not None:
         yield Alternative({"data.max_length": low * LENGTH_STEP}, candidate)
+
+
+def _smaller_batch(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:
+    """The largest micro-batch that fits where its size decides what is learned, and the search tries one."""
+    found = search(loaded, facts)
+    draft, batch = found.of(found.first).draft, found.first.batch
+    if not draft.task.compares(draft):
+        return
+    for size in reversed(divisors(batch.micro * batch.accumulation)):
+        change: dict[str, object] = {MICRO: size}
+        if size < batch.micro and (candidate := _fitting(with_changes(loaded, change, None), facts)):
+            yield Alternative(change, candidate)
+            return
 
 
 def _options(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:

@@ -100,7 +100,7 @@ def _bucket(hardware: Hardware) -> int:
 def _contrast(draft: Draft, copies: int) -> dict[str, Any]:
     """How many sequences a sample makes, and what those of a micro-batch are compared with."""
     task = draft.task
-    gathers = task.compares(draft) and draft.embedding.gather_across_devices
+    gathers = task.compares_texts and task.compares(draft) and draft.embedding.gather_across_devices
     widths = len(draft.embedding.matryoshka_dims) if task.head == "none" else 0
     return {
         "sequences_per_sample": task.sequences(draft),

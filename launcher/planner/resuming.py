@@ -331,10 +331,10 @@ def _negatives(old: AnyPlan, new: AnyPlan, ranks: int) -> list[Difference]:
     found = []
     if old.at(micro) != new.at(micro):
         reason = (
-            "the samples of a micro-batch are each other's negatives: another number learns something else"
+            "the samples of a micro-batch are compared with each other: another number learns something else"
         )
         found.append(_refuse(old, new, micro, reason))
-    if new.ranks != ranks and new.embedding.gather_across_devices:
+    if new.ranks != ranks and new.task.compares_texts and new.embedding.gather_across_devices:
         reason = "with embedding.gather_across_devices the samples of all ranks are each other's negatives"
         found.append(_ranks(new, ranks, True, reason))
     return found

@@ -229,7 +229,7 @@ def record_size(draft: Draft, chosen: Candidate, reasons: Mapping[str, str] | No
         "trainer.gradient_accumulation_steps": (
             batch.accumulation,
             f"{batch.global_size} samples a step / {batch.data_parallel} ranks / micro-batch {batch.micro}"
-            + ("; adds no negatives" if draft.task.compares(draft) else ""),
+            + ("; adds no negatives" if draft.task.compares_texts and draft.task.compares(draft) else ""),
         ),
         "trainer.per_device_eval_batch_size": (chosen.job.eval_batch or batch.micro, _why_evaluated(chosen)),
         again: (chosen.job.checkpointing, why.get(again, "")),

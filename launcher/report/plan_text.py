@@ -189,7 +189,7 @@ def _texts(plan: Plan) -> str:
 
 def _negatives(plan: Plan) -> list[str]:
     """Of a loss that compares the samples of a micro-batch: with how many texts."""
-    if not plan.task.compares(plan):
+    if not (plan.task.compares_texts and plan.task.compares(plan)):
         return []
     compared = plan.batch.micro * plan.job.gathered
     documents = compared * (plan.job.sequences_per_sample - 1)

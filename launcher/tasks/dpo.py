@@ -12,6 +12,8 @@ _REFERENCE_FREE = frozenset({"sft"})
 """Losses that read no log-probability of the reference (trl 1.16, DPOTrainer._compute_loss)."""
 _SORTING = frozenset({"aot", "aot_unpaired"})
 """Losses that compare the sorted pairs of a micro-batch."""
+_OF_THE_MICRO_BATCH = _SORTING | {"sft"}
+"""Losses that are no mean over pairs: `sft` is one over the tokens of a micro-batch."""
 _OF_DIFFERENCE = frozenset(
     {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft"}
 )
@@ -68,8 +70,8 @@ class DPO(PairTask):
     def default_rate(self, *, adapter: bool) -> tuple[float, str]:
         return (1e-5, "trl's default, ten times for adapters") if adapter else (1e-6, "trl's default")
 
-    def rows_are_independent(self, settings: Any) -> bool:
-        return not _SORTING & set(loss_types(settings.fields(settings.trainer)))
+    def compares(self, settings: Any) -> bool:
+        return bool(_OF_THE_MICRO_BATCH & set(loss_types(settings.fields(settings.trainer))))
 
     def needs_reference(self, trainer: Mapping[str, Any]) -> bool:
         return super().needs_reference(trainer) and not is_reference_free(trainer)

@@ -43,6 +43,8 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "vllm_model_impl": ("vllm", "transformers"),
 }
 """Fields of GRPOConfig -> what its trainer takes; it finds another value in the first step (trl 1.16)."""
+_OVER_THE_MICRO_BATCH = "bnpo"
+"""The loss type that is a mean over the tokens of a micro-batch."""
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "max_tokens",
     "num_return_sequences", "n", "do_sample",
@@ -148,6 +150,9 @@ class GRPO(Task):
                 "completions of each prompt, and their longest",
             ),
         }
+
+    def compares(self, settings: Any) -> bool:
+        return bool(settings.fields(settings.trainer).get("loss_type") == _OVER_THE_MICRO_BATCH)
 
     def rows_are_independent(self, settings: Any) -> bool:
         return False  # an advantage is one among the answers to a prompt

@@ -94,6 +94,9 @@ class KTO(TrlTask):
             return 1, ""
         return 2, "the KL term pairs each prompt with the answer of another row of its micro-batch"
 
+    def compares(self, settings: Any) -> bool:
+        return self.least_batch_of(settings)[0] > 1
+
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
         problems = super().check_trainer(trainer)
         least, why = self.least_batch(trainer)

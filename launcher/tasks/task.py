@@ -260,8 +260,8 @@ class Task:
         return None
 
     def compares(self, settings: Any) -> bool:
-        """Whether the samples of a micro-batch are compared with each other: its size decides what is
-        learned, and accumulation does not replace it."""
+        """Whether the samples of a micro-batch are compared with each other, or weighed against each other:
+        its size decides what is learned, and accumulation does not replace it. So no device chooses it."""
         return False
 
     loss_over: ClassVar[str] = "rows"

@@ -19,6 +19,7 @@ from launcher.planner.alternatives import _larger_devices
 from launcher.planner.candidates import Candidate
 from launcher.planner.planner import make_plan
 from launcher.planner.search import Search, search, search_rows, trade
+from launcher.recipe.loading import LoadedRecipe
 from launcher.report.plan_text import strategy_name
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "") + "global_batch_size: 32\n"
@@ -405,6 +406,49 @@ def test_the_fewest_ranks_that_share_a_sample_are_said(tmp_path):
         assert bool(search(asked, known).ranked) is fits
     assert make_plan(asked, known).memory == other.candidate.memory
     assert not [one for one in caught.value.would_fit if "sharding.cp_size" in one.change], "never run"
+
+
+GRPO = (
+    "reward: [{function: length, arguments: {tokens: 40}}]\n"
+    "generation: {num_generations: 4, max_completion_length: 256}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("task", "loss", "other"),
+    [
+        ("kto", "kto", "apo_zero_unpaired"),
+        ("dpo", "aot", "sigmoid"),
+        ("dpo", "[sigmoid, sft]", "[sigmoid, hinge]"),
+    ],
+)
+def test_no_device_chooses_how_many_samples_a_loss_compares(tmp_path, task, loss, other):
+    def asked(kind: str, size: int | None = None) -> LoadedRecipe:
+        micro = f", per_device_train_batch_size: {size}" if size else ""
+        trainer = f"trainer: {{max_steps: 10, loss_type: {kind}{micro}}}"
+        text = LORA.replace("max_length: 512", "max_length: 2048").replace(
+            "trainer: {max_steps: 10}", trainer
+        )
+        return recipe(tmp_path, f"task: {task}\n{text}")
+
+    known = facts("1xA100-40GB")
+    assert 1 <= search(asked(other), known).first.batch.micro < 64
+    assert make_plan(asked(loss), facts("8xH200-141GB")).batch.micro == 8
+    with pytest.raises(DoesNotFit) as caught:
+        make_plan(asked(loss), known)
+    name = "trainer.per_device_train_batch_size"
+    (size,) = [one.change[name] for one in caught.value.would_fit if set(one.change) == {name}]
+    assert make_plan(asked(loss, size), known).runtime.loss_over == "micro-batch"
+    assert not search(asked(loss, 2 * size), known).ranked
+
+
+def test_a_smaller_micro_batch_is_tried_for_a_loss_of_grpo_unless_it_is_one_of_micro_batches(tmp_path):
+    tried = {}
+    for loss in ("bnpo", "dapo", "grpo"):
+        text = LORA.replace("max_steps: 10", f"max_steps: 10, loss_type: {loss}")
+        found = search(recipe(tmp_path, f"task: grpo\n{text}{GRPO}"), facts("1xA100-80GB"))
+        tried[loss] = len(found.of(found.first).batches)
+    assert tried == {"bnpo": 1, "dapo": 7, "grpo": 7}
 
 
 @pytest.mark.parametrize(
