@@ -233,8 +233,7 @@ COMMANDS = (
     )),
     Command("import", "convert files of other tools to a recipe", (
         arg("files", metavar="FILE", nargs="+",
-            help="config of DeepSpeed or accelerate; recipe of axolotl, LLaMA-Factory or TRL; shell file "
-            "with the launch line of one of them or of a transformers example (no Python script)"),
+            help="config of DeepSpeed or accelerate; recipe of axolotl, LLaMA-Factory or TRL (no script)"),
         arg("--output", metavar="FILE", help="write the recipe to this file (default: stdout)"),
         ON,
     )),

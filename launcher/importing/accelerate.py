@@ -1,4 +1,4 @@
-"""An accelerate config, and the options of `accelerate launch`, which have the same names."""
+"""An accelerate config, and the keys of a TRL recipe that go to `accelerate launch`, with the same names."""
 
 from __future__ import annotations
 

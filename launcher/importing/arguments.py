@@ -45,14 +45,6 @@ RENAMED = {
     "use_liger": "use_liger_kernel",
 }
 """Old name -> name of today, with the same values."""
-_OLD_SWITCHES = (
-    "bf16", "fp16", "no_cuda", "use_cpu", "use_mps_device", "do_train", "do_eval", "do_predict",
-    "overwrite_output_dir", "save_safetensors", "group_by_length", "include_inputs_for_metrics",
-    "dispatch_batches", "split_batches", "auto_find_batch_size", "remove_unused_columns", "disable_tqdm",
-    "include_tokens_per_second", "jit_mode_eval", "use_ipex", "tpu_metrics_debug", "debug_mode",
-    "use_legacy_prediction_loop", "use_liger",
-)  # fmt: skip
-"""Switches that the table of today's fields does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +70,7 @@ def fields(section: str, names: str, prefix: str = "") -> dict[str, Field]:
 def take_argument(reading: Reading, given: Given) -> bool:
     """Take one field of TrainingArguments, or drop it with its reason.
 
-    The value: of a YAML, or the text of a flag. False where no version of transformers (nor trl's DPOConfig)
-    has such a field; then nothing was done.
+    False where no version of transformers (nor trl's DPOConfig) has such a field; then nothing was done.
     """
     name = given.name
     if name not in field_names():
@@ -114,7 +105,7 @@ def take_field(reading: Reading, given: Given, to: str | None = None) -> None:
 
 
 def convert(value: Any, entry: Mapping[str, Any]) -> Any:
-    """A value in the type of its field: text of a flag, and what YAML 1.1 reads in another way."""
+    """A value in the type of its field: numbers and JSON as text, and what YAML 1.1 reads otherwise."""
     kinds = set(entry["types"])
     if isinstance(value, tuple):
         value = list(value)
@@ -130,24 +121,6 @@ def convert(value: Any, entry: Mapping[str, Any]) -> Any:
     return value
 
 
-def field_kind(name: str) -> str | None:
-    """How many words of a command line a field of TrainingArguments takes, in any version of transformers.
-
-    `switch`: true, false or nothing; `bare`: nothing; `one`; `many`. None: there is no such field.
-    """
-    entry = _all_fields().get(RENAMED.get(name, name))
-    if entry is not None:
-        kinds = set(entry["types"])
-        if any(kind.startswith("list") for kind in kinds):
-            return "many"
-        return "switch" if "bool" in kinds and not kinds & {"str", "int", "float", "dict"} else "one"
-    if name in field_names():
-        return "switch" if name in _OLD_SWITCHES else "one"
-    if name.startswith("no_") and field_kind(name.removeprefix("no_")) == "switch":
-        return "bare"
-    return None
-
-
 def field_names() -> set[str]:
     """Fields of TrainingArguments of any version."""
     return {*_all_fields(), *TRAINER_REMOVED, *TRAINER_OWNED, *_SPECIAL, *RENAMED}
@@ -158,13 +131,13 @@ def fill_defaults(reading: Reading, defaults: Mapping[str, Any], logging_steps: 
 
     logging_steps: the interval of evaluations where the file has neither eval_steps nor logging_steps.
     """
-    unknown = {entry.key.lstrip("-") for entry in reading.dropped if entry.effect is Effect.NEEDED}
+    unknown = {entry.key for entry in reading.dropped if entry.effect is Effect.NEEDED}
     for key, value in defaults.items():
         name = key.rpartition(".")[2]
         if key == "trainer.num_train_epochs" and "trainer.max_steps" in reading.taken:
             continue
         if name in unknown or (name == "precision" and unknown & {"bf16", "fp16"}):
-            continue  # the file sets it, by a value that is known only when it runs
+            continue  # the file sets it, by a value that cannot be used
         reading.default(key, value, name)
     if reading.value("trainer.eval_strategy") == "steps":
         reading.default(

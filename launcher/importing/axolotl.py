@@ -30,7 +30,7 @@ from launcher.importing.conversions import (
     whole,
 )
 from launcher.importing.key_tables import Keys, Left, Peer, Tool, load_tool, open_peer
-from launcher.importing.reading import Call, Effect, Given, Reading, shown
+from launcher.importing.reading import Effect, Given, Reading, shown
 from launcher.importing.rollouts import (
     GENERATION_KEYS,
     needs_length,
@@ -860,12 +860,12 @@ def is_recipe(data: Mapping[str, Any]) -> bool:
     return "base_model" in data and any(key in data for key in _MARKS)
 
 
-def read(text: str, file: str, call: Call | None = None) -> Reading:
-    """Read a recipe of axolotl, with the options of the launch line that calls it.
+def read(text: str, file: str) -> Reading:
+    """Read a recipe of axolotl.
 
     Raises RecipeError if the file is no YAML; a kind of training that is not here is among the refusals.
     """
-    peer = open_peer(text, file, tool(), call)
+    peer = open_peer(text, file, tool())
     if "base_model" not in peer.values:
         peer.reading.needs("model.name_or_path", None, "base_model is not there")
     _take_task(peer)
@@ -888,7 +888,7 @@ def read(text: str, file: str, call: Call | None = None) -> Reading:
     _take_plugins(peer)
     peer.leave((*peer.tool.left["keys"], *peer.tool.left["unused"]))
     peer.leave_rest()
-    return peer.close(call)
+    return peer.close()
 
 
 def tool() -> Tool:

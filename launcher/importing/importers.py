@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -9,20 +10,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.errors import Problem, RecipeError
-from launcher.importing import accelerate, axolotl, deepspeed, launch_line, llamafactory, peft, trl
+from launcher.importing import accelerate, axolotl, deepspeed, llamafactory, peft, trl
 from launcher.importing.llamafactory import Info
-from launcher.importing.reading import Call, Reading, without_tokens
+from launcher.importing.reading import Reading, without_tokens
 from launcher.importing.unsupported import MANUALLY, OURS, SCRIPT, config_tool_of, page_of
 from launcher.knowledge.lint.document import read_json
 from launcher.recipe.yaml_reader import parse_yaml
 
 _PYTHON = re.compile(r"(?m)^(?:from [\w.]+ import\b|import [\w.]+\s*(?:$|as\b|,|#|;))")
 """Of a Python file, also of one without the ending .py, and of no shell file."""
+_SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".slurm", ".sbatch")
+_COMMAND = re.compile(r"(?m)\A#!.*sh\b|^#SBATCH\s|\s--[A-Za-z]")
+"""Of a shell file or launch line without such an ending."""
+_SPLIT = re.compile(r"[\s'\"=,;:()<>|&]+")
+_OF_CONFIG = re.compile("config|deepspeed")
+"""Option before a JSON file that is a config, not rows."""
+_MOST_NAMED = 5
 LARGEST = 1_000_000
 """Bytes of a file."""
 KINDS = (
     "a DeepSpeed config, an accelerate config, a recipe of axolotl, LLaMA-Factory or TRL, peft's "
-    "adapter_config.json, a shell line that starts trl, axolotl, LLaMA-Factory or an example of transformers"
+    "adapter_config.json"
 )
 
 
@@ -90,42 +98,66 @@ def read_text(text: str, file: str, info: Info | None = None) -> Reading:
 
     Raises RecipeError if it is of no known kind.
     """
-    hint = f"{MANUALLY}; of a program that import knows, give the launch line as a FILE"
-    script = Problem(SCRIPT, "a Python script; import does not read scripts", file, hint=hint)
-    if Path(file).suffix.lower() == ".py":
-        raise RecipeError(script)
+    suffix = Path(file).suffix.lower()
+    if suffix == ".py":
+        raise RecipeError(_python(file))
     if not re.sub(r"(?m)^\s*#.*$", "", text).strip():
         raise RecipeError(Problem("import-unknown", "is empty", file, hint=f"known kinds: {KINDS}"))
-    data, is_config = _mapping(text, file), Path(file).suffix in (".yaml", ".yml", ".json")
+    if suffix in _SHELL_SUFFIXES:
+        raise RecipeError(_shell(text, file))
+    data = _mapping(text, file)
     if data is not None:
         tool = config_tool_of(data)
         for reader in MAPPINGS if tool is None else ():
             if reader.matches(data) and (reader.read is not deepspeed.read or _is_json(text)):
-                return _read(reader, text, file, None, info)
-        # A launch line with JSON in it can be a mapping of YAML.
-        if tool is not None or is_config or not launch_line.may_train(text):
-            raise _unknown(file, data, tool)
-    if is_config:
+                if reader.read is llamafactory.read:
+                    return llamafactory.read(text, file, info)
+                return reader.read(text, file)
+        raise _unknown(file, data, tool)
+    if suffix in (".yaml", ".yml", ".json"):
         if problems := _wrong(text, file):
             raise RecipeError(problems)
     elif _PYTHON.search(text):
-        raise RecipeError(script)
-    elif launch_line.may_train(text):
-        return launch_line.read(text, file)
+        raise RecipeError(_python(file))
+    elif _COMMAND.search(text):
+        raise RecipeError(_shell(text, file))
     raise _unknown(file, None)
 
 
-def read_call(call: Call, file: Path | None, info: Info | None = None) -> Reading:
-    """The recipe of another tool that a launch line starts, with the options of the line."""
-    reader = next(reader for reader in MAPPINGS if reader.name == call.tool)
-    text = "{}" if file is None else text_of(str(file))
-    return _read(reader, text, str(file or call.place.file), call, info)
+def _python(file: str) -> Problem:
+    return Problem(SCRIPT, "a Python script; import reads configs, not scripts", file, hint=MANUALLY)
 
 
-def _read(reader: Reader, text: str, file: str, call: Call | None, info: Info | None) -> Reading:
-    if reader.read is llamafactory.read:
-        return llamafactory.read(text, file, call, info)
-    return reader.read(text, file) if call is None else reader.read(text, file, call)
+def _shell(text: str, file: str) -> Problem:
+    """Why a shell file is not read, with the configs that it names."""
+    here: dict[str, str] = {}
+    words = _SPLIT.split(re.sub(r"(?m)(?:^|(?<=\s))#.*$", "", text))
+    for option, word in itertools.pairwise(["", *words]):
+        name = word.lstrip("-").rstrip("}")
+        if name in here or not name.endswith((".yaml", ".yml", ".json")):
+            continue
+        path = beside(name, file)
+        if path is not None and (tool := _tool_of(str(path))) is not None:
+            here[name] = f"{path} ({tool})"
+        elif path is None and (not name.endswith(".json") or _OF_CONFIG.search(option)):
+            here[name] = f"{name} (not found)"
+    hint = MANUALLY
+    if here:
+        names = ", ".join([*here.values()][:_MOST_NAMED])
+        hint = f"import what it names: {names}; options on its command line must then be set in the recipe"
+    message = "a shell script or launch line; import reads configs, not scripts"
+    return Problem(SCRIPT, message, file, hint=hint)
+
+
+def beside(name: str, file: str) -> Path | None:
+    """A file that another one names: next to that one, or in the working folder."""
+    try:
+        for folder in (Path(file).parent, Path()):
+            if (folder / name).is_file():
+                return folder / name
+    except (OSError, ValueError):
+        return None
+    return None
 
 
 def text_of(file: str) -> str:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.importing import accelerate, deepspeed, launch_line, peft
-from launcher.importing.importers import info_of, read_call, read_file, read_text, text_of
+from launcher.importing import accelerate, deepspeed, peft
+from launcher.importing.importers import beside, info_of, read_file, read_text, text_of
 from launcher.importing.llamafactory import Info
 from launcher.importing.reading import (
-    Call,
     Dropped,
     Effect,
     Given,
@@ -23,13 +22,13 @@ from launcher.importing.reading import (
     shown,
     without_tokens,
 )
-from launcher.recipe.field_tables import METRICS, TASK_TABLES, task_fields, task_of_field, trainer_fields
-from launcher.tasks import DEFAULT_TASK, task_named
+from launcher.recipe.field_tables import METRICS
+from launcher.tasks import DEFAULT_TASK
 
 MOST = 20
 """Files of one import."""
 # The earlier takes precedence over the later where the tools themselves do it so.
-_RANKS = {launch_line.TOOL: 0, accelerate.TOOL: 2, deepspeed.TOOL: 3, peft.TOOL: 4}
+_RANKS = {accelerate.TOOL: 2, deepspeed.TOOL: 3, peft.TOOL: 4}
 """Kinds of which an import has one at most; recipes of other tools (1) are one kind."""
 _OF_DEEPSPEED = ("trainer.optim", "trainer.lr_scheduler_type")
 """A DeepSpeed config that has these makes them itself: the Trainer ignores its own arguments."""
@@ -109,9 +108,7 @@ def _choose(made: Imported, key: str, value: Taken, second: str, tools: Mapping[
         if before.value == "ddp":  # DeepSpeed and FSDP, too, begin with one process a device
             made.taken[key] = value
             return
-    elif second != accelerate.TOOL or not (
-        key == "precision" or (first == launch_line.TOOL and key != "sharding.engine")
-    ):
+    elif second != accelerate.TOOL or key != "precision":
         message = (
             f"{before.said} in {before.place} and {value.said} in {value.place} contradict each other "
             f"({key}: {shown(before.value)} or {shown(value.value)})"
@@ -132,9 +129,6 @@ def _read_all(files: Sequence[str]) -> list[Reading]:
     if not readings:
         raise RecipeError(Problem("import-unknown", "LLaMA-Factory's list of data sets alone is no training",
                                   files[0], hint="give the recipe as a FILE too"))  # fmt: skip
-    for reading in readings[:]:
-        for call in reading.calls:
-            readings = _called(readings, reading, call, given, info)
     known = {_resolved(Path(reading.file)) for reading in readings}
     for reading in readings:  # grows while it is gone through
         for config, line in reading.inline:
@@ -208,36 +202,10 @@ def _take_named(
         reading.needs(name, place.line, "this file is named, and is not there", "give it as a FILE too")
 
 
-def _called(
-    readings: list[Reading], reading: Reading, call: Call, given: Sequence[str], info: Info | None
-) -> list[Reading]:
-    """Read the recipe that a launch line starts, with the line's options."""
-    found = None if call.file is None else _find(call.file, reading.file, given)
-    if call.file is not None and found is None:
-        reading.needs(
-            call.file, call.place.line, "this recipe is named, and is not there", "give it as a FILE too"
-        )
-        return readings
-    made = read_call(call, found, info)
-    there = None if found is None else _resolved(found)  # what was read of it without the line
-    return [*(other for other in readings if _resolved(Path(other.file)) != there), made]
-
-
 def _find(name: str, file: str, given: Sequence[str]) -> Path | None:
     """A named file: one that is given, of the same name, else next to the one that names it."""
     same = [Path(other) for other in given if Path(other).name == Path(name).name]
-    return same[0] if same else _beside(name, file)
-
-
-def _beside(name: str, file: str) -> Path | None:
-    """A named file, next to the one that names it or in the working folder."""
-    try:
-        for folder in (Path(file).parent, Path()):
-            if (folder / name).is_file():
-                return folder / name
-    except (OSError, ValueError):
-        return None
-    return None
+    return same[0] if same else beside(name, file)
 
 
 def _resolved(path: Path) -> Path:
@@ -290,7 +258,6 @@ def settle(made: Imported, profile: Mapping[str, Any]) -> None:
     _settle_evaluation(made)
     _settle_metric(made)
     _settle_hub(made)
-    _settle_task(made)
     _settle_sharding(made, profile)
     _settle_hardware(made)
     made.dropped[:] = [entry for entry in made.dropped if not _is_answered(made, entry)]
@@ -342,15 +309,9 @@ def _settle_metric(made: Imported) -> None:
     if made.task.reports(name):
         return
     if name in METRICS.get(made.task.name, ()):
-        note = "the script's own function may count otherwise"
-        made.taken["data.metrics"] = Taken([name], best.place, best.said, note=note)
-        usual, *others = made.task.problem_metrics.items() or [("", (name,))]
-        kind = next((kind for kind, names in others if name in names), None)
-        if name not in usual[1] and kind is not None:
-            said = "the only labels that this metric has a meaning for"
-            made.taken.setdefault("data.problem_type", Taken(kind, best.place, best.said, note=said))
+        made.taken["data.metrics"] = Taken([name], best.place, best.said, note="it may be counted otherwise")
     else:
-        reason = "only a function of the script's own measures it"
+        reason = "no metric here has that name"
         hint = "move that into a hooks.py as compute_metrics(prediction), and write python: hooks.py"
         shorter = replace(best, said="metric_for_best_model")
         made.dropped.append(shorter.dropped(Effect.NEEDED, reason, hint))
@@ -366,21 +327,6 @@ def _settle_hub(made: Imported) -> None:
     if "trainer.push_to_hub" not in made.taken:
         for name in ("hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push", "hub_revision"):
             made.leave(f"trainer.{name}", Effect.NONE, "nothing is pushed")
-
-
-def _settle_task(made: Imported) -> None:
-    """Fields that only another task has."""
-    task = made.task.name
-    fields = {**trainer_fields(task), **(task_fields(task) if task in TASK_TABLES else {})}
-    for key in [key for key in made.taken if key.startswith("trainer.")]:
-        name = key.removeprefix("trainer.")
-        other = task_of_field(name)
-        if name not in fields and other is not None:
-            if made.value(key) in (False, None):
-                del made.taken[key]
-            # Fields of a task that generates only affect evaluations.
-            effect = Effect.NONE if task_named(other).generates else Effect.TRAINING
-            made.leave(key, effect, f"a key of task {other}, and this is {task}")
 
 
 def _settle_sharding(made: Imported, profile: Mapping[str, Any]) -> None:

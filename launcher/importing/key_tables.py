@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,7 +14,7 @@ import yaml
 from launcher.facts.safe_files import parse_json
 from launcher.importing.arguments import Field, take_adapter, take_argument, take_field
 from launcher.importing.conversions import To, as_bool, is_off, texts
-from launcher.importing.reading import Call, Effect, Given, Reading, read_yaml, shown
+from launcher.importing.reading import Effect, Given, Reading, read_yaml, shown
 from launcher.recipe.field_tables import trainer_fields
 from launcher.recipe.suggestions import close_key
 from launcher.tasks import TASKS
@@ -116,7 +115,7 @@ class Peer:
             return []
 
     def section(self, key: str) -> Peer:
-        """The mapping of a key, also as JSON on a launch line; what is none is dropped."""
+        """The mapping of a key, also as a text of JSON; what is none is dropped."""
         value = self.get(key)
         if isinstance(value, str):
             with contextlib.suppress(ValueError):
@@ -231,8 +230,8 @@ class Peer:
             return default is None or is_off(default)
         return default is not None and type(default) is type(value) and default == value
 
-    def close(self, call: Call | None) -> Reading:
-        """The reading; overridden keys get the place of the launch line."""
+    def close(self) -> Reading:
+        """The reading, without what its task does not read."""
         reading = self.reading
         self._raise_batches()
         if not reading.task.learns:
@@ -243,24 +242,6 @@ class Peer:
             keys = OPTIONAL_DATA_KEYS.items()
             unread = {name: why for name, why in keys if name not in reading.task.data_keys}
             self._leave_out(unread, "packing")
-        if call is None or not call.overrides:
-            return reading
-        for key, taken in reading.taken.items():
-            if taken.said.partition(":")[0] in call.overrides and not taken.is_default:
-                reading.taken[key] = replace(taken, place=call.place)
-        alone = reading.file == call.place.file  # no recipe next to the line
-        for index, entry in enumerate(reading.dropped):
-            overridden = re.split(r"[:.\[]", entry.key)[0] in call.overrides
-            if overridden or (alone and entry.place.line is None):
-                reading.dropped[index] = replace(entry, place=call.place)
-        for index, problem in enumerate(reading.refusals):
-            overridden = re.split(r"[:.\[]", problem.path or "")[0] in call.overrides
-            if overridden or (alone and problem.line is None):
-                place = call.place
-                reading.refusals[index] = replace(problem, file=place.file, line=place.line)
-        for name, where in reading.names.items():
-            if where.line is None:
-                reading.names[name] = call.place
         return reading
 
     def _raise_batches(self) -> None:
@@ -311,12 +292,10 @@ def _left(effects: Mapping[str, Mapping[str, str]]) -> Iterator[Left]:
             yield Left(None if effect == "refused" else Effect(effect), reason, names.split())
 
 
-def open_peer(text: str, file: str, tool: Tool, call: Call | None) -> Peer:
-    """Read the YAML or JSON, and the options of a launch line. Raises RecipeError if it is no YAML."""
-    overrides = call.overrides if call else {}
+def open_peer(text: str, file: str, tool: Tool) -> Peer:
+    """Read the YAML or JSON. Raises RecipeError if it is no YAML."""
     reading, document = read_yaml(text, file, f"{tool.name} recipe")
     values = document.data if isinstance(document.data, dict) else {}
-    merged = {**values, **overrides}
-    reading.know(*(key for key, value in merged.items() if value is None))
-    lines = {path: line for path, line in document.lines.items() if path not in overrides}
-    return Peer(tool, reading, {k: v for k, v in merged.items() if v is not None}, lines)
+    reading.know(*(key for key, value in values.items() if value is None))
+    known = {key: value for key, value in values.items() if value is not None}
+    return Peer(tool, reading, known, document.lines)

@@ -32,7 +32,7 @@ from launcher.importing.conversions import (
     whole,
 )
 from launcher.importing.key_tables import Keys, Left, Peer, Tool, load_tool, open_peer
-from launcher.importing.reading import Call, Effect, Given, Reading, shown
+from launcher.importing.reading import Effect, Given, Reading, shown
 from launcher.importing.row_sources import (
     NO_LIMIT,
     Exchange,
@@ -366,13 +366,13 @@ def is_recipe(data: Mapping[str, Any]) -> bool:
     return any(key in data for key in _MARKS) or isinstance(data.get("dataset"), str)
 
 
-def read(text: str, file: str, call: Call | None = None, info: Info | None = None) -> Reading:
-    """Read a recipe of LLaMA-Factory, with the options of the launch line that calls it.
+def read(text: str, file: str, info: Info | None = None) -> Reading:
+    """Read a recipe of LLaMA-Factory.
 
     info: None looks for a dataset_info.json next to the recipe. Raises RecipeError if the file is no YAML; a
     kind of training that is not here is among the refusals.
     """
-    peer = open_peer(text, file, tool(), call)
+    peer = open_peer(text, file, tool())
     stage = _take_stage(peer)
     if "model_name_or_path" not in peer.values:
         peer.reading.needs("model.name_or_path", None, "model_name_or_path is not there")
@@ -395,7 +395,7 @@ def read(text: str, file: str, call: Call | None = None, info: Info | None = Non
     if not peer.switch("upcast_layernorm"):
         take_kbit_norms(peer.reading, "upcast_layernorm: false", "LLaMA-Factory")
     peer.leave_rest(trainer_fields())
-    return peer.close(call)
+    return peer.close()
 
 
 def tool() -> Tool:

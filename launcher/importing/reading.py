@@ -108,33 +108,16 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One key or flag of a file."""
+    """One key of a file."""
 
     name: str
     """As the other tool spells it; the dotted path of a key inside a mapping."""
     value: Any
-    """Of a flag: a text, several as a list, True without one."""
     line: int | None = None
-    open: bool = False
-    """Whether the value is known only when the launch line is run."""
 
     def inner(self, name: str, value: Any) -> Given:
         """A key of the mapping that this one holds."""
         return Given(f"{self.name}.{name}", value, self.line)
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The recipe of another tool that a launch line starts, and the options that override it."""
-
-    tool: str
-    """"axolotl recipe" …, as in `Reading.tool`."""
-    file: str | None
-    """None where everything is on the line."""
-    overrides: dict[str, Any]
-    place: Place
-    word: str = ""
-    """Subcommand of trl (sft, dpo); empty for other tools."""
 
 
 @dataclass(slots=True)
@@ -153,8 +136,6 @@ class Reading:
     """Why no recipe can be made of the file: another kind of training, or a contradiction."""
     seen: set[str] = field(default_factory=set)
     """Every key that was taken, dropped or known, in the other tool's spelling."""
-    calls: list[Call] = field(default_factory=list)
-    """Recipes that a launch line starts."""
     inline: list[tuple[dict[str, Any], int | None]] = field(default_factory=list)
     """DeepSpeed configs inside the file, with their lines."""
     profile: dict[str, Any] = field(default_factory=dict)
@@ -190,7 +171,7 @@ class Reading:
     def drop(self, given: Given, effect: Effect, reason: str, hint: str = "") -> None:
         """Something that has no recipe key. The value of a secret is not kept."""
         self.seen.add(given.name)
-        switch = str(given.value).lower() in ("true", "false")  # --append_concat_token False
+        switch = str(given.value).lower() in ("true", "false")  # append_concat_token: false
         hidden = is_secret(given.name, given.value) or (names_secret(given.name) and not switch)
         text = "" if hidden else shown(given.value)
         said = KEEP_OUT if hidden else without_tokens(reason)

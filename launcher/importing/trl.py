@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.facts.redaction import names_secret
 from launcher.facts.safe_files import parse_json
 from launcher.importing.accelerate import finish_deepspeed, is_option, take_option
 from launcher.importing.arguments import (
     Field,
-    field_kind,
+    field_names,
     fill_defaults,
     take_default_targets,
     take_kbit_norms,
@@ -31,9 +33,8 @@ from launcher.importing.conversions import (
     texts,
     whole,
 )
-from launcher.importing.environment import take_env
 from launcher.importing.key_tables import Keys, Peer, Tool, load_tool, open_peer
-from launcher.importing.reading import Call, Effect, Given, Reading, shown
+from launcher.importing.reading import Effect, Given, Reading, shown
 from launcher.importing.rollouts import (
     GENERATION_KEYS,
     OF_TRL,
@@ -45,8 +46,9 @@ from launcher.importing.rollouts import (
 )
 from launcher.importing.row_sources import BUILDERS, source_at, take_share
 from launcher.recipe.field_tables import trainer_fields
+from launcher.recipe.rules import check_environment
 from launcher.recipe.suggestions import TRAINER_REMOVED
-from launcher.tasks import DEFAULT_TASK, TASKS, task_of_tool, task_with_images, words_of_tool
+from launcher.tasks import DEFAULT_TASK, TASKS, task_with_images, words_of_tool
 from launcher.tasks.grpo import KEY
 from launcher.tasks.task import Task
 
@@ -333,31 +335,13 @@ def is_recipe(data: Mapping[str, Any]) -> bool:
     return listed or any(key in data for key in _MARKS) or bool(data.keys() & trainer_fields().keys())
 
 
-_REWARD_MODEL = "reward_model_name_or_path"
-
-
-def option_kind(option: str) -> str | None:
-    """How many words an option of TRL's commands takes; None for one that they do not have."""
-    positive = option.removeprefix("no_")
-    if positive != option and option_kind(positive) == "switch":
-        return "bare"
-    if option in ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "reward_funcs"):
-        return "many"
-    if option == _REWARD_MODEL:
-        return "one"
-    keys = tool().keys
-    if option in keys:
-        return "switch" if isinstance(keys[option], bool) else "one"
-    return field_kind(option)
-
-
-def read(text: str, file: str, call: Call | None = None) -> Reading:
-    """Read a recipe of TRL, with the options of the launch line that calls it (all of them in an empty text).
+def read(text: str, file: str) -> Reading:
+    """Read a recipe of TRL.
 
     Raises RecipeError if the file is no YAML; a kind of training that is not here is among the refusals.
     """
-    peer = open_peer(text, file, tool(), call)
-    task = _take_task(peer, call.word if call else "")
+    peer = open_peer(text, file, tool())
+    task = _take_task(peer)
     if "model_name_or_path" not in peer.values:
         peer.reading.needs("model.name_or_path", None, "model_name_or_path is not there")
     _take_environment(peer)
@@ -368,7 +352,7 @@ def read(text: str, file: str, call: Call | None = None) -> Reading:
     if task.rolls_out:
         _take_rollouts(peer)
     else:
-        _take_length(peer, call.word if call else "")
+        _take_length(peer)
     if peer.get("truncation_mode") not in (None, "keep_start"):
         peer.drop("truncation_mode", Effect.TRAINING, "the start of a long row is kept")
     _take_packing(peer, task)
@@ -385,28 +369,26 @@ def read(text: str, file: str, call: Call | None = None) -> Reading:
     if (peer.reading.value("model.quantization") or {}).get("compute_dtype") == "bfloat16":
         take_kbit_norms(peer.reading, "dtype: bfloat16", "TRL")
     peer.leave_rest(trainer_fields())
-    return peer.close(call)
+    return peer.close()
 
 
 def tool() -> Tool:
     return load_tool("trl", "TRL", "refuses it")
 
 
-def _take_task(peer: Peer, word: str) -> Task:
-    """The task, by the subcommand; of a file alone by a key that only one kind of training has."""
+def _take_task(peer: Peer) -> Task:
+    """The task, by a key that only one kind of training has."""
     reading = peer.reading
-    for kind, names in () if word else _OF_OTHERS.items():
+    for kind, names in _OF_OTHERS.items():
         for other in [key for key in names if key in peer.values][:1]:
             known = " and ".join(words_of_tool("trl"))
             peer.refuse(other, f"is a key of {kind}; import reads TRL's {known}")
-    key, marked = ("", task_of_tool("trl", word)) if word else _marked(peer)
-    task = marked
+    key, task = _marked(peer)
     if (task is None or task.name == DEFAULT_TASK) and _has_images(peer):
         task = task_with_images()
         reading.take("task", task.name, Given("dataset_name", None, peer.line("dataset_name")), said="images")
     elif task is not None and task.name != DEFAULT_TASK:
-        said = f"trl {word}" if word else key
-        reading.take("task", task.name, Given(said, None, peer.line(key) if key else None), said=said)
+        reading.take("task", task.name, Given(key, None, peer.line(key)), said=key)
         reading.seen.discard(key)
     kind = peer.get("lora_task_type")
     if kind not in (None, "CAUSAL_LM"):
@@ -423,7 +405,7 @@ def _take_task(peer: Peer, word: str) -> Task:
 
 
 def _marked(peer: Peer) -> tuple[str, Task | None]:
-    """(key, task) of a file alone: by a key of one kind of training, or by a name (`out/qwen-kto`).
+    """(key, task): by a key of one kind of training, or by a name (`out/qwen-kto`).
 
     `beta` is of DPO, KTO, GRPO and trainings that are not here: without another key and such a name the user
     must decide.
@@ -432,23 +414,29 @@ def _marked(peer: Peer) -> tuple[str, Task | None]:
     for key, task in marks:
         if key not in _OF_SEVERAL and sum(key == other for other, _ in marks) == 1:
             return key, task
-    if not marks:
+    named = _named_tasks(peer)
+    tasks = [task for _, task in marks] or named
+    if not tasks:
         return "", None
-    tasks = [task for _, task in marks]
     most = max(map(tasks.count, tasks))
     likely = list(dict.fromkeys(task for task in tasks if tasks.count(task) == most))
-    names = (peer.reading.file, *(str(peer.values.get(naming)) for naming in _NAMING))
-    named = (
-        task for task in likely for word in task.known_as["trl"] if any(word in n.lower() for n in names)
-    )
-    chosen = next(named, None)
-    key = next(key for key, task in marks if task is (chosen or likely[0]))
+    chosen = next((task for task in named if task in likely), None) if marks or len(likely) == 1 else None
+    key = next((key for key, task in marks if task is (chosen or likely[0])), "name")
     if chosen is None:
         kinds = ", ".join(task.name for task in likely)
         reason = f"{key} is a key of {kinds}, and of trainings that are not here (ORPO, CPO, RLOO)"
+        if not marks:
+            reason = f"no key tells it, and the names in the file are of {kinds}"
         hint = f"set task, then delete this line; {likely[0].name} is taken"
         peer.needs("kind of training", key, reason, hint)
     return key, chosen or likely[0]
+
+
+def _named_tasks(peer: Peer) -> list[Task]:
+    """Tasks that TRL's commands are called as in the names of the file, its folder and the training."""
+    names = (*Path(peer.reading.file).parts[-2:], *(str(peer.values.get(naming)) for naming in _NAMING))
+    words = set(re.split(r"[^a-z]+", " ".join(names).lower()))
+    return [task for task in TASKS if words & set(task.known_as.get("trl", ()))]
 
 
 def _take_environment(peer: Peer) -> None:
@@ -466,6 +454,22 @@ def _take_environment(peer: Peer) -> None:
         peer.reading.name_file(str(profile), peer.line("accelerate_config"))
 
 
+_OF_THE_SHELL = ("PYTHONPATH", "PATH", "HOME", "USER", "LD_LIBRARY_PATH")
+
+
+def take_env(reading: Reading, given: Given) -> None:
+    """One variable, where a run does not set it itself; a secret is not repeated."""
+    problems = check_environment({"launch": {"env": {given.name: given.value}}})
+    if names_secret(given.name):
+        reading.drop(given, Effect.NONE, "")
+    elif problems:
+        reading.drop(given, Effect.NONE, problems[0].hint or problems[0].message)
+    elif given.name in _OF_THE_SHELL:
+        reading.drop(given, Effect.NONE, "set it in the shell that starts the run")
+    else:
+        reading.take(f"launch.env.{given.name}", str(given.value), given, said=given.name)
+
+
 def _leave_owned(peer: Peer, task: Task) -> None:
     """Fields of trl's class that the launcher decides or that do nothing here."""
     for key, reason in task.owned_arguments.items():
@@ -478,10 +482,10 @@ def _leave_owned(peer: Peer, task: Task) -> None:
 
 
 def _take_launch_options(peer: Peer) -> None:
-    """Options that TRL's parser does not have go to accelerate launch, of the YAML and of the line."""
+    """Keys that TRL's parser does not have go to accelerate launch."""
     own = as_bool(peer.values.get("bf16")) is not False or as_bool(peer.values.get("fp16")) is True
     for key in list(peer.values):
-        if key in peer.reading.seen or key in peer.tool.keys or field_kind(key) is not None:
+        if key in peer.reading.seen or key in peer.tool.keys or key in field_names():
             continue
         given = peer.given(key)
         if key == "mixed_precision" and own:
@@ -550,9 +554,7 @@ def _take_adapter(peer: Peer, adapted: bool) -> None:
             peer.refuse("use_peft", message, "set use_peft: true")
         return
     peer.take("adapter.type", "lora", "use_peft")
-    if isinstance(
-        peer.values.get("lora_target_modules"), str
-    ):  # one word of a flag; a list there, no pattern
+    if isinstance(peer.values.get("lora_target_modules"), str):  # a list there, no pattern
         peer.values["lora_target_modules"] = [peer.values["lora_target_modules"]]
     peer.take_keys(LORA_KEYS)
     peer.default("adapter.r", 16, "lora_r")
@@ -564,8 +566,8 @@ def _take_adapter(peer: Peer, adapted: bool) -> None:
         peer.default("adapter.autocast_adapter_dtype", False, "use_peft: true", note)
 
 
-def _take_length(peer: Peer, word: str) -> None:
-    """Null, which elsewhere is as if absent, is a length without a limit here; sft_vlm.py has none."""
+def _take_length(peer: Peer) -> None:
+    """Null, which elsewhere is as if absent, is a length without a limit here."""
     nothing = [key for key in ("max_length", "max_seq_length") if key in peer.reading.seen]
     for key in ("max_length", "max_seq_length"):
         value = peer.get(key)
@@ -576,10 +578,7 @@ def _take_length(peer: Peer, word: str) -> None:
             nothing.append(key)
         elif value is not None:
             peer.drop(key, Effect.NEEDED, "expected a number of tokens", "write data.max_length")
-    if word in task_with_images().known_as["trl"] and "data.max_length" not in peer.reading.taken:
-        hint = "write the longest row's length, with the tokens of its images"
-        peer.needs("data.max_length", "max_length", f"{word}.py has no limit of length", hint)
-    elif nothing and "data.max_length" not in peer.reading.taken:
+    if nothing and "data.max_length" not in peer.reading.taken:
         reason = f"{nothing[0]} is null: there is no limit there"
         peer.needs("data.max_length", nothing[0], reason, "write the longest row's length")
     else:
@@ -589,9 +588,9 @@ def _take_length(peer: Peer, word: str) -> None:
 def _take_rollouts(peer: Peer) -> None:
     """The reward functions, and how completions are sampled."""
     functions = peer.listed("reward_funcs")
-    if peer.get(_REWARD_MODEL) is not None:
-        message = "is set: rewards are functions here"
-        peer.refuse(_REWARD_MODEL, message, "write a function that scores completions with that model")
+    if peer.get("reward_model_name_or_path") is not None:
+        hint = "write a function that scores completions with that model"
+        peer.refuse("reward_model_name_or_path", "is set: rewards are functions here", hint)
     elif not functions:
         peer.needs(KEY, "reward_funcs", "it is not there, and nothing scores the completions")
     take_rewards(peer, functions, peer.get("reward_weights"), OF_TRL)

@@ -1,62 +1,14 @@
-"""Tools without a reader, known by their commands, modules and configs: they are refused by name."""
+"""Tools without a reader, known by their configs: they are refused by name."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from pathlib import PurePath
 from typing import Any
 
 MANUALLY = "docs/migrate/script.md describes how to move it manually"
 SCRIPT = "import-script"
-"""Code of a script, or of a launch line's program, that is not known: what it does is not guessed."""
+"""Code of a Python or shell script: what it does is not guessed."""
 _PAGES = {"torchtune": "docs/migrate/torchtune.md has its keys and ours"}
-
-_OTHERS = (
-    (r"swift(/cli/|\.cli\.|$)|^megatron$", "ms-swift"),
-    (r"openrlhf", "OpenRLHF"),
-    (r"fastchat", "FastChat"),
-    (r"deepspeed-chat|(step\d|dpo|ppo|reward|rlhf|supervised)_?\w*finetuning/", "DeepSpeed-Chat"),
-    (r"^automodel$|nemo_automodel", "NeMo AutoModel"),
-    (r"^soup$", "Soup"),
-    (r"nemo(_run)?$|nemo[._/]|megatron_\w+_(pre)?train", "NeMo"),
-    (r"pretrain_(gpt|t5|bert|vision|mamba|retro|ict)\w*\.py|megatron", "Megatron"),
-    (r"torchtune|^tune$", "torchtune"),
-    (r"litgpt|lit_gpt", "LitGPT"),
-    (r"oumi", "Oumi"),
-    (r"xtuner", "XTuner"),
-    (r"unsloth", "unsloth's command line"),
-    (r"verl([._/]|$)", "verl"),
-    (r"lmflow", "LMFlow"),
-    (r"mlx_lm", "MLX LM"),
-    (r"llava", "LLaVA"),
-    (r"flagembedding", "FlagEmbedding"),
-    (r"colossalai", "ColossalAI"),
-    (r"fairseq", "fairseq"),
-)
-"""Tools without a reader: a pattern of the command, script or module, and the name."""
-COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "swift": ("sft", "pt", "rlhf"),
-    "megatron": ("sft", "pt", "rlhf"),
-    "tune": ("run",),
-    "litgpt": ("finetune", "finetune_lora", "finetune_full", "finetune_adapter", "pretrain"),
-    "oumi": ("train", "launch", "tune", "distributed"),
-    "automodel": (),
-    "soup": ("train",),
-    "unsloth": ("train",),
-    "nemo": ("llm", "run"),
-    "xtuner": ("train",),
-    "colossalai": ("run",),
-    "fairseq-train": (),
-    "mlx_lm.lora": (),
-}
-"""Their commands that train, with the subcommands that do; none: any."""
-
-
-def tool_of(name: str) -> str | None:
-    """The tool that a command, script or module belongs to, where it is one that is known by its name."""
-    plain = str(PurePath(name)).lower() if name else ""
-    return next((tool for pattern, tool in _OTHERS if re.search(pattern, plain)), None)
 
 
 def page_of(tool: str) -> str:

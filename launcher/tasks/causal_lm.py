@@ -32,7 +32,7 @@ class CausalLM(Task):
     tensor_parallel = True
     metrics = ("perplexity", "accuracy")
     keeps_token_predictions = True
-    known_as = {"trl": ("sft",), "llamafactory": ("sft", "pt"), "transformers": ("run_clm.py",)}
+    known_as = {"trl": ("sft",), "llamafactory": ("sft", "pt")}
     tool_defaults = {"trl": {"trainer.learning_rate": 2e-5}}
     goals = {
         "instructions": ("instruction", "prompt-completion"),

@@ -34,7 +34,6 @@ class ImageClassification(Task):
     }
     metrics = CLASS_METRICS
     metric_packages = CLASS_PACKAGES
-    known_as = {"transformers": ("run_image_classification.py",)}
     goals = {"classify": ("image",)}
     first_models = ("google/vit-large-patch16-224",)
     first_methods = ("full", "lora")

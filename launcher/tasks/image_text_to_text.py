@@ -55,7 +55,6 @@ class ImageTextToText(Task):
     trainer_defaults = {"remove_unused_columns": (False, "images are opened when a batch is made")}
     metrics = ("perplexity", "accuracy")
     keeps_token_predictions = True
-    known_as = {"trl": ("sft_vlm",)}
     tool_defaults = {"trl": {"trainer.learning_rate": 2e-5}}
     goals = {"images": ("image-chat", "image-prompt")}
     first_models = ("Qwen/Qwen3-VL-8B-Instruct", "HuggingFaceTB/SmolVLM-Instruct")

@@ -30,6 +30,5 @@ class Seq2SeqLM(Task):
     generated_metrics = metrics[1:]
     keeps_token_predictions = True
     generates = True
-    known_as = {"transformers": ("run_summarization.py", "run_translation.py")}
     goals = {"instructions": ("instruction", "prompt-completion")}
     first_rates = {"full": 1e-4}

@@ -47,7 +47,6 @@ class SequenceClassification(Task):
     metrics = tuple(dict.fromkeys(name for names in problem_metrics.values() for name in names))
     smaller_is_better = SCORE_ERRORS
     metric_packages = {**CLASS_PACKAGES, "f1_micro": SKLEARN, "spearman": ("scipy", "scipy")}
-    known_as = {"transformers": ("run_glue.py", "run_classification.py")}
     goals = {"classify": ("classification",)}
     first_models = ("google-bert/bert-large-uncased",)
     first_metrics = {"classify": ("accuracy", "f1")}

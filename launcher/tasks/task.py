@@ -156,8 +156,7 @@ class Task:
 
     # --- other tools (import) ---------------------------------------------------------------------
     known_as: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Tool -> its names for this task: a command of `trl`, a `stage` of `llamafactory`, an `rl` of `axolotl`,
-    an example script of `transformers`."""
+    """Tool -> its names for this task: a command of `trl`, a stage of LLaMA-Factory, an `rl` of axolotl."""
     known_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Tool -> keys that only its files for this task have."""
     tool_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

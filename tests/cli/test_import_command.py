@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from launcher.cli import main
 from launcher.errors import RecipeError
@@ -33,7 +32,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["axolotl_lora.yml", "llamafactory_lora.yaml", "trl_sft.yaml", "launch.sh"])
+@pytest.mark.parametrize(
+    "name", ["axolotl_lora.yml", "llamafactory_lora.yaml", "trl_sft.yaml", "trl_full.yaml"]
+)
 def test_each_written_case_is_a_recipe_that_plans(
     capsys: pytest.CaptureFixture[str], workplace: Path, name: str
 ) -> None:
@@ -74,14 +75,11 @@ def test_without_output_the_recipe_alone_is_on_stdout(
 def test_the_list_comes_first_with_places_and_reasons(
     capsys: pytest.CaptureFixture[str], workplace: Path
 ) -> None:
-    code, out, _ = called(capsys, CASES / "launch.sh", "--output", "mine.yaml")
+    code, out, _ = called(capsys, CASES / "trl_full.yaml", "--output", "mine.yaml")
     lines = out.splitlines()
     assert code == 0
     assert lines[0] == "changes the training and has no recipe key:"
-    last = len((CASES / "launch.sh").read_text().splitlines())
-    assert any(
-        line.startswith(f"  {CASES}/launch.sh:{last} --config_overrides: n_layer=3 - ") for line in lines
-    )
+    assert any(line.startswith(f"  {CASES}/trl_full.yaml:6 packing_strategy: wrapped - ") for line in lines)
     heads = [line for line in lines if line.endswith(":")]
     assert heads[1] == "has no effect on the training result:"
     assert "hardware: made for 8 devices on 1 node; plan with --on 8xDEVICE" in lines
@@ -126,13 +124,13 @@ def test_what_import_asks_for_is_not_planned_with_a_default(
 
 
 def test_the_data_of_a_program(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
-    code, out, _ = called(capsys, CASES / "launch.sh", "--on", ON, "--json")
+    code, out, _ = called(capsys, CASES / "trl_full.yaml", "--on", ON, "--json")
     data: dict[str, Any] = json.loads(out)
     assert code == 0
     assert {"recipe", "dropped", "files", "notes", "plan", "tools", "output"} <= data.keys()
     assert {entry["effect"] for entry in data["dropped"]} == {"changes the training", "no effect"}
     tools = [entry["tool"] for entry in data["tools"]]
-    assert tools == ["launch line", "DeepSpeed config"]
+    assert tools == ["TRL recipe", "DeepSpeed config"]
     code, out, _ = called(capsys, CASES / "ds_zero2.json", "--json")
     assert (code, json.loads(out)["errors"][0]["code"]) == (2, "import-needs-word")
 
@@ -140,7 +138,7 @@ def test_the_data_of_a_program(capsys: pytest.CaptureFixture[str], workplace: Pa
 def test_nothing_is_overwritten(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
     for there in ("mine.yaml", "mine_deepspeed.json"):
         Path(there).write_text("mine")
-        code, _, err = called(capsys, CASES / "launch.sh", "--output", "mine.yaml")
+        code, _, err = called(capsys, CASES / "trl_full.yaml", "--output", "mine.yaml")
         assert (code, Path(there).read_text()) == (2, "mine")
         assert there in err
         Path(there).unlink()
@@ -149,7 +147,7 @@ def test_nothing_is_overwritten(capsys: pytest.CaptureFixture[str], workplace: P
 
 def test_the_commands_of_the_page(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
     """On files of the names that docs/import.md has; only prepare, which wants weights, is left out."""
-    cases = {"axolotl.yml": "axolotl_lora.yml", "launch.sh": "launch.sh", "ds_config.json": "ds_zero2.json",
+    cases = {"axolotl.yml": "axolotl_lora.yml", "ds_config.json": "ds_zero2.json",
              "accelerate.yaml": "accelerate.yaml", "sft.yaml": "trl_sft.yaml"}  # fmt: skip
     for name, case in cases.items():
         Path(name).write_text((CASES / case).read_text().replace("ds_zero2", "ds_config"))
@@ -180,80 +178,75 @@ def test_what_no_recipe_is_made_of_leaves_nothing(
 
 
 ARGUMENTS = "from transformers import TrainingArguments\nTrainingArguments('o', learning_rate=3e-4)\n"
-ARGPARSE = """\
-import argparse
-p = argparse.ArgumentParser()
-p.add_argument("--lr", type=float, default=1e-3)
-args = p.parse_args()
-if args.lr is None:
-    args.lr = 3e-4
-"""
 PAGE = "docs/migrate/script.md"
+SCRIPTS = {
+    "train.py": ARGUMENTS,
+    "empty.py": "",
+    "old.py": "print 'x'\n",
+    "TRAIN.PY": "torchrun run_clm.py --do_train --model_name_or_path a/b\n",
+    "mapping.py": "model_name_or_path: a/b\nlearning_rate: 1e-4\n",
+    "script": f'"""torchrun run_clm.py --do_train"""\n{ARGUMENTS}',
+    "train.txt": ARGUMENTS,
+    "run.sh": "python train.py --learning_rate 1e-4",
+    "one.sh": "bash: train",
+    "open.sh": "echo '",
+    "job.slurm": "srun train",
+    "line": "python run_clm.py --do_train --model_name_or_path $1",
+    "hashbang": "#!/usr/bin/env bash\npython train.py\n",
+    "batch": "#SBATCH --nodes=1\npython train.py\n",
+    "rows.sh": "python train.py --train_file rows.json --config_overrides n_layer=3",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_refused_with_the_page_and_nothing_is_guessed(
+    capsys: pytest.CaptureFixture[str], workplace: Path, name: str
+) -> None:
+    Path(name).write_text(SCRIPTS[name])
+    status, out, _ = called(capsys, name, "--output", "mine.yaml", "--json")
+    (problem,) = json.loads(out)["errors"]
+    assert (status, problem["code"], problem["file"]) == (2, "import-script", name)
+    assert PAGE in problem["hint"]
+    assert {file.name for file in workplace.iterdir()} == {name}
 
 
 @pytest.mark.parametrize(
-    ("files", "code"),
+    ("line", "named", "absent"),
     [
-        ({"train.py": ARGUMENTS}, "import-script"),
-        ({"train.py": ARGPARSE}, "import-script"),
-        ({"train.py": ""}, "import-script"),
-        ({"train.py": "print 'x'\n"}, "import-script"),
-        ({"TRAIN.PY": "torchrun run_clm.py --do_train --model_name_or_path a/b\n"}, "import-script"),
-        ({"train.py": "model_name_or_path: a/b\nlearning_rate: 1e-4\n"}, "import-script"),
-        ({"script": f'"""torchrun run_clm.py --do_train"""\n{ARGUMENTS}'}, "import-script"),
-        ({"train.txt": ARGPARSE}, "import-script"),
-        ({"run.sh": "python train.py --learning_rate 1e-4", "train.py": ARGUMENTS}, "import-script"),
-        ({"run.sh": "torchrun main.py --model_name_or_path a/b --learning_rate 1e-4"}, "import-script"),
-        ({"run.sh": "accelerate launch -m pkg.train --learning_rate 1e-4"}, "import-script"),
-        ({"run.sh": "deepspeed $SCRIPT --learning_rate 1e-4"}, "import-script"),
-        ({"run.sh": "swift sft --model a/b --learning_rate 1e-4"}, "import-script"),
-        ({"run.sh": "python run_clm.py --do_train --my_lr 1e-4"}, "import-script"),
-        ({"run.sh": "bash train.sh"}, "import-unknown"),
-        ({"run.sh": 'CMD="torchrun run_clm.py --do_train"\neval "$CMD"'}, "import-refused"),
-        ({"x.ipynb": '{"cells": [], "nbformat": 4}'}, "import-unknown"),
+        ("trl sft --config sft.yaml --learning_rate 1e-5", ["sft.yaml (TRL recipe)"], []),
+        ("deepspeed t.py --deepspeed=ds.json", ["ds.json (DeepSpeed config)"], []),
+        ("x --config $DIR/own.yaml --deepspeed_config gone.json", [], ["$DIR/own.yaml", "gone.json"]),
+        ("C=${CFG:-sft.yaml}\nx --config $C # old.yaml", ["sft.yaml (TRL recipe)"], []),
+        ("x --train_file rows.json --data train.jsonl other.yaml.bak", [], []),
     ],
 )
-def test_a_script_is_refused_with_the_page_and_nothing_is_guessed(
-    capsys: pytest.CaptureFixture[str], workplace: Path, files: dict[str, str], code: str
+def test_a_shell_file_names_the_configs_in_it(
+    capsys: pytest.CaptureFixture[str], workplace: Path, line: str, named: list[str], absent: list[str]
 ) -> None:
-    for name, text in files.items():
-        Path(name).write_text(text)
-    first = next(iter(files))
-    status, out, _ = called(capsys, first, "--output", "mine.yaml", "--json")
-    problems = json.loads(out)["errors"]
-    assert (status, {problem["code"] for problem in problems}) == (2, {code})
-    assert PAGE in problems[0]["hint"]
-    assert {file.name for file in workplace.iterdir()} == set(files)
-
-
-def test_a_script_beside_a_line_that_is_known_is_refused(
-    capsys: pytest.CaptureFixture[str], workplace: Path
-) -> None:
-    Path("run.sh").write_text("python run_clm.py --do_train --model_name_or_path a/b --dataset_name c/d")
-    Path("run_clm.py").write_text(ARGUMENTS)
-    status, out, _ = called(capsys, "run.sh", "run_clm.py", "--json")
-    assert (status, [problem["code"] for problem in json.loads(out)["errors"]]) == (2, ["import-script"])
-
-
-def test_one_open_flag_is_a_todo_and_the_rest_is_read(
-    capsys: pytest.CaptureFixture[str], workplace: Path
-) -> None:
-    Path("run.sh").write_text(
-        "LR=${LR:-1e-4}\ntorchrun --nproc_per_node $N run_clm.py --do_train --model_name_or_path "
-        'bigcode/starcoder --dataset_name c/d --learning_rate $LR --seed 3 --run_name "${CFG%.*}"\n'
-    )
+    for case, name in {"trl_sft.yaml": "sft.yaml", "ds_zero2.json": "ds.json"}.items():
+        Path(name).write_text((CASES / case).read_text())
+    Path("rows.json").write_text('{"a": 1}')
+    Path("run.sh").write_text(f"#!/bin/bash\n{line}\n")
     status, out, _ = called(capsys, "run.sh", "--json")
-    data = json.loads(out)
-    assert (status, [problem["path"] for problem in data["errors"]]) == (2, ["--learning_rate"])
-    recipe = yaml.safe_load(data["recipe"])
-    assert (recipe["seed"], len(recipe["todo"]), "learning_rate" in recipe["trainer"]) == (3, 1, False)
-    dropped = {entry["key"]: (entry["file"], entry["line"], entry["effect"]) for entry in data["dropped"]}
-    assert dropped["--learning_rate"] == ("run.sh", 2, "must be set in the recipe")
-    assert dropped["--run_name"] == ("run.sh", 2, "no effect")
+    (problem,) = json.loads(out)["errors"]
+    assert (status, problem["code"]) == (2, "import-script")
+    assert all(text in problem["hint"] for text in named)
+    assert all(f"{text} (not found)" in problem["hint"] for text in absent)
+    assert not [text for text in ("rows.json", "train.jsonl", "old.yaml", "bak") if text in problem["hint"]]
+
+
+def test_a_script_beside_a_config_is_refused_alone(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    Path("run.sh").write_text("trl sft --config sft.yaml")
+    Path("sft.yaml").write_text((CASES / "trl_sft.yaml").read_text())
+    status, out, _ = called(capsys, "sft.yaml", "run.sh", "--json")
+    (problem,) = json.loads(out)["errors"]
+    assert (status, problem["code"], problem["file"]) == (2, "import-script", "run.sh")
 
 
 def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
-    code, _, err = called(capsys, CASES / "launch.sh", "--on", "1x24GB")
+    code, _, err = called(capsys, CASES / "trl_full.yaml", "--on", "1x24GB")
     assert code in (2, 3)
     assert "error" in err
 

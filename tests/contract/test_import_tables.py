@@ -8,7 +8,6 @@ from pathlib import Path
 
 from launcher.importing.arguments import PEFT_TARGETS
 from launcher.importing.deepspeed import _DEFAULTS
-from launcher.importing.launch_line import SWITCHES
 
 
 def test_default_layers_are_those_of_the_installed_peft() -> None:
@@ -40,19 +39,3 @@ def test_values_that_need_no_word_are_deepspeeds_own() -> None:
             assert aliases[name].default == value, key
         elif block == "fp16":
             assert DeepSpeedFP16Config.model_fields[name].default == value, key
-
-
-def test_options_without_a_value_are_those_of_the_launchers() -> None:
-    from accelerate.commands.launch import launch_command_parser
-    from torch.distributed.run import get_args_parser
-
-    torchrun = get_args_parser()
-    torchrun.add_argument("--use-env", "--use_env", action="store_true")  # torch.distributed.launch's own
-    for tool, parser in (("accelerate", launch_command_parser()), ("torchrun", torchrun)):
-        without = {
-            name.lstrip("-").replace("-", "_")
-            for action in parser._actions
-            for name in action.option_strings
-            if action.nargs == 0 and name.startswith("--")
-        }
-        assert without == {*SWITCHES[tool], "help"}, tool

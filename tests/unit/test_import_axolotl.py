@@ -15,7 +15,7 @@ from launcher.errors import RecipeError
 from launcher.importing import axolotl
 from launcher.importing.axolotl import DPO_KEYS, KEYS, KTO_KEYS, TYPES
 from launcher.importing.join import import_files
-from launcher.importing.reading import Call, Effect, Place, Reading
+from launcher.importing.reading import Effect, Reading
 
 
 def read(values: dict[str, Any], file: str = "a.yaml") -> Reading:
@@ -710,15 +710,6 @@ def test_hostile_values_are_listed(value: Any) -> None:
                 "batch_size", "context_parallel_size", "test_datasets", "peft", "plugins"):  # fmt: skip
         reading = axolotl.read(yaml.safe_dump({**FILE, key: value}), "a.yaml")
         assert key in reading.seen, (key, value)
-
-
-def test_what_the_launch_line_says_goes_first() -> None:
-    place = Place("start.sh", 3)
-    call = Call("", None, {"micro_batch_size": "4", "strange": "1"}, place)
-    reading = axolotl.read(yaml.safe_dump(FILE), "a.yaml", call)
-    assert reading.value("trainer.per_device_train_batch_size") == 4
-    assert reading.taken["trainer.per_device_train_batch_size"].place == place
-    assert [entry.place for entry in reading.dropped if entry.key == "strange"] == [place]
 
 
 def test_whose_file_it_is() -> None:

@@ -10,7 +10,6 @@ import yaml
 
 from launcher.errors import RecipeError
 from launcher.importing.importers import read_text
-from launcher.importing.unsupported import COMMANDS, tool_of
 
 OUMI = {
     "model": {"model_name": "a/b"},
@@ -78,15 +77,6 @@ def test_an_empty_file_is_told_as_such(text: str, file: str) -> None:
         read_text(text, file)
     (problem,) = caught.value.problems
     assert (problem.code, problem.file, problem.message) == ("import-unknown", file, "is empty")
-
-
-def test_every_command_has_the_name_of_its_tool() -> None:
-    assert {command: tool_of(command) for command in COMMANDS if tool_of(command) is None} == {}
-
-
-@pytest.mark.parametrize("name", ["run_clm.py", "train.py", "src/train_bash.py", "lora.py", "sft/main.py"])
-def test_a_plain_script_is_no_tools(name: str) -> None:
-    assert tool_of(name) is None
 
 
 @pytest.mark.parametrize("file", sorted((Path(__file__).parents[1] / "importing_cases").glob("*.y*ml")))

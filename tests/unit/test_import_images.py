@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.importing import axolotl, importers, llamafactory, trl
-from launcher.importing.reading import Call, Effect, Place, Reading
+from launcher.importing import axolotl, llamafactory, trl
+from launcher.importing.reading import Effect, Reading
 
 TASK = "image-text-to-text"
 _LAYERS = r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
@@ -74,9 +74,8 @@ def of_llamafactory(info: Any = INFO, **more: Any) -> Reading:
     return llamafactory.read(yaml.safe_dump({**LLAMAFACTORY, **more}), "l.yaml", info=given)
 
 
-def of_trl(word: str, **values: Any) -> Reading:
-    call = Call("TRL recipe", None, {"model_name_or_path": "org/vlm", **values}, Place("run.sh", 1), word)
-    return trl.read("", "run.sh", call)
+def of_trl(**values: Any) -> Reading:
+    return trl.read(yaml.safe_dump({"model_name_or_path": "org/vlm", **values}), "t.yaml")
 
 
 def check_read(reading: Reading, given: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -208,33 +207,15 @@ def test_keys_of_images_decide_where_no_dataset_info_is_there(tmp_path: Path) ->
     assert effects(alone)["image_max_pixels"] is Effect.NONE
 
 
-def test_the_script_of_trl_for_images_is_read(tmp_path: Path) -> None:
-    line = tmp_path / "run.sh"
-    line.write_text(
-        "accelerate launch examples/scripts/sft_vlm.py --dataset_name org/vqa --model_name_or_path org/vlm "
-        "--per_device_train_batch_size 8 --output_dir out --bf16 --dtype bfloat16 --gradient_checkpointing\n"
-    )
-    (call,) = importers.read_file(str(line)).calls
-    reading = importers.read_call(call, None)
-    assert not reading.refusals
-    assert reading.value("task") == TASK
-    assert reading.value("model.freeze") == []
-    assert reading.value("trainer.learning_rate") == 2e-5
-    needed = {key for key, effect in effects(reading).items() if effect is Effect.NEEDED}
-    assert needed == {"data.max_length", "data.loss_on"}
-
-
 def test_rows_that_are_here_tell_trl_sft_that_they_have_images(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"messages": [], "images": []}) + "\n")
-    reading = of_trl(
-        "sft", dataset_name=str(rows), packing=True, dataset_kwargs={"skip_prepare_dataset": True}
-    )
+    reading = of_trl(dataset_name=str(rows), packing=True, dataset_kwargs={"skip_prepare_dataset": True})
     assert not reading.refusals
     assert reading.value("task") == TASK
     assert reading.value("data.loss_on") == "all"
     assert effects(reading)["packing"] is Effect.TRAINING
     rows.write_text(json.dumps({"messages": []}) + "\n")
-    text = of_trl("sft", dataset_name=str(rows), dataset_kwargs={"skip_prepare_dataset": True})
+    text = of_trl(dataset_name=str(rows), dataset_kwargs={"skip_prepare_dataset": True})
     assert text.value("task") is None
     assert [problem.path for problem in text.refusals] == ["dataset_kwargs"]

@@ -19,10 +19,21 @@ from launcher.importing.writing import files_of, recipe_text
 from launcher.recipe.yaml_reader import parse_yaml
 from launcher.recipe.yaml_writer import flow
 
-LINE = (
-    "accelerate launch --num_processes 8 run_clm.py --do_train --model_name_or_path bigcode/starcoder "
-    "--train_file t.jsonl"
-)
+SFT = {
+    "model_name_or_path": "bigcode/starcoder",
+    "dataset_name": "t.jsonl",
+    "max_length": 64,
+    "learning_rate": 1e-4,
+    "completion_only_loss": True,
+}
+"""A recipe of TRL."""
+FULL = {
+    "model_name_or_path": "bigcode/starcoder",
+    "stage": "sft",
+    "do_train": True,
+    "finetuning_type": "full",
+}
+"""A recipe of LLaMA-Factory, which has no precision of its own."""
 BOTH = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
 
 
@@ -55,39 +66,24 @@ def taken(made: Imported) -> dict[str, Any]:
     return {key: value.value for key, value in made.taken.items()}
 
 
-def test_what_a_launch_line_makes_impossible_has_its_line(folder: Folder) -> None:
-    line = (
-        "trl grpo --model_name_or_path a/b --dataset_name c/d --reward_funcs org/model --learning_rate 1e-6"
-    )
-    with pytest.raises(RecipeError) as caught:
-        folder.read(run_sh=f"# GRPO\n{line}\n")
-    (problem,) = caught.value.problems
-    assert (problem.file, problem.line, problem.path) == (str(folder.path / "run.sh"), 2, "reward_funcs")
-
-
-def test_a_line_alone_with_json_in_it_is_no_mapping(folder: Folder) -> None:
-    """YAML reads `'{"num_cycles": 2}'` at its end as a key and a value."""
-    line = "trl sft --model_name_or_path a/b --dataset_name c/d --lr_scheduler_kwargs '{\"num_cycles\": 2}'"
-    made = folder.read(run_sh=f"{line}\n")
-    assert taken(made)["trainer.lr_scheduler_kwargs"] == {"num_cycles": 2}
-
-
-def test_a_launch_line_and_the_configs_beside_it(folder: Folder) -> None:
+def test_a_recipe_and_the_configs_beside_it(folder: Folder) -> None:
     (folder.path / "ds.json").write_text(json.dumps(BOTH))
-    made = folder.read(run_sh=f"{LINE} --deepspeed ds.json --bf16 --learning_rate 1e-4")
-    assert made.tools == ["launch line", "DeepSpeed config"]
+    made = folder.read(
+        sft_yaml={**SFT, "deepspeed": "ds.json"}, acc_yaml="distributed_type: MULTI_GPU\nnum_processes: 8"
+    )
+    assert made.tools == ["TRL recipe", "accelerate config", "DeepSpeed config"]
     assert (made.taken["sharding.zero_stage"].value, made.taken["trainer.learning_rate"].value) == (2, 1e-4)
     assert made.notes == ["hardware: made for 8 devices on 1 node; plan with --on 8xDEVICE"]
     assert not [key for key in made.taken if key.startswith("hardware")]
 
 
 def test_a_named_file_that_is_not_there_is_needed(folder: Folder) -> None:
-    made = folder.read(run_sh=f"{LINE} --deepspeed gone.json")
+    made = folder.read(sft_yaml={**SFT, "deepspeed": "gone.json"})
     assert ("gone.json", Effect.NEEDED) in {(entry.key, entry.effect) for entry in made.dropped}
 
 
 def test_the_deepspeed_config_that_is_given_stands_for_the_one_that_is_named(folder: Folder) -> None:
-    made = folder.read(run_sh=f"{LINE} --deepspeed gone.json --bf16", other_json=BOTH)
+    made = folder.read(sft_yaml={**SFT, "deepspeed": "gone.json"}, other_json=BOTH)
     assert Effect.NEEDED not in {entry.effect for entry in made.dropped}
     assert made.taken["sharding.zero_stage"].value == 2
 
@@ -97,18 +93,14 @@ def test_the_deepspeed_config_that_is_given_stands_for_the_one_that_is_named(fol
     [
         # TrainingArguments go before accelerate's precision, and their default does not
         (
-            {"run_sh": LINE + " --fp16", "acc_yaml": "distributed_type: MULTI_GPU\nmixed_precision: bf16"},
+            {"lf_yaml": {**FULL, "fp16": True}, "acc_yaml": "distributed_type: FSDP\nmixed_precision: bf16"},
             "precision",
             "fp16",
         ),
+        ({"lf_yaml": FULL, "acc_yaml": "distributed_type: FSDP\nmixed_precision: bf16"}, "precision", "bf16"),
+        ({"sft_yaml": SFT, "acc_yaml": "distributed_type: FSDP\nmixed_precision: fp16"}, "precision", "bf16"),
         (
-            {"run_sh": LINE, "acc_yaml": "distributed_type: MULTI_GPU\nmixed_precision: bf16"},
-            "precision",
-            "bf16",
-        ),
-        # options of the line go before the file
-        (
-            {"run_sh": LINE, "acc_yaml": "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 2"},
+            {"sft_yaml": SFT, "acc_yaml": "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 8"},
             "hardware",
             [
                 "hardware: made for 8 devices on 2 nodes; plan with --on 2x4xDEVICE",
@@ -118,7 +110,7 @@ def test_the_deepspeed_config_that_is_given_stands_for_the_one_that_is_named(fol
         # DDP is how every engine begins
         (
             {
-                "run_sh": LINE + " --deepspeed ds.json",
+                "sft_yaml": {**SFT, "deepspeed": "ds.json"},
                 "ds_json": BOTH,
                 "acc_yaml": "distributed_type: MULTI_GPU",
             },
@@ -128,15 +120,12 @@ def test_the_deepspeed_config_that_is_given_stands_for_the_one_that_is_named(fol
         ({"acc_yaml": "distributed_type: MULTI_GPU", "ds_json": BOTH}, "sharding.engine", "deepspeed"),
         # said twice, and the same
         (
-            {
-                "run_sh": LINE + " --learning_rate 3e-5 --deepspeed ds.json",
-                "ds_json": {"optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}},
-            },
+            {"sft_yaml": SFT, "ds_json": {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}},
             "trainer.learning_rate",
-            3e-5,
+            1e-4,
         ),
-        # a config's own word goes before a default
-        ({"run_sh": LINE + " --deepspeed ds.json", "ds_json": BOTH}, "precision", "bf16"),
+        # a config's own value goes before a default
+        ({"lf_yaml": FULL, "ds_json": BOTH}, "precision", "bf16"),
     ],
 )
 def test_who_goes_before_whom(folder: Folder, files: dict[str, Any], key: str, wanted: Any) -> None:
@@ -147,15 +136,17 @@ def test_who_goes_before_whom(folder: Folder, files: dict[str, Any], key: str, w
 @pytest.mark.parametrize(
     "files",
     [
+        {"sft_yaml": SFT, "ds_json": {"optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}}},
+        {"sft_yaml": {**SFT, "fp16": True}, "ds_json": BOTH},
         {
-            "run_sh": LINE + " --learning_rate 1e-5 --deepspeed ds.json",
-            "ds_json": {"optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}},
+            "sft_yaml": {**SFT, "deepspeed": "ds.json"},
+            "ds_json": BOTH,
+            "acc_yaml": "distributed_type: FSDP",
         },
-        {"run_sh": LINE + " --fp16 --deepspeed ds.json", "ds_json": BOTH},
-        {"run_sh": LINE + " --deepspeed ds.json", "ds_json": BOTH, "acc_yaml": "distributed_type: FSDP"},
+        {"sft_yaml": {**SFT, "num_processes": 2}, "acc_yaml": "distributed_type: FSDP\nnum_processes: 4"},
         {"a_json": BOTH, "b_json": BOTH},
         {"a_yaml": "base_model: m\nadapter: lora", "b_yaml": "model_name_or_path: m\nstage: sft"},
-        {"a_sh": LINE, "b_sh": LINE},
+        {"a_yaml": SFT, "b_yaml": SFT},
     ],
 )
 def test_contradictions_name_both_places(folder: Folder, files: dict[str, Any]) -> None:
@@ -174,22 +165,6 @@ def test_all_that_is_wrong_with_several_files_is_told_at_once(folder: Folder) ->
         "b.yaml",
         "c.txt",
     ]
-
-
-def test_a_recipe_with_flags_over_it(folder: Folder) -> None:
-    (folder.path / "sft.yaml").write_text(
-        "model_name_or_path: bigcode/starcoder\ndataset_name: a/b\nlearning_rate: 1e-5\nmax_length: 64\n"
-        "completion_only_loss: true\n"
-    )
-    made = folder.read(run_sh="trl sft --config sft.yaml --learning_rate 2e-5")
-    assert made.taken["trainer.learning_rate"].value == 2e-5
-    assert str(made.taken["trainer.learning_rate"].place).endswith("run.sh:1")
-    assert str(made.taken["data.max_length"].place).endswith("sft.yaml:4")
-    both = folder.read(
-        run_sh="trl sft --config sft.yaml --learning_rate 2e-5",
-        sft_yaml=(folder.path / "sft.yaml").read_text(),
-    )
-    assert taken(both) == taken(made)
 
 
 def test_an_adapter_config(folder: Folder) -> None:
@@ -217,24 +192,24 @@ def test_an_adapter_config(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("given", "gone"),
     [
-        ("--eval_strategy epoch", "trainer.eval_strategy"),
-        ("--eval_strategy steps --eval_steps 5", "trainer.eval_steps"),
-        ("--load_best_model_at_end", "trainer.load_best_model_at_end"),
-        ("--push_to_hub", "trainer.push_to_hub"),
-        ("--hub_model_id a/b", "trainer.hub_model_id"),
-        ("--max_steps 5 --num_train_epochs 2", "trainer.num_train_epochs"),
-        ("--predict_with_generate", "trainer.predict_with_generate"),
-        ("--beta 0.2", "trainer.beta"),
+        ({"eval_strategy": "epoch"}, "trainer.eval_strategy"),
+        ({"eval_strategy": "steps", "eval_steps": 5}, "trainer.eval_steps"),
+        ({"load_best_model_at_end": True}, "trainer.load_best_model_at_end"),
+        ({"push_to_hub": True}, "trainer.push_to_hub"),
+        ({"hub_model_id": "a/b"}, "trainer.hub_model_id"),
+        ({"max_steps": 5, "num_train_epochs": 2}, "trainer.num_train_epochs"),
     ],
 )
-def test_what_a_recipe_refuses_beside_the_rest_is_listed(folder: Folder, given: str, gone: str) -> None:
-    made = folder.read(run_sh=f"{LINE} {given}")
+def test_what_a_recipe_refuses_beside_the_rest_is_listed(
+    folder: Folder, given: dict[str, Any], gone: str
+) -> None:
+    made = folder.read(lf_yaml={**FULL, **given})
     assert gone not in made.taken
     assert gone.removeprefix("trainer.") in {entry.key for entry in made.dropped}
 
 
 def test_evaluation_rows_without_a_time_are_not_evaluated(folder: Folder) -> None:
-    made = folder.read(run_sh=f"{LINE} --validation_file v.jsonl")
+    made = folder.read(sft_yaml={**SFT, "test_split_size": 0.1})
     assert made.taken["trainer.eval_strategy"].value == "no"
 
 
@@ -303,7 +278,7 @@ def test_plain_words_need_no_quotes() -> None:
 
 def test_paths_hold_from_where_the_recipe_lies(folder: Folder) -> None:
     (folder.path / "t.jsonl").write_text("{}")
-    made = folder.read(run_sh=LINE)
+    made = folder.read(sft_yaml=SFT)
     (folder.path / "sub").mkdir()
     text = recipe_text(made, "r", folder.path / "sub")
     assert "../t.jsonl" in text
@@ -344,11 +319,11 @@ def test_what_can_be_read_once_is_read_once(folder: Folder) -> None:
     """As a shell's <(…) is."""
     pipe = folder.path / "pipe"
     os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_text, args=[LINE])
+    writer = threading.Thread(target=pipe.write_text, args=[json.dumps(SFT)])
     writer.start()
     made = import_files([str(pipe)])
     writer.join()
-    assert made.tools == ["launch line"]
+    assert made.tools == ["TRL recipe"]
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "/", "no-such-file", "x" * 5000])
@@ -360,8 +335,13 @@ def test_what_is_no_file_is_said(name: str) -> None:
 def test_a_deepspeed_config_makes_its_own_schedule_and_optimizer(folder: Folder) -> None:
     blocks = {"scheduler": {"type": "WarmupLR", "params": {}}, "optimizer": {"type": "AdamW", "params": {}}}
     made = folder.read(
-        run_sh=f"{LINE} --deepspeed d.json --lr_scheduler_type cosine --optim adamw_bnb_8bit "
-        "--warmup_steps 1000 --learning_rate 1e-3",
+        sft_yaml={
+            **SFT,
+            "lr_scheduler_type": "cosine",
+            "optim": "adamw_bnb_8bit",
+            "warmup_steps": 1000,
+            "learning_rate": 1e-3,
+        },
         d_json={**BOTH, **blocks},
     )
     assert made.taken["trainer.lr_scheduler_type"].value == "constant_with_warmup"
@@ -371,24 +351,15 @@ def test_a_deepspeed_config_makes_its_own_schedule_and_optimizer(folder: Folder)
 
 
 @pytest.mark.parametrize(
-    ("script", "name", "metrics", "needed"),
-    [
-        ("run_glue.py", "eval_f1", ["f1"], False),
-        ("run_image_classification.py", "accuracy", ["accuracy"], False),
-        ("run_glue.py", "pearson", ["pearson"], False),
-        ("run_glue.py", "own_score", None, True),
-        ("run_glue.py", "eval_loss", None, False),
-    ],
+    ("name", "metrics", "needed"),
+    [("accuracy", ["accuracy"], False), ("own_score", None, True), ("eval_loss", None, False)],
 )
 def test_what_the_best_checkpoint_is_chosen_by_is_measured(
-    folder: Folder, script: str, name: str, metrics: list[str] | None, needed: bool
+    folder: Folder, name: str, metrics: list[str] | None, needed: bool
 ) -> None:
-    made = folder.read(
-        run_sh=f"python {script} --do_train --model_name_or_path a/b --train_file t.csv "
-        f"--validation_file v.csv --eval_strategy epoch --metric_for_best_model {name}"
-    )
+    evaluated = {"test_split_size": 0.1, "eval_strategy": "epoch", "metric_for_best_model": name}
+    made = folder.read(sft_yaml={**SFT, **evaluated})
     assert taken(made).get("data.metrics") == metrics
-    assert taken(made).get("data.problem_type") == ("regression" if name == "pearson" else None)
     words = {entry.key for entry in made.dropped if entry.effect is Effect.NEEDED}
     assert ("metric_for_best_model" in words) == needed
 

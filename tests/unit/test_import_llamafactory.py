@@ -14,7 +14,7 @@ from migration_tables import HANDLED
 from launcher.errors import RecipeError
 from launcher.importing import llamafactory
 from launcher.importing.llamafactory import DPO_KEYS, KEYS, KTO_KEYS, LORA_KEYS
-from launcher.importing.reading import Call, Effect, Place, Reading
+from launcher.importing.reading import Effect, Reading
 from launcher.recipe.field_tables import trainer_fields
 
 FILE: dict[str, Any] = {
@@ -462,14 +462,7 @@ def test_hostile_values_are_listed(value: Any) -> None:
         assert key in read({**FILE, key: value}).seen, (key, value)
 
 
-def test_what_the_launch_line_says_goes_first() -> None:
-    place = Place("start.sh", 3)
-    text = yaml.safe_dump(FILE)
-    reading = llamafactory.read(
-        text, "l.yaml", Call("", None, {"learning_rate": "2e-5"}, place), (INFO, "i.json")
-    )
-    assert reading.value("trainer.learning_rate") == 2e-5
-    assert reading.taken["trainer.learning_rate"].place == place
+def test_broken_yaml_is_an_error() -> None:
     with pytest.raises(RecipeError):
         llamafactory.read("a: [", "l.yaml")
 

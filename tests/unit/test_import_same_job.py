@@ -17,7 +17,7 @@ from peers import sides  # noqa: E402  (benchmarks is no package)
 from peers.work import Work  # noqa: E402
 
 from launcher.importing import axolotl, llamafactory, trl  # noqa: E402
-from launcher.importing.reading import Call, Effect, Place, Reading  # noqa: E402
+from launcher.importing.reading import Effect, Reading  # noqa: E402
 
 OURS = (
     "model.name_or_path",
@@ -48,7 +48,7 @@ def of_llamafactory(command: list[str]) -> Reading:
 def of_trl(command: list[str]) -> Reading:
     flags = command[command.index("trl.scripts.sft") + 1 :]
     values = {name.removeprefix("--"): value for name, value in zip(flags[::2], flags[1::2], strict=True)}
-    return trl.read("", "run.sh", Call("", None, values, Place("run.sh", 1), "sft"))
+    return trl.read(json.dumps(values), "sft.yaml")
 
 
 READERS: dict[str, Callable[[list[str]], Reading]] = {

@@ -1,4 +1,4 @@
-"""TRL's YAML and flags as keys of a recipe: each key, its defaults, its data sets, and what is left."""
+"""TRL's YAML as keys of a recipe: each key, its defaults, its data sets, and what is left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from migration_tables import HANDLED
 
 from launcher.errors import RecipeError
 from launcher.importing import trl
-from launcher.importing.reading import Call, Effect, Place, Reading
+from launcher.importing.reading import Effect, Reading
 from launcher.importing.trl import KEYS, LORA_KEYS
 from launcher.recipe.field_tables import trainer_fields
 
@@ -175,7 +175,7 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
 
 
 def read(values: dict[str, Any], file: str = "t.yaml", word: str = "") -> Reading:
-    return trl.read(yaml.safe_dump(values, sort_keys=False), file, Call("", None, {}, Place("run.sh"), word))
+    return trl.read(yaml.safe_dump(values, sort_keys=False), f"{word}.yaml" if word else file)
 
 
 def dropped(reading: Reading) -> dict[str, Effect]:
@@ -262,7 +262,7 @@ REWARD = {"model_name_or_path": "org/model", "dataset_name": "org/pairs"}
 @pytest.mark.parametrize(
     ("values", "word"), [(REWARD, "reward"), ({**REWARD, "center_rewards_coefficient": 0.01}, "")]
 )
-def test_a_reward_model_is_read_by_its_command_or_its_own_key(values: dict[str, Any], word: str) -> None:
+def test_a_reward_model_is_read_by_its_name_or_its_own_key(values: dict[str, Any], word: str) -> None:
     reading = read({**values, "learning_rate": 1e-5, "eos_token": None, "packing": False}, word=word)
     found = {key: taken.value for key, taken in reading.taken.items()}
     assert found["task"] == "reward"
@@ -290,6 +290,24 @@ def test_labelled_answers(more: dict[str, Any], word: str, file: str, asked: boo
     assert reading.value("data.overlong") == "truncate"
     assert "data.loss_on" not in reading.taken
     assert ("kind of training" in dropped(reading)) is asked
+
+
+@pytest.mark.parametrize(
+    ("file", "output", "task", "asked"),
+    [
+        ("dpo/config.yaml", "out", "dpo", False),
+        ("a.yaml", "data/zephyr-7b-dpo-full", "dpo", False),
+        ("sft.yaml", "out", None, False),
+        ("sft.yaml", "data/zephyr-dpo", None, True),
+        ("undpo.yaml", "out", None, False),
+    ],
+)
+def test_a_file_without_a_key_of_its_training_is_known_by_its_names(
+    file: str, output: str, task: str | None, asked: bool
+) -> None:
+    reading = read({**REWARD, "output_dir": output}, file)
+    assert reading.value("task") == task
+    assert (dropped(reading).get("kind of training") is Effect.NEEDED) is asked
 
 
 GRPO = {"model_name_or_path": "org/model", "dataset_name": "org/sums", "reward_funcs": ["accuracy_reward"]}
@@ -354,7 +372,7 @@ def test_the_weight_of_a_single_reward_is_no_list() -> None:
     assert [entry["weight"] for entry in made] == [2.0]
 
 
-def test_a_mapping_on_the_launch_line_is_json() -> None:
+def test_a_mapping_as_a_text_is_json() -> None:
     reading = read({**FILE, "model_init_kwargs": '{"dtype": "bfloat16"}'})
     assert reading.value("model.dtype") == "bfloat16"
     assert dropped(read({**FILE, "model_init_kwargs": "{dtype"}))["model_init_kwargs"] is Effect.NEEDED
@@ -413,7 +431,7 @@ def test_layers_that_nobody_names_are_pefts_own(tmp_path: Path) -> None:
     assert dropped(reading)["adapter.target_modules"] is Effect.NEEDED
 
 
-def test_one_word_of_a_flag_is_a_name_and_no_pattern() -> None:
+def test_one_name_of_a_layer_is_no_pattern() -> None:
     reading = read({**LORA, "lora_target_modules": "q_proj"})
     assert reading.value("adapter.target_modules") == ["q_proj"]
 
@@ -512,28 +530,6 @@ def test_profiles_of_accelerate() -> None:
     assert read({**FILE, "accelerate_config": "fsdp2"}).value("sharding.engine") == "fsdp"
     assert set(read({**FILE, "accelerate_config": "own.yaml"}).names) == {"own.yaml"}
     assert "sharding.engine" not in read({**FILE, "accelerate_config": "single_gpu"}).taken
-
-
-def test_all_of_it_on_the_launch_line() -> None:
-    place = Place("start.sh", 2)
-    flags = {"model_name_or_path": "org/m", "dataset_name": "org/d", "max_steps": "20", "use_peft": "true"}
-    flags |= {
-        "lora_target_modules": "all-linear",
-        "lora_dropout": "0",
-        "bf16": "false",
-        "eval_strategy": "no",
-    }
-    reading = trl.read("", "start.sh", Call("", None, flags, place, "sft"))
-    assert reading.value("trainer.max_steps") == 20
-    assert reading.value("adapter.target_modules") == "all-linear"
-    assert reading.value("adapter.lora_dropout") == 0
-    assert reading.value("precision") == "fp32"
-    assert "trainer.num_train_epochs" not in reading.taken
-    assert all(found.place == place for found in reading.taken.values() if not found.is_default)
-    call = Call("", None, {"model_name_or_path": "org/other"}, place)
-    over = trl.read(yaml.safe_dump(FILE), "t.yaml", call)
-    assert over.value("model.name_or_path") == "org/other"
-    assert over.taken["model.name_or_path"].place == place
 
 
 def test_secrets_are_not_repeated() -> None:

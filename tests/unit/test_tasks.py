@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.importing.transformers_examples import EXAMPLES
 from launcher.recipe.field_tables import TABLES, task_fields
 from launcher.tasks import DEFAULT_TASK, FORMATS, TASKS, task_named, tasks_of
 from launcher.tasks.task import OPTIONAL_DATA_KEYS
@@ -43,7 +42,6 @@ def test_a_task_is_complete(task) -> None:
     assert task.data_keys <= set(OPTIONAL_DATA_KEYS)
     assert set(task.generated_metrics) <= set(task.metrics)
     assert {form for forms in task.goals.values() for form in forms} <= set(task.formats)
-    assert set(task.known_as.get("transformers", ())) <= set(EXAMPLES), "import reads no other script"
     assert task.argument_table is None or task.argument_table.name in TABLES
     assert not (task.owned_arguments and task.argument_table is None)
     assert set(task.loss_arguments) <= set(task_fields(task.name))

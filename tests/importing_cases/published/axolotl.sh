@@ -1,1 +1,0 @@
-accelerate launch -m axolotl.cli.train ../axolotl_lora.yml --micro_batch_size 2
