@@ -39,6 +39,8 @@ _AXOLOTL: tuple[Row, ...] = (
     ("load_in_4bit", "model.quantization", "nf4 with double quantisation, with adapter: qlora only"),
     ("load_in_8bit", "model.quantization", "int8, with an adapter"),
     ("bnb_config_kwargs", "model.quantization", "quant type and double quantisation"),
+    ("model_quantization_config", "model.name_or_path", "with dequantize a 16-bit checkpoint must be named"),
+    ("model_quantization_config_kwargs", "model.name_or_path", "dequantize alone"),
     ("attn_implementation", "model.attn_implementation", ""),
     ("gradient_accumulation_steps", "trainer.gradient_accumulation_steps", "1 where it is absent"),
     ("batch_size", "trainer.gradient_accumulation_steps", "batch_size // micro_batch_size"),
@@ -59,7 +61,7 @@ _AXOLOTL: tuple[Row, ...] = (
     ("save_steps", "trainer.save_steps", ""),
     ("saves_per_epoch", "trainer.save_steps", "1 / (n x epochs), a share of all steps"),
     ("early_stopping_patience", "early_stopping.patience", ""),
-    ("deepspeed", "sharding", "the file is read, too"),
+    ("deepspeed", "sharding", "the file is read, too; axolotl's deepspeed_configs/ are known"),
     ("fsdp_config", "sharding.engine", "fsdp; offload is listed; with a quantised model the planner chooses"),
     ("fsdp", "sharding.engine", "fsdp"),
     ("context_parallel_size", "sharding", "sp_size with DeepSpeed, else cp_size"),
@@ -70,6 +72,7 @@ _AXOLOTL: tuple[Row, ...] = (
     ("use_comet", "trainer.report_to", "comet_ml"),
     ("use_trackio", "trainer.report_to", "trackio"),
     ("hub_model_id", "trainer.hub_model_id", "with push_to_hub and a private repository"),
+    ("skip_prepare_dataset", "data.overlong", "with rl; of texts it is refused"),
     (
         "excess_length_strategy",
         "data.overlong",
@@ -190,7 +193,7 @@ HANDLED = {"axolotl": _AXOLOTL, "llamafactory": _LLAMAFACTORY, "trl": _TRL}
 """Keys that a reader handles in code."""
 ROW_TYPES: tuple[Row, ...] = (
     ("chat_template", "format: chat", "the template of the tokenizer"),
-    ("sharegpt", "format: chat", "axolotl itself no longer reads it"),
+    ("sharegpt", "format: chat", "axolotl itself refuses it now"),
     ("completion", "format: text", "field becomes columns"),
     *(
         (name, "format: prompt-completion", "with a format_row that makes the same prompt")

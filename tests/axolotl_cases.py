@@ -14,11 +14,19 @@ IMAGES: dict[str, Any] = {
     "datasets": [{"path": "org/vqa", "type": "chat_template"}],
 }
 
+MXFP4 = {
+    "model_quantization_config": "Mxfp4Config",
+    "model_quantization_config_kwargs": {"dequantize": True},
+}
+
 # key -> (what the file says beside FILE, recipe key, value)
 CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "base_model": ({}, "model.name_or_path", "org/model"),
     "model_revision": ({"model_revision": "v1"}, "model.revision", "v1"),
     "revision_of_model": ({"revision_of_model": "v1"}, "model.revision", "v1"),
+    "model_quantization_config": (MXFP4, "model.name_or_path", "org/model"),
+    "model_quantization_config_kwargs": (MXFP4, "model.name_or_path", "org/model"),
+    "skip_prepare_dataset": ({"rl": "dpo", "skip_prepare_dataset": True}, "data.overlong", "truncate"),
     "trust_remote_code": ({"trust_remote_code": True}, "model.trust_remote_code", True),
     "tokens": ({"tokens": ["<a>"]}, "model.add_tokens", ["<a>"]),
     "lora_r": ({}, "adapter.r", 8),

@@ -93,6 +93,8 @@ def take_argument(reading: Reading, given: Given) -> bool:
 def take_field(reading: Reading, given: Given, to: str | None = None) -> None:
     """Take a value for `trainer.<to>` if that field accepts it; else drop it with what is wrong."""
     target = to or RENAMED.get(given.name, given.name)
+    if reading.leaves_open(f"trainer.{target}", given):
+        return
     converted = convert(given.value, _all_fields()[target])
     own = reading.task.name
     task = next((task for task in (None, own, *TASK_TABLES) if target in _fields_of(task)), None)
@@ -131,7 +133,7 @@ def fill_defaults(reading: Reading, defaults: Mapping[str, Any], logging_steps: 
 
     logging_steps: the interval of evaluations where the file has neither eval_steps nor logging_steps.
     """
-    unknown = {entry.key for entry in reading.dropped if entry.effect is Effect.NEEDED}
+    unknown = {entry.key.rpartition(".")[2] for entry in reading.dropped if entry.effect is Effect.NEEDED}
     for key, value in defaults.items():
         name = key.rpartition(".")[2]
         if key == "trainer.num_train_epochs" and "trainer.max_steps" in reading.taken:
@@ -396,6 +398,8 @@ def take_adapter(reading: Reading, name: str, given: Given) -> bool:
         return True
     if name == "task_type":
         _take_task(reading, given)
+        return True
+    if reading.leaves_open(f"adapter.{name}", given):
         return True
     converted = convert(given.value, known.get(name, {"types": ["bool"]}))
     if name == "target_modules" and converted == ["all-linear"]:

@@ -15,6 +15,7 @@ from launcher.importing.arguments import (
     take_quantization,
 )
 from launcher.importing.axolotl_answers import shape_of
+from launcher.importing.axolotl_deepspeed import shipped
 from launcher.importing.conversions import (
     To,
     as_bool,
@@ -30,7 +31,7 @@ from launcher.importing.conversions import (
     whole,
 )
 from launcher.importing.key_tables import Keys, Left, Peer, Tool, load_tool, open_peer
-from launcher.importing.reading import Effect, Given, Reading, shown
+from launcher.importing.reading import EVALUATED, Effect, Given, Reading, shown
 from launcher.importing.rollouts import (
     GENERATION_KEYS,
     needs_length,
@@ -45,6 +46,7 @@ from launcher.importing.row_sources import (
     Shape,
     Sources,
     Turns,
+    leave_columns,
     source_at,
     take_share,
     unknown_fields,
@@ -185,8 +187,8 @@ class _Found(Sources):
     """The chat template of the first data set of chats that names one."""
 
 
-def take_rows(peer: Peer) -> bool:
-    """Take sources, lengths and the loss's tokens; whether there are rows to evaluate on."""
+def take_rows(peer: Peer) -> None:
+    """Take sources, lengths and the loss's tokens."""
     found = _Found()
     streamed = _take_pretraining(peer, found)
     if streamed and peer.get("datasets") is not None:
@@ -195,7 +197,7 @@ def take_rows(peer: Peer) -> bool:
         peer.reading.take("data.train", sources, peer.given("datasets"), said="datasets")
     if peer.reading.value("data.train") is None:
         peer.needs("data.train", "datasets", "no data set could be taken")
-    has_eval = _take_eval(peer, found)
+    _take_eval(peer, found)
     found.take_hooks(peer.reading, "datasets", peer.line("datasets"))
     _take_template(peer, found)
     _take_lengths(peer, found, streamed)
@@ -204,7 +206,6 @@ def take_rows(peer: Peer) -> bool:
     if as_bool(peer.get("shuffle_merged_datasets")) is False and not peer.switch("curriculum_sampling"):
         reason = "rows are shuffled; write trainer.train_sampling_strategy: sequential for their own order"
         peer.drop("shuffle_merged_datasets", Effect.TRAINING, reason)
-    return has_eval
 
 
 def _take_pretraining(peer: Peer, found: _Found) -> bool:
@@ -262,6 +263,14 @@ def _take_packs(peer: Peer) -> None:
         peer.default("data.overlong", "truncate", "sample_packing: false", note)
 
 
+_READ = {
+    "chat": ("messages", "tools", "system"),
+    "image-chat": ("messages", "tools", "system", "images", "image"),
+    "preference": ("prompt", "chosen", "rejected"),
+}
+"""Format -> columns of rows of messages that axolotl reads."""
+
+
 def _sources(peer: Peer, key: str, split: str, found: _Found) -> list[dict[str, Any]]:
     sources = []
     for entry in peer.entries(key, "path and type"):
@@ -271,8 +280,11 @@ def _sources(peer: Peer, key: str, split: str, found: _Found) -> list[dict[str, 
         if source is None or shape is None:
             continue
         columns, form, hook = shape
+        left: dict[str, None] = {}
+        if form in _READ and hook is None:
+            left = leave_columns(source["path"], peer.reading, [columns.get(n, n) for n in _READ[form]])
         for name in _listed(entry.get("name")):
-            one = {**source, "format": form, **({"columns": columns} if columns else {})}
+            one = {**source, "format": form, **({"columns": {**columns, **left}} if columns or left else {})}
             sources.append({**one, "name": str(name)} if name is not None and "name" in source else one)
         found.add(source["path"], form, hook)
     return sources
@@ -341,12 +353,19 @@ def _rows(entry: Peer, found: _Found) -> _Shaped | None:
     if is_old or kind in _CHATS:
         return _chat(entry, is_old, found)
     hint = "write a format_row that makes prompt and completion, and name its file in `python`"
-    entry.drop("type", Effect.NEEDED, _OWN_PROMPT, hint)
+    own = "." in plain or plain.partition(":")[0] in _OWN_TYPES
+    reason = "its prompt is axolotl's own code" if own else f"axolotl {entry.tool.version} has no such type"
+    entry.drop("type", Effect.NEEDED, reason, hint if own else "completion is its type of plain texts")
     return None
 
 
 _CHATS = ("chat_template", "chat_template.default")
-_OWN_PROMPT = "its prompt is axolotl's own code"
+_OWN_TYPES = (
+    "alpaca", "alpaca_chat", "alpaca_instruct", "alpaca_w_system", "concisechoice", "context_qa",
+    "creative_acr", "explainchoice", "gpteacher", "input_output", "jeopardy", "llama2_chat", "messages",
+    "metharme", "oasst", "orcamini", "pygmalion", "reflection", "stepwise_supervised", "summarizetldr",
+)  # fmt: skip
+"""Types whose rows axolotl's own code makes (prompt_strategies/, utils/data/wrappers.py)."""
 
 
 def _chat(entry: Peer, is_old: bool, found: _Found) -> _Shaped:
@@ -357,7 +376,7 @@ def _chat(entry: Peer, is_old: bool, found: _Found) -> _Shaped:
         for name, fallback in zip(("role", "content"), _PAIRS[is_old], strict=True)
     )
     if is_old:
-        entry.drop("type", Effect.NONE, "axolotl 0.21 reads such rows as chat_template")
+        entry.drop("type", Effect.NONE, "axolotl 0.21 refuses it; its rows are read as chat_template")
     for name in properties:
         if name not in ("role", "content"):
             where = entry.given("message_property_mappings").inner(name, properties[name])
@@ -417,6 +436,8 @@ def _masks(entry: Peer) -> None:
 def _pairs(entry: Peer, kind: Any) -> _Shaped | None:
     """Rows of pairs and of labelled answers; chat templates alone need no hook."""
     task = entry.reading.task
+    if kind is None and task.has_reference:  # trl reads the rows as they are
+        return {}, task.formats[0], None
     if task.labels_answers or not task.has_reference or str(kind) not in _CHATS:
         hook = shape_of(entry, kind)
         return None if hook is None else ({}, task.formats[0], hook)
@@ -470,16 +491,18 @@ def _leave(entry: Peer, known: tuple[str, ...]) -> None:
             entry.drop(key, left.effect or Effect.TRAINING, left.reason)
 
 
-def _take_eval(peer: Peer, found: _Found) -> bool:
+def _take_eval(peer: Peer, found: _Found) -> None:
     tests, size = peer.get("test_datasets"), peer.get("val_set_size")
     if not tests:
-        return size is not None and take_share(peer.reading, peer.given("val_set_size"))
-    rows = _sources(peer, "test_datasets", "test", found)
-    if rows:
-        peer.take("data.eval", rows, "test_datasets")
+        if size is not None:
+            take_share(peer.reading, peer.given("val_set_size"))
+        return
+    if rows := _sources(peer, "test_datasets", "test", found):
+        peer.take(EVALUATED, rows, "test_datasets")
+    else:
+        peer.needs(EVALUATED, "test_datasets", "no evaluation data set could be taken")
     if not is_off(size):
         peer.drop("val_set_size", Effect.NONE, "test_datasets are given, too")
-    return bool(rows)
 
 
 def _take_template(peer: Peer, found: _Found) -> None:
@@ -501,7 +524,7 @@ def _take_template(peer: Peer, found: _Found) -> None:
 
 
 def _take_lengths(peer: Peer, found: _Found, streamed: bool) -> None:
-    key = "excess_length_strategy"
+    key, unprepared = "excess_length_strategy", _take_unprepared(peer)
     if peer.reading.task.rolls_out:
         peer.reading.know(key)
         needs_length(peer, "axolotl")
@@ -515,7 +538,7 @@ def _take_lengths(peer: Peer, found: _Found, streamed: bool) -> None:
     strategy, texts_alone = given or "drop", set(found.formats) == {"text"}
     where = Given(key, strategy, peer.line(key))
     if not peer.reading.task.learns:
-        _take_length_of_answers(peer, where, strategy)
+        _take_length_of_answers(peer, peer.given("skip_prepare_dataset") if unprepared else where)
     elif texts_alone:
         peer.default("data.overlong", "split", "type: completion", "texts are cut into pieces there, too")
     else:
@@ -530,7 +553,7 @@ def _take_lengths(peer: Peer, found: _Found, streamed: bool) -> None:
         else:
             peer.reading.take("data.overlong", value, where, said=f"{key}: {given}")
     if peer.reading.task.sees_images:
-        reason = "axolotl neither cuts nor leaves out samples with images; here longer ones are, and counted"
+        reason = "axolotl keeps samples with images whole; longer ones are dropped here, and counted"
         where = Given("sequence_len", peer.values.get("sequence_len", 512), peer.line("sequence_len"))
         peer.reading.drop(where, Effect.TRAINING, reason)
     if given == "raise" and peer.reading.task.learns:
@@ -538,6 +561,16 @@ def _take_lengths(peer: Peer, found: _Found, streamed: bool) -> None:
     if peer.switch("sample_packing") and not streamed:
         peer.take("data.packing", True, "sample_packing")
     _take_flattening(peer)
+
+
+def _take_unprepared(peer: Peer) -> bool:
+    """`skip_prepare_dataset`: whether rows of answers keep their length; other rows would be tokens."""
+    key, task = "skip_prepare_dataset", peer.reading.task
+    if not peer.switch(key) or task.sees_images:
+        return False
+    if is_off(peer.values.get("rl")):
+        peer.refuse(key, "is true: the rows would be tokens already, or what trl makes of them")
+    return True
 
 
 def _take_flattening(peer: Peer) -> None:
@@ -548,18 +581,18 @@ def _take_flattening(peer: Peer) -> None:
         peer.take("data.padding_free", True, key)
 
 
-def _take_length_of_answers(peer: Peer, where: Given, strategy: str) -> None:
-    """Long rows of preference trainings."""
-    key, task = where.name, peer.reading.task
+def _take_length_of_answers(peer: Peer, where: Given) -> None:
+    """Long rows of preference trainings; where: the strategy of the file, or that it has none."""
+    task = peer.reading.task
     if "truncate" in task.overlong:
         reason = "axolotl cuts longer pairs; here they are left out, because a cut answer has another reward"
         where = Given("sequence_len", peer.values.get("sequence_len", 512), peer.line("sequence_len"))
         peer.reading.take("data.overlong", "drop", where, said="sequence_len")
         peer.reading.drop(where, Effect.TRAINING, reason)
         return
-    peer.reading.take("data.overlong", "truncate", where, said=f"{key}: {strategy}")
-    if strategy != "truncate":
-        there = "stops at" if strategy == "raise" else "leaves out"
+    peer.reading.take("data.overlong", "truncate", where, said=f"{where.name}: {shown(where.value)}")
+    if where.value != "truncate":
+        there = {"raise": "stops at", "drop": "leaves out"}.get(where.value, "keeps")
         reason = f"axolotl {there} rows longer than sequence_len; here their answers are cut at the end"
         peer.reading.drop(where, Effect.TRAINING, reason)
 
@@ -664,6 +697,7 @@ def _take_targets(peer: Peer) -> None:
 
 
 def take_bits(peer: Peer, adapted: bool) -> None:
+    _take_stored(peer)
     four, eight, kind = peer.switch("load_in_4bit"), peer.switch("load_in_8bit"), peer.values.get("adapter")
     backend = peer.get("nf4_backend")
     if backend not in (None, "bitsandbytes"):
@@ -680,6 +714,17 @@ def take_bits(peer: Peer, adapted: bool) -> None:
         take_quantization(peer.reading, "int8", peer.given("load_in_8bit"))
     elif four:
         _take_four_bits(peer)
+
+
+def _take_stored(peer: Peer) -> None:
+    """`model_quantization_config`: weights that the checkpoint stores in another form than 16 bits."""
+    key, kind = "model_quantization_config", peer.get("model_quantization_config")
+    options = peer.section("model_quantization_config_kwargs").values if kind is not None else {}
+    if kind is not None and as_bool(options.get("dequantize")):
+        reason = "dequantize trains 16-bit weights, which base_model does not hold"
+        peer.drop(key, Effect.NEEDED, reason, "write model.name_or_path: a checkpoint with 16-bit weights")
+    elif kind is not None:
+        peer.refuse(key, f"is {shown(kind)}: only bitsandbytes quantises here")
 
 
 def _take_four_bits(peer: Peer) -> None:
@@ -740,7 +785,7 @@ def take_steps(peer: Peer) -> None:
                   note="batch_size // micro_batch_size, as for one process")  # fmt: skip
     peer.default(accumulation, 1, "gradient_accumulation_steps")
     peer.default("trainer.average_tokens_across_devices", False, "average_tokens_across_devices")
-    if peer.reading.value("data.eval") is not None:
+    if peer.reading.evaluates:
         size = peer.reading.value("trainer.per_device_train_batch_size")
         peer.default("trainer.per_device_eval_batch_size", size, "eval_batch_size")
     if "trainer.max_steps" not in peer.reading.taken:
@@ -750,7 +795,7 @@ def take_steps(peer: Peer) -> None:
     elif "num_epochs" in peer.values:
         peer.drop("num_epochs", Effect.NONE, "max_steps takes precedence")
     peer.argument("seed")
-    known = any(entry.key == "learning_rate" for entry in peer.reading.dropped)
+    known = any(entry.key.rpartition(".")[2] == "learning_rate" for entry in peer.reading.dropped)
     if "trainer.learning_rate" not in peer.reading.taken and not known:
         peer.reading.needs(
             "trainer.learning_rate", None, "learning_rate is not there, and axolotl requires it"
@@ -817,7 +862,7 @@ def _take_interval(peer: Peer, kind: str) -> float | None:
     return share
 
 
-def take_times(peer: Peer, has_eval: bool) -> None:
+def take_times(peer: Peer) -> None:
     """The intervals of saves and evaluations, and early stopping."""
     if "evaluation_strategy" in peer.values:
         peer.values.setdefault("eval_strategy", peer.get("evaluation_strategy"))
@@ -825,10 +870,10 @@ def take_times(peer: Peer, has_eval: bool) -> None:
     if not peer.reading.value("data.streaming"):  # a stream has no epochs
         peer.default("trainer.save_strategy", "epoch", "save_strategy")
     peer.default("trainer.save_total_limit", 4, "save_total_limit")
-    if not has_eval:
+    if not peer.reading.evaluates:
         for key in ("eval_strategy", "eval_steps", "evals_per_epoch", "early_stopping_patience"):
             if not is_off(peer.get(key)):
-                peer.drop(key, Effect.NONE, "there are no rows to evaluate on, there neither")
+                peer.drop(key, Effect.NONE, "axolotl has no rows to evaluate on either")
         return
     share = _take_interval(peer, "eval")
     if share is not None and share >= 1 and peer.values.get("eval_steps") is None:
@@ -839,7 +884,7 @@ def take_times(peer: Peer, has_eval: bool) -> None:
     )
     patience = as_number(peer.get("early_stopping_patience"))
     if patience is not None and peer.reading.value("trainer.eval_strategy") == "no":
-        reason = "nothing is evaluated during the run, there neither"
+        reason = "axolotl does not evaluate during the run either"
         peer.drop("early_stopping_patience", Effect.NONE, reason)
     elif patience is not None and patience >= 1:
         peer.take("early_stopping.patience", int(patience), "early_stopping_patience")
@@ -856,8 +901,9 @@ _TRACKERS = {
 
 
 def is_recipe(data: Mapping[str, Any]) -> bool:
-    """Whether a YAML's keys are axolotl's."""
-    return "base_model" in data and any(key in data for key in _MARKS)
+    """Whether a YAML's keys are axolotl's; without a model, two of them."""
+    marks = sum(key in data for key in _MARKS)
+    return marks > ("base_model" not in data) and "model_name_or_path" not in data
 
 
 def read(text: str, file: str) -> Reading:
@@ -879,10 +925,10 @@ def read(text: str, file: str) -> Reading:
     take_bits(peer, adapted)
     take_precision(peer, adapted)
     take_kbit_norms(peer.reading, f"adapter: {peer.values.get('adapter')}", "axolotl")
-    has_eval = take_rows(peer)
+    take_rows(peer)
     take_steps(peer)
     take_optimizer(peer)
-    take_times(peer, has_eval)
+    take_times(peer)
     _take_sharding(peer)
     _take_trackers(peer)
     _take_plugins(peer)
@@ -1030,8 +1076,10 @@ def _take_images(peer: Peer) -> None:
 
 def _take_sharding(peer: Peer) -> None:
     options, words = peer.get("fsdp_config"), peer.get("fsdp")
-    if peer.get("deepspeed"):
+    if name := peer.get("deepspeed"):
         peer.argument("deepspeed")
+        if config := shipped(str(name)):
+            peer.reading.shipped[str(name)] = config
     if words:
         peer.take("sharding.engine", "fsdp", "fsdp_config" if options else "fsdp")
         peer.argument("fsdp")

@@ -68,6 +68,10 @@ RANKED: Mapping[str, Ranked] = {
 """Types of rows with `reward_model: true`."""
 
 
+_OWN_TYPES = ("bradley_terry", "chat_template", "chatml", "llama3", "passthrough", "user_defined", "zephyr")
+"""Beginnings of types that axolotl has, with or without a hook here."""
+
+
 def shape_of(entry: Peer, kind: Any) -> Shape | None:
     """The hook of a data set's type; None, with the reason in the reading, where it has none."""
     task = entry.reading.task
@@ -77,7 +81,9 @@ def shape_of(entry: Peer, kind: Any) -> Shape | None:
     shape = known.get(str(kind))
     if shape is None:
         columns = "prompt, completion and label" if task.labels_answers else "prompt, chosen and rejected"
-        reason = "its prompt is axolotl's own code"
+        reason = f"axolotl {entry.tool.version} has no such type"
+        if str(kind).partition(".")[0] in _OWN_TYPES:
+            reason = "its prompt is axolotl's own code"
         entry.drop("type", Effect.NEEDED, reason, f"write a format_row that makes {columns}")
     return shape
 

@@ -18,9 +18,9 @@ from launcher.knowledge.lint.document import Finding, read_json
 TOOL = "DeepSpeed config"
 Lines = Callable[[str], int | None]
 """Dotted key -> line."""
-_ZERO = "zero_optimization"
+_ZERO, _MICRO = "zero_optimization", "train_micro_batch_size_per_gpu"
 _TELLING = (
-    _ZERO, "train_batch_size", "train_micro_batch_size_per_gpu", "fp16", "bf16", "optimizer", "scheduler",
+    _ZERO, "train_batch_size", _MICRO, "fp16", "bf16", "optimizer", "scheduler",
     "gradient_clipping", "zero_allow_untested_optimizer",
 )  # fmt: skip
 # Not read by the Trainer.
@@ -60,7 +60,7 @@ _DEFAULTS: dict[str, Any] = {
     "prescale_gradients": False,
     "dump_state": False,
 }
-_GATHER = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+_GATHER = ("gather_16bit_weights_on_model_save", "gather_fp16_weights_on_model_save")
 _OLD_OFFLOAD = {"cpu_offload": "offload_optimizer", "cpu_offload_params": "offload_param",
                 "cpu_offload_param": "offload_param"}  # fmt: skip
 
@@ -140,7 +140,7 @@ def take_config(reading: Reading, values: Mapping[str, Any], line: Lines) -> Non
 
 
 def _take_batch(config: _Config) -> None:
-    names = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+    names = (_MICRO, "gradient_accumulation_steps", "train_batch_size")
     micro, steps, total = (_whole(config, name) for name in names)
     reading = config.reading
     if micro is not None:
@@ -268,24 +268,32 @@ def _keep(config: _Config) -> None:
     lines = {key: config.line(key) for key in rest}
     reading.know(*rest)
     _drop_unknown(config)
-    given = json.dumps(_nested(rest))
+    given = json.dumps(_complete(_nested(rest)))
     text, left = apply_fixes(given, reading.file)
-    errors = [finding for finding in left if finding.severity == "error" and finding.code not in _OPEN]
     profile = parse_json(text)
-    fixed = [finding for finding in lint_text(given, reading.file) if finding.edits]
     kept = flatten(profile)
-    for finding in [*errors, *(finding for finding in fixed if finding.path not in kept)]:
+    fixed = [finding for finding in lint_text(given, reading.file) if finding.edits]
+    for finding in [*left, *(finding for finding in fixed if finding.path not in kept)]:
         if finding.path in rest:
             _drop_found(reading, finding, Effect.NONE, rest[finding.path], lines[finding.path])
-    for finding in errors:
+    for finding in left:
         if finding.path and finding.path not in rest:
             _drop_found(reading, finding, Effect.NONE, "{…}", config.line(finding.path))
         _remove(profile, finding.path)
-    if profile:
-        reading.profile = profile
+    own = {key for key, value in flatten(profile).items() if value not in ("auto", {})}
+    if said := ", ".join(sorted(own)):
+        reading.profile = _complete(profile)
         first = min((n for n in lines.values() if n is not None), default=None)
-        said = ", ".join(sorted(flatten(profile)))
         reading.take("sharding.config", "profile", Given(said, None, first), said=said)
+
+
+def _complete(config: dict[str, Any]) -> dict[str, Any]:
+    """With what a config of its own must have, so that `lint` finds nothing in the written file."""
+    made = {_MICRO: "auto", _ZERO: {}, **config}
+    for block in ("bf16", "fp16"):
+        if block in config:
+            made[block] = {"enabled": "auto", **config[block]}
+    return made
 
 
 def _drop_found(reading: Reading, finding: Finding, effect: Effect, value: Any, line: int | None) -> None:
@@ -315,7 +323,6 @@ def _drop_unknown(config: _Config) -> None:
 
 _LEARNT = ("zeropp_loco_param",)
 """Keys of older versions that changed which tokens contribute to the loss."""
-_OPEN = ("ds-auto-unresolved", "ds-no-batch-size", "ds-no-zero-block")
 
 
 def _put(config: dict[str, Any], key: str, value: Any) -> None:

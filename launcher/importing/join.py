@@ -13,6 +13,7 @@ from launcher.importing import accelerate, deepspeed, peft
 from launcher.importing.importers import beside, info_of, read_file, read_text, text_of
 from launcher.importing.llamafactory import Info
 from launcher.importing.reading import (
+    EVALUATED,
     Dropped,
     Effect,
     Given,
@@ -95,6 +96,9 @@ def _joined(readings: Sequence[Reading]) -> Imported:
 def _choose(made: Imported, key: str, value: Taken, second: str, tools: Mapping[str, str]) -> None:
     """Choose between the value of a key and that of a `second` tool: one is dropped, or both are refused."""
     before = made.taken[key]
+    if before.value == "auto" and not value.is_default and second == deepspeed.TOOL:  # axolotl's bf16: auto
+        made.taken[key] = value
+        return
     first = tools.get(before.place.file, "")
     if before.is_default:
         # TRL and axolotl pass their default of the precision, against accelerate's file.
@@ -198,6 +202,11 @@ def _take_named(
     elif any(other.tool == deepspeed.TOOL for other in readings):
         where = Given(name, "", place.line)
         reading.drop(where, Effect.NONE, "the DeepSpeed config that is given is used in its place")
+    elif name in reading.shipped:
+        reading.drop(Given(name, "", place.line), Effect.NONE, "it is not here: read as the tool ships it")
+        config = Reading(deepspeed.TOOL, name)
+        deepspeed.take_config(config, reading.shipped[name], lambda _: None)
+        readings.append(config)
     else:
         reading.needs(name, place.line, "this file is named, and is not there", "give it as a FILE too")
 
@@ -222,7 +231,7 @@ def _too_many(readings: Sequence[Reading]) -> list[Problem]:
     for reading in readings:
         before = first.setdefault(_RANKS.get(reading.tool, 1), reading)
         if before is not reading:
-            message = f"a {reading.tool}, and {before.file} is a {before.tool}: one recipe is of one training"
+            message = f"a {reading.tool}, and {before.file} is a {before.tool}: a recipe describes one run"
             problems.append(Problem("import-conflict", message, reading.file, hint="import them one by one"))
     return problems
 
@@ -283,9 +292,9 @@ def _settle_batch(made: Imported) -> None:
 
 
 def _settle_evaluation(made: Imported) -> None:
-    if "data.eval" in made.taken:
+    if made.evaluates:
         if "trainer.eval_strategy" not in made.taken:
-            where = Place(made.taken["data.eval"].place.file)
+            where = Place(made.taken[EVALUATED].place.file if EVALUATED in made.taken else made.file)
             made.taken["trainer.eval_strategy"] = Taken("no", where, "eval_strategy: no", is_default=True)
         return
     asked = made.value("trainer.eval_strategy") not in (None, "no")

@@ -40,6 +40,7 @@ from launcher.importing.row_sources import (
     Shape,
     Sources,
     Turns,
+    leave_columns,
     source_at,
     take_share,
 )
@@ -184,10 +185,10 @@ def take_rows(peer: Peer, stage: str, listing: _Listing) -> None:
                 sources.append(source)
         if sources:
             peer.take(to, sources, key)
-    if "data.train" not in peer.reading.taken:
-        peer.needs("data.train", "dataset", "no data set could be taken")
+        elif to == "data.train" or peer.listed(key):
+            peer.needs(to, key, "no data set could be taken")
     size = peer.get("val_size")
-    if not is_off(size) and "data.eval" in peer.reading.taken:
+    if not is_off(size) and peer.reading.evaluates:
         peer.drop("val_size", Effect.NONE, "eval_dataset is given, too")
     elif not is_off(size):
         take_share(peer.reading, peer.given("val_size"))
@@ -229,10 +230,13 @@ def _source(data: _DataSet, is_listed: bool, base: Path, rows: Sources) -> dict[
         return None
     form, columns, hook = shape
     rows.add(source["path"], form, hook)
+    left: dict[str, None] = {}
+    if hook is None and data.stage != "pt":
+        left = leave_columns(source["path"], data.peer.reading, _columns(entry).values())
     if "num_samples" in entry:
         given = Given(f"{data.given.name} num_samples", entry["num_samples"], data.given.line)
         data.peer.reading.drop(given, Effect.TRAINING, NO_LIMIT)
-    return {**source, "format": form, **({"columns": columns} if columns else {})}
+    return {**source, "format": form, **({"columns": {**columns, **left}} if columns or left else {})}
 
 
 def _address(data: _DataSet, base: Path) -> dict[str, Any] | None:
@@ -259,15 +263,20 @@ def _address(data: _DataSet, base: Path) -> dict[str, Any] | None:
     return source_at(reading, Given(given.name, path, given.line))
 
 
+def _columns(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Field -> column; columns that are given take the defaults of all others away."""
+    given = entry.get("columns")
+    return {str(k): str(v) for k, v in given.items() if v} if isinstance(given, Mapping) else _COLUMNS
+
+
 _Shaped = tuple[str, dict[str, str], Shape | None]
 """(format, columns, hook)."""
 
 
 def _shape(data: _DataSet) -> _Shaped | None:
-    """The rows' shape; columns that are given take the defaults of all others away."""
+    """The rows' shape; None, with the reason in the reading, where it has none."""
     entry, reading = data.entry, data.peer.reading
-    columns = entry.get("columns")
-    columns = {str(k): str(v) for k, v in columns.items() if v} if isinstance(columns, Mapping) else _COLUMNS
+    columns = _columns(entry)
     unread = [name for name in _UNREAD if name in columns]
     unread += ["images"] * ("images" in columns and not reading.task.sees_images)
     ranking, formatting = bool(entry.get("ranking")), str(entry.get("formatting", "alpaca"))
@@ -360,10 +369,9 @@ _KERNELS = {"fa2": "flash_attention_2", "sdpa": "sdpa", "disabled": "eager"}
 
 
 def is_recipe(data: Mapping[str, Any]) -> bool:
-    """Whether a YAML's keys are LLaMA-Factory's."""
-    if "model_name_or_path" not in data:
-        return False
-    return any(key in data for key in _MARKS) or isinstance(data.get("dataset"), str)
+    """Whether a YAML's keys are LLaMA-Factory's; without a model, two of them."""
+    marks = sum(key in data for key in _MARKS) + isinstance(data.get("dataset"), str)
+    return marks > ("model_name_or_path" not in data)
 
 
 def read(text: str, file: str, info: Info | None = None) -> Reading:
@@ -627,7 +635,7 @@ def _take_training(peer: Peer) -> None:
         peer.take("precision", "bf16-true", "pure_bf16")
         peer.reading.know("bf16", "fp16")
     if peer.switch("compute_accuracy"):
-        if "data.eval" in peer.reading.taken and not peer.reading.task.own_metrics:
+        if peer.reading.evaluates and not peer.reading.task.own_metrics:
             peer.take("data.metrics", ["accuracy"], "compute_accuracy")
         else:
             peer.drop("compute_accuracy", Effect.NONE, "nothing is evaluated")

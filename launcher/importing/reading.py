@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -12,6 +14,9 @@ from launcher.recipe.yaml_reader import Document, parse_yaml
 from launcher.tasks import DEFAULT_TASK, task_named
 from launcher.tasks.task import Task
 
+EVALUATED = "data.eval"
+_VARIABLE = re.compile(r"\$\{\w[^}]*\}|\$[A-Z_][A-Z0-9_]*\b|\{\{[^}]*\}\}")
+"""Of a shell, of OmegaConf and of a template: none of the tools replaces them."""
 LONGEST = 100
 """Characters of a value that are shown."""
 KEEP_OUT = "a secret: set it in the environment; no file of a run may hold it"
@@ -132,6 +137,8 @@ class Reading:
     dropped: list[Dropped] = field(default_factory=list)
     names: dict[str, Place] = field(default_factory=dict)
     """Other files that this one names and that belong to the import (a DeepSpeed config) -> where."""
+    shipped: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of these, DeepSpeed configs that the tool ships -> what they set, for where the file is not there."""
     refusals: list[Problem] = field(default_factory=list)
     """Why no recipe can be made of the file: another kind of training, or a contradiction."""
     seen: set[str] = field(default_factory=set)
@@ -149,11 +156,31 @@ class Reading:
 
         A secret is dropped instead.
         """
+        if self.leaves_open(to, replace(given, value=value)):
+            return
         same = type(value) is type(given.value) and value == given.value
         said = said or (given.name if same else f"{given.name}: {shown(given.value)}")
         name = said.partition(":")[0].strip()
         if self._put(to, Taken(value, Place(self.file, given.line), said, note=note), name):
             self.seen.add(name)
+
+    def leaves_open(self, to: str, given: Given) -> bool:
+        """Whether a value holds a variable that no tool fills in: it must be set, where it matters.
+
+        to: the recipe's key; empty for a part of one.
+        """
+        if not isinstance(given.value, str) or _VARIABLE.search(given.value) is None:
+            return False
+        reason = "holds a variable, whose value is not in the file"
+        if to.startswith(("launch.", "trainer.run_name", "trainer.hub_")):
+            self.drop(given, Effect.NONE, reason)
+        elif not to:
+            self.drop(given, Effect.NEEDED, reason, "write its value")
+        else:
+            self.know(given.name)
+            said = f"{shown(given.name)}: {shown(given.value)} {reason}"
+            self.needs(to, given.line, said, "write its value")
+        return True
 
     def default(self, to: str, value: Any, said: str, note: str = "", line: int | None = None) -> None:
         """A default of the other tool, where the file sets nothing. said: its key, or `key: value`."""
@@ -203,6 +230,11 @@ class Reading:
     def task(self) -> Task:
         """The task taken so far; else a recipe's default."""
         return task_named(self.value("task") or DEFAULT_TASK)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there are rows to evaluate on, which may still have to be set."""
+        return EVALUATED in self.taken or any(entry.key == EVALUATED for entry in self.dropped)
 
     def value(self, key: str) -> Any:
         """The value taken for a recipe key, None where there is none."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
 from launcher.importing.conversions import as_number
-from launcher.importing.reading import Effect, Given, Reading, shown
+from launcher.importing.reading import EVALUATED, Effect, Given, Reading, shown
 from launcher.recipe.data_paths import is_glob, is_hub_id, is_package, is_url
 
 BUILDERS = ("json", "csv", "parquet", "text", "arrow")
 """What `load_dataset` takes in the place of a name, for files that a recipe names themselves."""
 NO_LIMIT = "all rows are used: a recipe has no limit of rows"
+_LONGEST = 1_000_000
+"""Bytes of the first row that are looked at."""
 _HUB = re.compile(r"(?:https?://huggingface\.co/datasets/|hf://datasets/)([\w.-]+/[\w.-]+)/?$")
 _SLICE = re.compile(r"([\w.-]+)\[(.*)\]$")
 _ROWS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
@@ -32,6 +35,8 @@ def source_at(
     asked = {key: str(value) for key, value in beside.items() if value not in (None, "")}
     if not isinstance(given.value, str) or not given.value.strip():
         reading.drop(given, Effect.NEEDED, "expected a path or the name of a data set")
+        return None
+    if reading.leaves_open("", given):
         return None
     path = given.value.strip()
     hub = _HUB.match(path)
@@ -59,26 +64,18 @@ def source_at(
     return _local(reading, given, asked)
 
 
-def _evaluation_share(reading: Reading, given: Given) -> float | None:
-    """A share of the training rows to evaluate on; None where it is 0 or is no share."""
+def take_share(reading: Reading, given: Given) -> None:
+    """Take a share of the training rows to evaluate on; a number of rows must be set as their share."""
     size = as_number(given.value)
+    reading.know(given.name)
     if size is None or size < 0:
         reading.drop(given, Effect.NEEDED, "expected a share of the rows")
     elif size >= 1:
-        reading.drop(given, Effect.NEEDED, "a number of rows; a recipe has a share of them",
-                     "write data.eval: {split: 0.05}")  # fmt: skip
+        reason = f"{given.name}: {shown(given.value)} is a number of rows; a recipe has a share of them"
+        hint = f"write data.eval: {{split: SHARE}}, which is {shown(given.value)} / all rows"
+        reading.needs(EVALUATED, given.line, reason, hint)
     elif size > 0:
-        return float(size)
-    reading.know(given.name)
-    return None
-
-
-def take_share(reading: Reading, given: Given) -> bool:
-    """Take a share of the training rows to evaluate on; whether there is one."""
-    share = _evaluation_share(reading, given)
-    if share is not None:
-        reading.take("data.eval", {"split": share}, given, note="other rows of the same number")
-    return share is not None
+        reading.take(EVALUATED, {"split": float(size)}, given, note="other rows of the same number")
 
 
 def _is_here(path: str, folder: Path) -> bool:
@@ -130,6 +127,31 @@ def _split_in(path: str, split: str, folder: Path) -> str | None:
             return f"{path.rstrip('/')}/{inner[0]}"
         return path if split == "train" else None
     return path if split == "train" else None
+
+
+def first_row(path: str, reading: Reading) -> dict[str, Any] | None:
+    """The first row of a .jsonl or .json that is here."""
+    for base in (Path(reading.file).parent, Path()):
+        file = base / path
+        try:
+            if file.suffix in (".jsonl", ".json") and file.is_file():
+                with file.open("rb") as rows:
+                    text = rows.read(_LONGEST).decode("utf-8-sig", "ignore").lstrip()
+                row, _ = json.JSONDecoder().raw_decode(text.removeprefix("[").lstrip())
+                return row if isinstance(row, dict) else None
+        except (OSError, ValueError, RecursionError):
+            return None
+    return None
+
+
+def leave_columns(path: str, reading: Reading, read: Collection[str]) -> dict[str, None]:
+    """`columns` that leave out what the other tool does not read of rows that are here: texts and lists.
+
+    A recipe's rows with such columns are refused otherwise, because something of them would be lost.
+    """
+    row = first_row(path, reading) or {}
+    held = {name for name, value in row.items() if value and isinstance(value, str | list | dict | bool)}
+    return {name: None for name in row if name in held and name not in read}
 
 
 SUFFIX = "_hooks.py"

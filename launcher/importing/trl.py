@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.facts.redaction import names_secret
-from launcher.facts.safe_files import parse_json
 from launcher.importing.accelerate import finish_deepspeed, is_option, take_option
 from launcher.importing.arguments import (
     Field,
@@ -34,7 +33,7 @@ from launcher.importing.conversions import (
     whole,
 )
 from launcher.importing.key_tables import Keys, Peer, Tool, load_tool, open_peer
-from launcher.importing.reading import Effect, Given, Reading, shown
+from launcher.importing.reading import EVALUATED, Effect, Given, Reading, shown
 from launcher.importing.rollouts import (
     GENERATION_KEYS,
     OF_TRL,
@@ -44,7 +43,7 @@ from launcher.importing.rollouts import (
     take_rewards,
     take_scale,
 )
-from launcher.importing.row_sources import BUILDERS, source_at, take_share
+from launcher.importing.row_sources import BUILDERS, first_row, source_at, take_share
 from launcher.recipe.field_tables import trainer_fields
 from launcher.recipe.rules import check_environment
 from launcher.recipe.suggestions import TRAINER_REMOVED
@@ -92,8 +91,6 @@ PROFILES: dict[str, dict[str, Any]] = {
 """accelerate_config by name -> recipe keys."""
 
 
-_LONGEST = 1_000_000
-"""Bytes of the first row that are looked at."""
 _TURNS = ("messages", "conversations")
 
 
@@ -135,9 +132,11 @@ def _named(peer: Peer) -> list[dict[str, Any]]:
         rows = source_at(
             peer.reading, Given("dataset_test_split", given.value, given.line), name=several[0], split=test
         )
+        where = Given("dataset_test_split", test, peer.line("dataset_test_split") or given.line)
         if rows is not None:
-            where = Given("dataset_test_split", test, peer.line("dataset_test_split") or given.line)
-            peer.reading.take("data.eval", [rows], where)
+            peer.reading.take(EVALUATED, [rows], where)
+        else:
+            peer.reading.needs(EVALUATED, where.line, "the rows of dataset_test_split could not be taken")
     return [source for source in found if source is not None]
 
 
@@ -260,10 +259,10 @@ def _kind(peer: Peer, source: Mapping[str, Any]) -> str:
     kept = _kept_columns(peer).get(source["path"])
     if kept:
         return "chat" if set(_TURNS) & kept else "other"
-    columns = _first_row(source["path"], Path(peer.reading.file).parent)
+    columns = first_row(source["path"], peer.reading)
     if columns is None:
         return ""
-    return "chat" if set(_TURNS) & columns else "other"
+    return "chat" if set(_TURNS) & columns.keys() else "other"
 
 
 def _kept_columns(peer: Peer) -> dict[str, set[str]]:
@@ -286,23 +285,8 @@ def _has_images(peer: Peer) -> bool:
         peer.values.get("dataset_name"),
         *(entry.get("data_files", entry.get("path")) for entry in entries),
     ]
-    folder = Path(peer.reading.file).parent
-    rows = [_first_row(path, folder) or set() for path in paths if isinstance(path, str)]
+    rows = [set(first_row(path, peer.reading) or {}) for path in paths if isinstance(path, str)]
     return any({"image", "images"} & columns for columns in (*rows, *_kept_columns(peer).values()))
-
-
-def _first_row(path: str, folder: Path) -> set[str] | None:
-    """Columns of the first row of a .jsonl that is here."""
-    for base in (folder, Path()):
-        file = base / path
-        try:
-            if file.suffix == ".jsonl" and file.is_file():
-                with file.open("rb") as lines:
-                    row = parse_json(lines.readline(_LONGEST))
-                return set(row) if isinstance(row, dict) else None
-        except (OSError, ValueError):
-            return None
-    return None
 
 
 _MARKS = (
@@ -328,11 +312,12 @@ _NAMING = ("output_dir", "hub_model_id", "run_name")
 
 
 def is_recipe(data: Mapping[str, Any]) -> bool:
-    """Whether a YAML's keys are TRL's, if they are no other tool's."""
+    """Whether a YAML's keys are TRL's, if they are no other tool's; without a model, two of them."""
+    marks = sum(key in data for key in _MARKS)
     if "model_name_or_path" not in data:
-        return False
+        return marks > 1
     listed = isinstance(data.get("datasets"), list)
-    return listed or any(key in data for key in _MARKS) or bool(data.keys() & trainer_fields().keys())
+    return listed or marks > 0 or bool(data.keys() & trainer_fields().keys())
 
 
 def read(text: str, file: str) -> Reading:

@@ -58,7 +58,8 @@ def test_an_axolotl_recipe_brings_its_deepspeed_config(
     recipe = load_recipe("mine.yaml").recipe
     assert (recipe.sharding.zero_stage, recipe.model.name_or_path) == (2, "bigcode/starcoder")
     assert json.loads(Path("mine_deepspeed.json").read_text()) == {
-        "zero_optimization": {"overlap_comm": True, "reduce_bucket_size": 200_000_000}
+        "train_micro_batch_size_per_gpu": "auto",
+        "zero_optimization": {"overlap_comm": True, "reduce_bucket_size": 200_000_000},
     }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from axolotl_cases import CASES, FILE, FULL
+from axolotl_cases import CASES, FILE, FULL, MXFP4
 from every import every
 from migration_tables import HANDLED
 
@@ -665,7 +666,75 @@ def test_where_rows_lie(tmp_path: Path) -> None:
         "path": "org/x", "format": "text", "columns": {"text": "body"}}  # fmt: skip
     several = read({**FILE, "datasets": [{"path": "org/x", "type": "completion", "name": ["a", "b"]}]})
     assert [source["name"] for source in several.value("data.train")] == ["a", "b"]
-    assert dropped(read({**FILE, "val_set_size": 1024}))["val_set_size"] is Effect.NEEDED
+
+
+def test_a_number_of_evaluation_rows_is_asked_for_and_keeps_what_needs_them() -> None:
+    reading = read({**FILE, "val_set_size": 32, "evals_per_epoch": 4, "early_stopping_patience": 2})
+    assert dropped(reading) == {"data.eval": Effect.NEEDED}
+    assert reading.value("trainer.eval_strategy") == "steps"
+    assert reading.value("early_stopping.patience") == 2
+    assert reading.value("trainer.per_device_eval_batch_size") == 1
+    tests = {"test_datasets": [{"path": "imdb", "type": "completion"}], "early_stopping_patience": 2}
+    reading = read({**FILE, **tests, "eval_steps": 5})
+    assert reading.value("early_stopping.patience") == 2
+    assert dropped(reading)["data.eval"] is Effect.NEEDED
+
+
+def test_added_tokens_keep_their_blanks() -> None:
+    special = {"special_tokens": {"additional_special_tokens": [" [/INST]"]}}
+    reading = read({**FILE, "tokens": [" a", "b "], **special})
+    assert reading.value("model.add_tokens") == [" a", "b ", " [/INST]"]
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "words"),
+    [
+        ({"type": "sharegpt"}, "datasets[0].type", "refuses"),
+        ({"type": "text"}, "datasets[0].type", "no such type"),
+        ({"type": "oasst"}, "datasets[0].type", "own code"),
+        ({"type": "my.module"}, "datasets[0].type", "own code"),
+    ],
+)
+def test_a_type_without_a_hook_has_its_own_reason(more: dict[str, Any], key: str, words: str) -> None:
+    reading = read({**FILE, "datasets": [{"path": "org/x", **more}]})
+    assert words in next(entry.reason for entry in reading.dropped if entry.key == key)
+
+
+def test_preferences_without_a_type_are_read_as_they_are() -> None:
+    pairs = {**FILE, "rl": "dpo", "datasets": [{"path": "org/x"}], "skip_prepare_dataset": True}
+    reading = read(pairs)
+    assert not reading.refusals
+    assert reading.value("data.train") == [{"path": "org/x", "format": "preference"}]
+    assert dropped(reading) == {"skip_prepare_dataset": Effect.TRAINING}
+    odd = read({**pairs, "datasets": [{"path": "org/x", "type": "text"}]})
+    assert "no such type" in next(e.reason for e in odd.dropped if e.key == "datasets[0].type")
+
+
+def test_weights_in_another_form_are_no_quantisation_when_they_are_dequantised() -> None:
+    reading = read({**FILE, **MXFP4})
+    assert (reading.refusals, dropped(reading)) == ([], {"model_quantization_config": Effect.NEEDED})
+    kept = read({**FILE, "model_quantization_config": "Mxfp4Config"})
+    assert [problem.path for problem in kept.refusals] == ["model_quantization_config"]
+
+
+def test_variables_are_no_values() -> None:
+    variables = {"base_model": "${MODEL}", "learning_rate": "$LR", "wandb_name": "run-${N}"}
+    rows = [{"path": "${DATA}/a.jsonl", "type": "completion"}, *FILE["datasets"]]
+    reading = read({**FILE, **variables, "datasets": rows, "tokens": ["$"]})
+    needed = {"model.name_or_path", "trainer.learning_rate", "datasets[0].path"}
+    found = dropped(reading)
+    assert {key for key, effect in found.items() if effect is Effect.NEEDED} == needed
+    assert found["wandb_name"] is Effect.NONE
+    assert not {"model.name_or_path", "trainer.learning_rate"} & reading.taken.keys()
+
+
+def test_columns_that_axolotl_does_not_read_are_left_out(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "a"}]
+    row = {"id": 3, "prompt": "b", "messages": turns, "tools": [], "system": "s", "good": True}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    file = yaml.safe_dump({**FILE, "datasets": [{"path": "rows.jsonl", "type": "chat_template"}]})
+    (source,) = axolotl.read(file, str(tmp_path / "a.yaml")).value("data.train")
+    assert source["columns"] == {"prompt": None, "good": None}
 
 
 def test_a_strategy_for_long_rows_that_is_none() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from every import every
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import RecipeError
 from launcher.importing import deepspeed
 from launcher.importing.reading import Effect, Reading
-from launcher.knowledge.lint.check import read_profile
+from launcher.knowledge.lint.check import lint_text
 
 
 def read(config: dict[str, Any]) -> Reading:
@@ -144,11 +145,27 @@ def test_what_is_left_is_a_profile_that_a_recipe_takes() -> None:
         "comms_logger": {"enabled": True}, "wall_clock_breakdown": False, "monitor_config": {"enabled": True},
     })  # fmt: skip
     assert made.profile == {
+        "train_micro_batch_size_per_gpu": "auto",
         "zero_optimization": {"overlap_comm": False, "stage3_max_live_parameters": 500_000_000},
         "comms_logger": {"enabled": True},
     }
-    assert read_profile(json.dumps(made.profile).encode(), "x.json")[1] == []
     assert taken(made)["sharding.config"] == "profile"
+
+
+def test_the_written_files_lint_clean() -> None:
+    """Of published configs."""
+    lines = (Path(__file__).parent / "ds_examples.jsonl").read_text(encoding="utf-8").splitlines()
+    written, offenders = 0, {}
+    for line in lines:
+        example, config = json.loads(line), {}
+        for key, value in example["facts"].items():
+            deepspeed._put(config, key, value)
+        if profile := read(config).profile:
+            written += 1
+            if findings := lint_text(json.dumps(profile), "x.json"):
+                offenders[example["url"]] = findings
+    assert written > 40
+    assert offenders == {}
 
 
 def test_defaults_and_autos_leave_no_profile() -> None:
@@ -157,7 +174,9 @@ def test_defaults_and_autos_leave_no_profile() -> None:
 
 def test_loss_scaling_stays_with_fp16() -> None:
     made = read({"fp16": {"enabled": True, "loss_scale_window": 500}})
-    assert made.profile == {"fp16": {"loss_scale_window": 500}}
+    assert made.profile["fp16"] == {"enabled": "auto", "loss_scale_window": 500}
+    assert taken(made)["sharding.config"] == "profile"
+    assert made.taken["sharding.config"].said == "fp16.loss_scale_window"
 
 
 def test_a_key_twice_is_refused_as_deepspeed_does() -> None:
@@ -180,6 +199,7 @@ _VALUES = st.one_of(st.booleans(), st.integers(-3, 9), st.floats(allow_nan=False
                     st.sampled_from(["auto", "cpu", "x", None, [], {}]))  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=6))
 def test_no_key_vanishes(flat: dict[str, Any]) -> None:
     config: dict[str, Any] = {}
@@ -195,6 +215,7 @@ def test_no_key_vanishes(flat: dict[str, Any]) -> None:
     told = made.seen | {refusal.path for refusal in made.refusals}
     for key in deepspeed.flatten(config):
         assert key in told or key.partition(".")[0] in told, key
+    assert not made.profile or lint_text(json.dumps(made.profile), "x.json") == []
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ import pytest
 from every import every
 
 from launcher.errors import RecipeError
+from launcher.importing.axolotl_deepspeed import SHIPPED
 from launcher.importing.importers import LARGEST, read_file
-from launcher.importing.join import Imported, import_files
+from launcher.importing.join import PROFILE, Imported, import_files
 from launcher.importing.reading import Effect
 from launcher.importing.writing import files_of, recipe_text
+from launcher.knowledge.lint.check import lint_text
 from launcher.recipe.yaml_reader import parse_yaml
 from launcher.recipe.yaml_writer import flow
 
@@ -206,6 +208,33 @@ def test_what_a_recipe_refuses_beside_the_rest_is_listed(
     made = folder.read(lf_yaml={**FULL, **given})
     assert gone not in made.taken
     assert gone.removeprefix("trainer.") in {entry.key for entry in made.dropped}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_configs_that_axolotl_ships_are_known_by_name_and_content(folder: Folder, name: str) -> None:
+    file = f"deepspeed_configs/{name}.json"
+    rows = [{"path": "org/rows", "type": "completion"}]
+    recipe = {"base_model": "a/b", "datasets": rows, "bf16": "auto", "learning_rate": 1e-4, "deepspeed": file}
+    lora = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}
+    by_name = folder.read(a_yaml={**recipe, **lora})
+    assert {entry.effect for entry in by_name.dropped} == {Effect.NONE}
+    assert taken(by_name)["precision"] == ("bf16" if "bf16" in name else "auto")
+    assert lint_text(by_name.texts[PROFILE], "x.json") == []
+    (folder.path / "deepspeed_configs").mkdir()
+    content = {**SHIPPED[name], "gradient_clipping": "auto", "train_micro_batch_size_per_gpu": "auto"}
+    (folder.path / file).write_text(json.dumps(content))
+    by_content = folder.read(a_yaml={**recipe, **lora})
+    assert (taken(by_content), by_content.texts) == (taken(by_name), by_name.texts)
+    (folder.path / file).write_text(json.dumps({"zero_optimization": {"stage": 0}}))
+    assert taken(folder.read(a_yaml={**recipe, **lora}))["sharding.zero_stage"] == 0
+
+
+def test_a_number_of_evaluation_rows_drops_no_evaluation(folder: Folder) -> None:
+    evaluated = {"test_split_size": 500, "eval_strategy": "steps", "load_best_model_at_end": True}
+    made = folder.read(sft_yaml={**SFT, **evaluated})
+    assert {(entry.key, entry.effect) for entry in made.dropped} == {("data.eval", Effect.NEEDED)}
+    assert taken(made)["trainer.eval_strategy"] == "steps"
+    assert taken(made)["trainer.load_best_model_at_end"] is True
 
 
 def test_evaluation_rows_without_a_time_are_not_evaluated(folder: Folder) -> None:

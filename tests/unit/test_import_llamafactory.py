@@ -341,7 +341,7 @@ def test_a_reward_model() -> None:
         ({"rope_scaling": "linear"}, "rope_scaling", Effect.TRAINING),
         ({"enable_thinking": False}, "enable_thinking", Effect.TRAINING),
         ({"mix_strategy": "interleave_under"}, "mix_strategy", Effect.TRAINING),
-        ({"val_size": 500}, "val_size", Effect.NEEDED),
+        ({"val_size": 500}, "data.eval", Effect.NEEDED),
         ({"packing": True}, "packing", Effect.TRAINING),
         ({"cutoff_length": 9}, "cutoff_length", Effect.TRAINING),
         ({"finetuning_type": "full", "lora_rank": 8}, "lora_rank", Effect.NONE),
@@ -467,10 +467,24 @@ def test_broken_yaml_is_an_error() -> None:
         llamafactory.read("a: [", "l.yaml")
 
 
+def test_columns_that_nobody_reads_there_are_left_out(tmp_path: Path) -> None:
+    row = {"conversations": [{"from": "human", "value": "a"}], "system": "s", "tools": "", "n": 1}
+    (tmp_path / "rows.json").write_text(json.dumps([row, row]))
+    info = {"mine": {"file_name": "rows.json", "formatting": "sharegpt"}}
+    text = yaml.safe_dump({**FILE, "dataset": "mine"})
+    reading = llamafactory.read(text, str(tmp_path / "l.yaml"), (info, str(tmp_path / "i.json")))
+    (source,) = reading.value("data.train")
+    assert source["columns"]["system"] is None
+    assert "n" not in source["columns"]
+
+
 def test_whose_file_it_is() -> None:
     assert llamafactory.is_recipe(FILE)
     assert llamafactory.is_recipe({"model_name_or_path": "m", "dataset": "a,b"})
     assert not llamafactory.is_recipe({"model_name_or_path": "m", "dataset_name": "a/b", "lora_r": 8})
+    without = {key: value for key, value in FILE.items() if key != "model_name_or_path"}
+    assert llamafactory.is_recipe(without)
+    assert dropped(read(without))["model.name_or_path"] is Effect.NEEDED
     assert not read(FILE).dropped
 
 
