@@ -50,6 +50,11 @@ OPTIMIZER_PARAMS = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps"
 """optimizer.params key -> TrainingArguments field that must have the same value."""
 FROM_PROFILE = "from the base profile"
 """The reason of a setting that the profile sets."""
+_LOSS_SCALING = {
+    "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2,
+    "min_loss_scale": 1,
+}  # fmt: skip
+"""fp16 without a profile's own: 0 is dynamic scaling; the others are DeepSpeed's defaults, written out."""
 PRINT_NEVER = 1_000_000_000
 """steps_per_print: DeepSpeed's own step lines are off, since the Trainer logs."""
 
@@ -166,6 +171,7 @@ def _conflict(draft: Draft, key: str, value: object, setting: str) -> Refusal:
 
 def render_ds_config(plan: Plan) -> dict[str, Any]:
     """The content of ds_config.json: numbers from their TrainingArguments twins, no "auto"."""
+    profile = plan.deepspeed.profile
     config: dict[str, Any] = {
         # train_batch_size is left out: DeepSpeed computes it, so it cannot disagree.
         "train_micro_batch_size_per_gpu": plan.batch.micro,
@@ -173,7 +179,7 @@ def render_ds_config(plan: Plan) -> dict[str, Any]:
         "gradient_clipping": float(plan.trainer.max_grad_norm),
         "zero_optimization": _zero(plan),
         "steps_per_print": PRINT_NEVER,
-        "wall_clock_breakdown": False,
+        "wall_clock_breakdown": profile.get("wall_clock_breakdown", False),
         "zero_allow_untested_optimizer": True,
     }
     tensor = plan.sharding.tp_size
@@ -185,18 +191,11 @@ def render_ds_config(plan: Plan) -> dict[str, Any]:
     if precision == "bf16":
         config["bf16"] = {"enabled": True}
     elif precision == "fp16":
-        # 0 is dynamic scaling; the others are DeepSpeed's defaults, written out.
-        config["fp16"] = {
-            "enabled": True,
-            "loss_scale": 0,
-            "initial_scale_power": 16,
-            "loss_scale_window": 1000,
-            "hysteresis": 2,
-            "min_loss_scale": 1,
-        }
+        scaling = {key: profile.get(f"fp16.{key}", value) for key, value in _LOSS_SCALING.items()}
+        config["fp16"] = {"enabled": True, **scaling}
     if plan.deepspeed.aio:
         config["aio"] = dict(plan.deepspeed.aio)
-    for dotted, value in plan.deepspeed.profile.items():
+    for dotted, value in profile.items():
         _put(config, dotted.split("."), copy.deepcopy(value))
     return config
 

@@ -109,8 +109,6 @@ def take_field(reading: Reading, given: Given, to: str | None = None) -> None:
 def convert(value: Any, entry: Mapping[str, Any]) -> Any:
     """A value in the type of its field: numbers and JSON as text, and what YAML 1.1 reads otherwise."""
     kinds = set(entry["types"])
-    if isinstance(value, tuple):
-        value = list(value)
     if value is False and "no" in entry.get("choices", ()) and "bool" not in kinds:
         return "no"  # an unquoted `no`, as PyYAML reads it
     if isinstance(value, str):
@@ -308,7 +306,7 @@ _STRATEGIES = {
 def take_fsdp(reading: Reading, given: Given) -> None:
     """`fsdp: "full_shard auto_wrap"` of TrainingArguments; true and "" as its newer and older forms."""
     value, name = given.value, given.name
-    text = shown(value).lower() if not isinstance(value, list | tuple) else " ".join(map(str, value))
+    text = shown(value).lower() if not isinstance(value, list) else " ".join(map(str, value))
     words = [word.rpartition(".")[2].strip("'\"[]").lower() for word in text.replace(",", " ").split()]
     reading.know(name)
     if not words or words == ["false"]:

@@ -191,6 +191,6 @@ def if_on(value: Any) -> bool | None:
 def texts(value: Any) -> list[str] | None:
     """A list of texts as they are, or one text with commas and blanks; None where it is empty."""
     items = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(items, list | tuple) or any(isinstance(item, dict | list) for item in items):
+    if not isinstance(items, list) or any(isinstance(item, dict | list) for item in items):
         raise ValueError("a list of texts")
     return [str(item) for item in items if str(item)] or None

@@ -370,7 +370,7 @@ def _settle_hardware(made: Imported) -> None:
     """`hardware` needs a device, which no other tool names: the numbers become a note."""
     total, nodes = made.taken.pop("hardware.total", None), made.value("hardware.num_nodes")
     each, count = "hardware.devices_per_node", nodes or 1
-    if total is not None and each not in made.taken:
+    if total is not None:
         if total.value % count:
             reason = f"{total.value} processes do not divide over {count} nodes"
             hint = "accelerate's num_processes counts those of all nodes"

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from launcher.facts.safe_files import parse_json
-from launcher.importing.arguments import Field, take_adapter, take_argument, take_field
+from launcher.importing.arguments import Field, take_argument, take_field
 from launcher.importing.conversions import To, as_bool, is_off, texts
 from launcher.importing.reading import Effect, Given, Reading, read_yaml, shown
 from launcher.recipe.field_tables import trainer_fields
@@ -156,10 +156,6 @@ class Peer:
                 take_field(self.reading, self.given(key), to or key)
             elif key in self.values:
                 take_argument(self.reading, self.given(key))
-
-    def adapter(self, key: str, to: str) -> None:
-        """A key that is a field of LoraConfig."""
-        take_adapter(self.reading, to, self.given(key))
 
     def drop(self, key: str, effect: Effect, reason: str, hint: str = "") -> None:
         """A key without a recipe key."""

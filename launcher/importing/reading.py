@@ -38,7 +38,7 @@ def is_secret(key: str, value: object) -> bool:
         return False
     if isinstance(value, dict):
         return any(looks_secret(str(name)) or is_secret(str(name), item) for name, item in value.items())
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return any(is_secret(key, item) for item in value)
     name = key.rpartition(".")[2].replace("-", "_")
     return is_written_secret(name, str(value)) or looks_secret(str(value))

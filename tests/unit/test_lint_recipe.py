@@ -7,6 +7,7 @@ import json
 import pytest
 from factories import BASE, facts, plan, recipe
 
+from launcher.engines.deepspeed_config import render_ds_config
 from launcher.errors import RecipeError
 from launcher.inputs.planning_facts import load_profile
 from launcher.knowledge.lint.against_recipe import AgainstRecipe
@@ -119,6 +120,16 @@ def test_a_base_profile_may_leave_to_the_plan_what_the_plan_decides(tmp_path):
     profile, _ = profile_of(tmp_path, '{"zero_optimization": {"stage": 2, "overlap_comm": "auto"}}')
     made = make_plan(recipe(tmp_path), facts(profile=profile))
     assert made.sharding.zero_stage == 2
+
+
+def test_loss_scaling_of_a_base_profile_is_in_the_config(tmp_path):
+    """And an empty block of it leaves the plan's own."""
+    text = '{"fp16": {"loss_scale_window": 500}, "zero_optimization": {}, "wall_clock_breakdown": true}'
+    profile, file = profile_of(tmp_path, text)
+    asked = recipe(tmp_path, precision="fp16", sharding__zero_stage=2, sharding__config=str(file))
+    config = render_ds_config(make_plan(asked, facts(profile=profile)))
+    assert (config["fp16"]["loss_scale_window"], config["fp16"]["hysteresis"]) == (500, 2)
+    assert (config["zero_optimization"]["stage"], config["wall_clock_breakdown"]) == (2, True)
 
 
 @pytest.mark.parametrize(
