@@ -321,7 +321,7 @@ def _settle_metric(made: Imported) -> None:
         made.taken["data.metrics"] = Taken([name], best.place, best.said, note="it may be counted otherwise")
     else:
         reason = "no metric here has that name"
-        hint = "move that into a hooks.py as compute_metrics(prediction), and write python: hooks.py"
+        hint = "write a function compute_metrics(prediction) in a hooks.py, and python: hooks.py"
         shorter = replace(best, said="metric_for_best_model")
         made.dropped.append(shorter.dropped(Effect.NEEDED, reason, hint))
 

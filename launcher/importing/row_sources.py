@@ -69,7 +69,8 @@ def take_share(reading: Reading, given: Given) -> None:
     size = as_number(given.value)
     reading.know(given.name)
     if size is None or size < 0:
-        reading.drop(given, Effect.NEEDED, "expected a share of the rows")
+        reason = f"{given.name}: {shown(given.value)} is no share of the rows"
+        reading.needs(EVALUATED, given.line, reason, "write data.eval: {split: SHARE}")
     elif size >= 1:
         reason = f"{given.name}: {shown(given.value)} is a number of rows; a recipe has a share of them"
         hint = f"write data.eval: {{split: SHARE}}, which is {shown(given.value)} / all rows"
@@ -130,15 +131,17 @@ def _split_in(path: str, split: str, folder: Path) -> str | None:
 
 
 def first_row(path: str, reading: Reading) -> dict[str, Any] | None:
-    """The first row of a .jsonl or .json that is here."""
+    """The first row of a .jsonl that is here, or of a .json with a list or with rows in lines."""
     for base in (Path(reading.file).parent, Path()):
         file = base / path
         try:
             if file.suffix in (".jsonl", ".json") and file.is_file():
                 with file.open("rb") as rows:
-                    text = rows.read(_LONGEST).decode("utf-8-sig", "ignore").lstrip()
-                row, _ = json.JSONDecoder().raw_decode(text.removeprefix("[").lstrip())
-                return row if isinstance(row, dict) else None
+                    text = rows.read(_LONGEST).decode("utf-8-sig", "ignore").strip()
+                first = text.removeprefix("[").lstrip()
+                row, end = json.JSONDecoder().raw_decode(first)
+                alone = file.suffix == ".json" and end == len(text)  # an object that may hold the rows
+                return row if isinstance(row, dict) and not alone else None
         except (OSError, ValueError, RecursionError):
             return None
     return None

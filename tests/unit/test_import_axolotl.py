@@ -669,6 +669,7 @@ def test_where_rows_lie(tmp_path: Path) -> None:
 
 
 def test_a_number_of_evaluation_rows_is_asked_for_and_keeps_what_needs_them() -> None:
+    assert dropped(read({**FILE, "val_set_size": "many"})) == {"data.eval": Effect.NEEDED}
     reading = read({**FILE, "val_set_size": 32, "evals_per_epoch": 4, "early_stopping_patience": 2})
     assert dropped(reading) == {"data.eval": Effect.NEEDED}
     assert reading.value("trainer.eval_strategy") == "steps"

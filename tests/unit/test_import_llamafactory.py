@@ -469,13 +469,16 @@ def test_broken_yaml_is_an_error() -> None:
 
 def test_columns_that_nobody_reads_there_are_left_out(tmp_path: Path) -> None:
     row = {"conversations": [{"from": "human", "value": "a"}], "system": "s", "tools": "", "n": 1}
-    (tmp_path / "rows.json").write_text(json.dumps([row, row]))
+    (tmp_path / "rows.json").write_text(json.dumps([row, row], indent=1))
     info = {"mine": {"file_name": "rows.json", "formatting": "sharegpt"}}
     text = yaml.safe_dump({**FILE, "dataset": "mine"})
     reading = llamafactory.read(text, str(tmp_path / "l.yaml"), (info, str(tmp_path / "i.json")))
     (source,) = reading.value("data.train")
     assert source["columns"]["system"] is None
     assert "n" not in source["columns"]
+    (tmp_path / "rows.json").write_text(json.dumps({"data": [row]}))
+    reading = llamafactory.read(text, str(tmp_path / "l.yaml"), (info, str(tmp_path / "i.json")))
+    assert reading.value("data.train")[0]["columns"] == {"messages": "conversations"}
 
 
 def test_whose_file_it_is() -> None:
