@@ -52,6 +52,7 @@ WITHOUT_A_LOG = {
     "context-parallel-attention",
     "device-assert",
     "heads-not-divisible",
+    "image-pull",
     "parallelism-combined",
     "parallelism-processes",
     "sequence-not-divisible",

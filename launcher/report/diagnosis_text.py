@@ -21,11 +21,14 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
     """All findings, one block each."""
     blocks = [_finding(finding, diagnosis.ranks) for finding in diagnosis.findings]
     blocks += [
-        f"unknown failure{_in_brackets(unknown, diagnosis.ranks)}\n\n{_error(unknown.error)}"
+        f"unknown failure{_in_brackets(unknown, diagnosis.ranks)}\n\n{_error(unknown)}"
         for unknown in diagnosis.unknown
     ]
     if not blocks:
-        text = "no failure found\n" + "".join(_noticed(finding) for finding in diagnosis.noticed)
+        text = "no failure found\n" if diagnosis.succeeded else "no known error, and no sign of success\n"
+        text += "  the last lines:\n" if diagnosis.last_lines else ""
+        text += "".join(f"    {printable(line)}\n" for line in diagnosis.last_lines)
+        text += "".join(_noticed(finding) for finding in diagnosis.noticed)
         return text + (_UNFINISHED.format(printable(diagnosis.unfinished)) if diagnosis.unfinished else "")
     return "\n".join(blocks)
 
@@ -49,11 +52,13 @@ def _finding(finding: Finding, total: int) -> str:
     failure = finding.failure
     lines = [f"{failure.id}: {failure.title}{_in_brackets(finding, total)}"]
     lines += [f"  cause: {failure.cause}", f"  fix: {failure.fix}"]
+    if finding.missing:
+        lines.append(f"  without an error: {whose(finding.missing, None, 0)}; read what it printed last")
     if finding.meant:
         lines.append(f"  did you mean `{finding.meant}`?")
     if finding.recipe:
         lines += ["  recipe:", *(f"    {edit_text(edit)}" for edit in finding.recipe)]
-    return "\n".join(lines) + "\n\n" + _error(finding.error)
+    return "\n".join(lines) + "\n\n" + _error(finding)
 
 
 def _noticed(finding: Finding) -> str:
@@ -83,12 +88,19 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _error(error: Error) -> str:
-    """The place of the error and its traceback, without the middle of a long one."""
+def _error(found: Finding | Unknown) -> str:
+    """The place of the error, its traceback without the middle of a long one, and the chain's other end."""
+    error, other = found.error, found.other_end
     place = f"  in {printable(error.file)}:{error.line}\n" if error.file else ""
     calls = [printable(f"    {f.file}:{f.line} in {f.function}") for f in error.frames]
     if len(calls) > _OUTER + _INNER + 1:
         left_out = len(calls) - _OUTER - _INNER
         calls = [*calls[:_OUTER], f"    … {left_out} more calls", *calls[-_INNER:]]
-    message = "\n".join(f"  {printable(line)}" for line in error.headline.splitlines())
-    return place + "".join(call + "\n" for call in calls) + message + "\n"
+    text = place + "".join(call + "\n" for call in calls) + _headline(error)
+    if other is not None:
+        text += f"  raised {'again as' if other.causes else 'from'}:\n{_headline(other)}"
+    return text
+
+
+def _headline(error: Error) -> str:
+    return "".join(f"  {printable(line)}\n" for line in error.headline.splitlines())

@@ -13,7 +13,8 @@ from rich.traceback import Traceback
 
 from launcher.errors import RecipeError
 from launcher.knowledge.diagnose.examine import Examination, diagnose
-from launcher.knowledge.failures.catalogue import Failure
+from launcher.knowledge.failures.catalogue import FAILURES, Failure
+from launcher.report.diagnosis_text import diagnosis_text
 
 REGISTRY = tuple(
     Failure(name, name, "cause", "mend", "test", (), patterns=(pattern,))
@@ -32,8 +33,8 @@ TRACEBACK = f"""Traceback (most recent call last):
 """
 
 
-def see(text):
-    examination = Examination(REGISTRY)
+def see(text, registry=REGISTRY):
+    examination = Examination(registry)
     examination.read(io.BytesIO(text.encode()), "log", None)
     return examination.verdict()
 
@@ -546,3 +547,80 @@ def test_a_notebooks_traceback_that_is_cut_has_the_class_of_its_first_line():
     diagnosis = see(NOTEBOOK.format(first=CELLS[0], second=CELLS[1], end=""))
     assert name_of(diagnosis) == "unknown"
     assert (diagnosis.unknown[0].error.type, diagnosis.unknown[0].error.message) == ("OutOfMemoryError", "")
+
+
+AFTER = ("(base) user@node1:~/project$ ", "make: *** [Makefile:12: train] Error 1", "real\t0m12.3s", ">>> ")
+LAST_LINES = {
+    "index out of range in self": "token-id-range",
+    "No module named 'accelerate'": "package-missing",
+    "KeyError: 'mistral3'": "model-type-unknown",
+    "MemoryError": "sigkill-oom",
+}
+
+
+def test_a_line_after_the_last_one_changes_no_name():
+    calls = (
+        TRACEBACK.rpartition("torch")[0] + '  File "/v/transformers/configuration_auto.py", line 3, in f\n'
+    )
+    for last, name in LAST_LINES.items():
+        error = {"i": "IndexError: ", "N": "ModuleNotFoundError: "}.get(last[0], "") + last
+        for after in AFTER:
+            (finding,) = see(f"{calls}{error}\n{after}\n", FAILURES).findings
+            assert finding.failure.id == name, (error, after)
+            assert finding.error.headline.startswith(error)
+
+
+@pytest.mark.parametrize(
+    "rest", ["{'labels': 'odd'}", "-------- a box", "KeyError: 'inner'", "ERROR in a kernel"]
+)
+def test_a_message_goes_on_after_a_colon(rest):
+    text = TRACEBACK.replace(OOM, f"RuntimeError: it failed because of:\n{rest}\nand more")
+    (unknown,) = see(text).unknown
+    assert unknown.error.message == f"it failed because of:\n{rest}\nand more"
+
+
+def test_a_step_is_no_part_of_a_message():
+    text = TRACEBACK.replace(OOM, "RuntimeError: retrying:") + "{'loss': 2.5, 'epoch': 0.1}\n" * 4
+    assert name_of(see(text)) is None
+
+
+def test_of_a_chain_both_ends_are_shown():
+    outer = "\nThe above exception was the direct cause of the following exception:\n\n" + TRACEBACK
+    known = TRACEBACK.replace(OOM, "KeyError: 'a'") + outer
+    (finding,) = see(known).findings
+    assert (finding.error.headline, finding.other_end.headline) == (OOM, "KeyError: 'a'")
+    (unknown,) = see(known.replace(OOM, "ValueError: b")).unknown
+    assert (unknown.error.headline, unknown.other_end.headline) == ("KeyError: 'a'", "ValueError: b")
+    (finding,) = see(TRACEBACK + outer.replace(OOM, "ValueError: b")).findings
+    assert (finding.error.headline, finding.other_end.headline) == (OOM, "ValueError: b")
+    for diagnosis in (see(known), see(known.replace(OOM, "ValueError: b"))):
+        assert "KeyError: 'a'" in diagnosis_text(diagnosis)
+    (alone,) = see(TRACEBACK).findings
+    assert alone.other_end is None
+
+
+def test_a_notebook_and_a_cell_of_it_as_json():
+    error = {"ename": "OutOfMemoryError", "evalue": "…", "output_type": "error"}
+    error["traceback"] = [
+        "\x1b[0;31m---------------------------------------------------------------------------\x1b[0m",
+        "\x1b[0;31mOutOfMemoryError\x1b[0m                  Traceback (most recent call last)",
+        "Cell \x1b[0;32mIn[3], line 1\x1b[0m\n\x1b[0;32m----> 1\x1b[0m trainer.train()\n",
+        "File \x1b[0;32m/v/torch/a.py:338\x1b[0m, in run(self)\n--> 338     go()\n",
+        "\x1b[0;31mOutOfMemoryError\x1b[0m: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ]
+    stream = {"name": "stderr", "output_type": "stream", "text": ["loading\n", "ready\n"]}
+    source = ["raise\n", "RuntimeError: in the source\n", "trainer.train()"]
+    cell = {"cell_type": "code", "execution_count": 3, "outputs": [stream, error], "source": source}
+    notebook = {
+        "cells": [{"cell_type": "markdown", "source": ["KeyError: 'no'\n"]}, cell, cell],
+        "metadata": {},
+    }
+    for value in (notebook, cell, error):
+        for indent in (1, None):
+            (finding,) = see(json.dumps(value, indent=indent)).findings
+            assert finding.error.headline.startswith("OutOfMemoryError: CUDA out of memory"), (value, indent)
+            assert [frame.function for frame in finding.error.frames][-1] == "run"
+    notebook["cells"][1:] = [{**cell, "outputs": [stream]}]
+    for indent in (1, None):
+        assert name_of(see(json.dumps(notebook, indent=indent))) is None
+    assert name_of(see('{"cell_type": "code", "outputs": [\n"\\x not JSON"\n{"output_type": ')) is None

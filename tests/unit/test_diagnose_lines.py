@@ -76,7 +76,7 @@ def test_what_is_noticed_is_said_once_and_after_the_verdict():
         SIGNS["omp-threads"] + "\n" + SIGNS["max-steps-wins"] + "\n" + SIGNS["omp-threads"] + "\n"
     )
     text = diagnosis_text(diagnosis)
-    assert text.startswith("no failure found\n")
+    assert text.startswith("no known error")
     assert [line.split(":")[0] for line in text.splitlines() if line.startswith("noticed")] == [
         "noticed omp-threads",
         "noticed max-steps-wins",
@@ -162,3 +162,117 @@ Traceback (most recent call last):
 ValueError: Converting from Tiktoken failed, if a converter for SentencePiece is available, provide a path
 """
     assert ids(see(chain).findings) == [name]
+
+
+NCCL = (
+    "[rank{0}]:[E1103 10:00:00.123 ProcessGroupNCCL.cpp:{1}] [PG ID 0 PG GUID 0(default_pg) Rank {0}] {2}\n"
+)
+BEFORE_EACH = (
+    "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA",
+    "To avoid data inconsistency, we are taking the entire process down.",
+)
+ENDED_WITH = {
+    "NCCL error: remote process exited or there was a network error, NCCL version 2.21.5": "nccl-peer-died",
+    "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)": "nccl-error",
+    "NCCL error: internal error - please report this issue to the NCCL developers, NCCL 2.2": "nccl-error",
+    "CUDA error: an illegal memory access was encountered": "illegal-access",
+    "CUDA error: uncorrectable ECC error encountered": "gpu-faulty",
+    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4": "nccl-timeout",
+}
+
+
+def nccl(rank, message):
+    ended = "Process group watchdog thread terminated with exception: "
+    return "".join(NCCL.format(rank, 607, line) for line in (*BEFORE_EACH, ended + message))
+
+
+def test_errors_of_nccl_are_told_apart_and_the_missing_rank_is_named():
+    for message, name in ENDED_WITH.items():
+        (finding,) = see("[rank2]: training\n" + "".join(nccl(rank, message) for rank in (0, 1, 3))).findings
+        assert (finding.failure.id, finding.ranks) == (name, (0, 1, 3)), message
+        assert finding.missing == ((2,) if name in ("nccl-peer-died", "nccl-timeout") else ()), message
+    (finding,) = see("".join(nccl(rank, next(iter(ENDED_WITH))) for rank in (0, 3))).findings
+    assert finding.missing == (1, 2), "ranks that no log names"
+    (finding,) = see(nccl(3, next(iter(ENDED_WITH)))).findings
+    assert finding.missing == (), "the log of one rank"
+    old = "  what():  " + next(iter(ENDED_WITH)) + "\n"
+    assert ids(see(old).findings) == ["nccl-peer-died"]
+    (unknown,) = see("".join(NCCL.format(0, 607, line) for line in BEFORE_EACH)).unknown
+    assert "taking the entire process down" in unknown.error.message
+
+
+NEW = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of "
+    "79.15 GiB of which {} GiB is free. Including non-PyTorch memory, this process has {} GiB memory in use. "
+    "Of the allocated memory {} GiB is allocated by PyTorch, and {} GiB is reserved by PyTorch but "
+    "unallocated."
+)
+OLD = (
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB (GPU 0; 39.59 GiB total "
+    "capacity; {} GiB already allocated; {} GiB free; {} GiB reserved in total by PyTorch)"
+)
+
+
+def test_the_numbers_of_a_full_device_decide_why_it_is_full():
+    for message, name in {
+        NEW.format(2.0, 0.5, 78.0, 70.0, 7.0): "oom-fragmentation",
+        NEW.format(8.0, 0.5, 78.0, 70.0, 7.0): "cuda-oom",  # less than was requested
+        NEW.format(0.01, 0.005, 78.0, 76.5, 0.4): "cuda-oom",  # what every process has
+        NEW.format(2.0, 0.5, 30.0, 28.0, 0.5): "gpu-in-use",
+        NEW.format(60.0, 0.5, 30.0, 28.0, 0.5): "cuda-oom",  # also more than all others hold
+        OLD.format(0.69, 0.95, 0.46, 1.72): "gpu-in-use",
+        OLD.format(2.0, 30.0, 0.46, 37.5): "oom-fragmentation",
+        OLD.format(2.0, 37.0, 0.46, 37.5): "cuda-oom",
+    }.items():
+        assert ids(see(f"{message}\n").findings) == [name], message
+
+
+POD = "Containers:\n  trainer:\n    State:      Terminated\n      Reason:       {}\n      Exit Code:    {}\n"
+REFUSED = "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
+ENDINGS = {
+    POD.format("OOMKilled", 137): "sigkill-oom",
+    POD.format("Error", 1): "unknown",
+    POD.format("Completed", 0): None,
+    "  Warning  FailedScheduling  9s  scheduler  0/3 nodes are available: 3 Insufficient x.\n": "pod-pending",
+    '  Warning  Failed  2m  kubelet  Failed to pull image "a/b:1": not found\n': "image-pull",
+    "  Normal   Pulled  2m  kubelet  Successfully pulled image\n": None,
+    REFUSED: "slurm-refused",
+    "sbatch: error: Unable to open file job.sh\n": "unknown",
+    "srun: error: Unable to create step for job 12: Job/step already completing or completed\n": "unknown",
+    "llama_model_load: error loading model: tensor 'output.weight' data is not within bounds\n": "unknown",
+    "main: error: unable to load model\n": "unknown",
+    "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected\n": None,
+    '/src/ggml-cuda.cu:70: GGML_ASSERT(!"CUDA error") failed\n': "unknown",
+    "Error: llama runner process has terminated: exit status 2\n": "ollama-load",
+    "Error: pull model manifest: file does not exist\n": "unknown",
+    "The kernel appears to have died. It will restart automatically.\n": "kernel-died",
+    "[ 812.301224] NVRM: Xid (PCI:0000:3b:00): 79, pid=281, GPU has fallen off the bus.\n": "gpu-faulty",
+    "[ 812.301224] NVRM: Xid (PCI:0000:3b:00): 13, pid=281, Graphics Exception\n": "unknown",
+}
+
+
+def test_what_ends_without_a_traceback():
+    for text, name in ENDINGS.items():
+        diagnosis = see(f"starting\n{text}")
+        assert (ids(diagnosis.findings) or ["unknown" if diagnosis.unknown else None]) == [name], text
+
+
+def test_no_failure_is_said_only_with_a_sign_of_success():
+    for success in (
+        "{'train_runtime': 12.5, 'train_loss': 1.5}",
+        POD.format("Completed", 0),
+        "===== test session starts =====\n===== 4 passed in 1.72s =====",
+        "Ran 3 tests in 0.1s\n\nOK",
+    ):
+        diagnosis = see(f"{success}\n")
+        assert (diagnosis.succeeded, diagnosis.last_lines) == (True, ()), success
+        assert diagnosis_text(diagnosis).startswith("no failure found")
+    stopped = see("\x1b[31mloading\x1b[0m\n[rank0]: step 3\n\n" + "row\n" * 30 + "step 4\n")
+    assert (stopped.succeeded, len(stopped.last_lines), stopped.last_lines[-1]) == (False, 10, "step 4")
+    text = diagnosis_text(stopped)
+    assert text.startswith("no known error")
+    assert text.splitlines()[-1].strip() == "step 4"
+    assert see("[rank0]: step 3\n").last_lines == ["step 3"]
+    assert see("").last_lines == []
+    failed = see(f"{REFUSED}")
+    assert (failed.succeeded, failed.last_lines) == (False, ())

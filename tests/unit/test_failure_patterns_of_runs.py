@@ -6,12 +6,19 @@ import re
 
 from every import every
 
+from launcher.knowledge.diagnose.device_memory import CONDITIONS
 from launcher.knowledge.failures.catalogue import CHAPTERS
 from launcher.recipe.field_tables import trainer_fields
 
 READ = ("Launching", "Data", "Resuming and saving", "Memory", "Trackers, hub, caches", "Installed packages")
 ENTRIES = [failure for chapter in READ for failure in CHAPTERS[chapter]]
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+FULL = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB. GPU 2 has a total capacity of "
+    "14.61 GiB of which {} GiB is free. Including non-PyTorch memory, this process has {} GiB memory in "
+    "use. Of the allocated memory {} GiB is allocated by PyTorch, and {} GiB is reserved by PyTorch "
+    "but unallocated."
+)
 CALLS = "\n  File a/trainer.py, line 1, in {}\n  File b.py, line 2, in train"
 
 SPELLINGS = {
@@ -27,11 +34,12 @@ SPELLINGS = {
         "RendezvousConnectionError: The connection to the C10d store has failed. See inner exception",
         "RuntimeError: connect() timed out. Original timeout was 60000 ms.",
         "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+        "DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
     ],
     "illegal-access": [
         "RuntimeError: CUDA error: an illegal memory access was encountered",
         "torch.AcceleratorError: CUDA error: unspecified launch failure",
-        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "CUDA error: an illegal memory access was encountered",
     ],
     "torch-load-refused": [
         "ValueError: Due to a serious vulnerability issue in `torch.load`, even with `weights_only=True`, we"
@@ -59,6 +67,8 @@ SPELLINGS = {
         "Exception: data did not match any variant of untagged enum ModelWrapper at line 12 column 3",
         "Exception: data did not match any variant of untagged enum PyPreTokenizerTypeWrapper at line 4",
         "ValueError: Tokenizer class NewTokenizer does not exist or is not currently imported.",
+        "AttributeError: 'list' object has no attribute 'keys'\n  File /v/transformers/tokenization_utils"
+        "_base.py, line 1190, in _set_model_specific_special_tokens",
     ],
     "package-missing": [
         "ImportError: FlashAttention2 has been toggled on, but it cannot be used due to the following error",
@@ -73,10 +83,16 @@ SPELLINGS = {
         "ModuleNotFoundError: No module named 'transformers.models.gone'",
         "ImportError: transformers>=4.36.2 is required for a normal functioning of this module, but found",
         "ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C",
+        "ModuleNotFoundError: No module named 'triton.ops'",
+        "ModuleNotFoundError: No module named 'triton.ops.matmul_perf_model'",
+        "ImportError: Found an incompatible version of torchao. Found version 0.10.0, but only",
+        "TypeError: Accelerator.unwrap_model() got an unexpected keyword argument 'keep_torch_compile'",
+        "ImportError: cannot import name 'GuidedDecodingParams' from 'vllm.sampling_params' (/v/vllm/x.py)",
     ],
     "no-kernel-image": [
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
         "RuntimeError: CUDA error: invalid device function",
+        "RuntimeError: HIP error: invalid device function",
     ],
     "driver-too-old": [
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
@@ -84,7 +100,12 @@ SPELLINGS = {
     ],
     "include-and-num-gpus": ["ValueError: Cannot specify num_nodes/gpus with include/exclude"],
     "include-bad-slot": ["No slot '7' specified on host 'localhost'", "CUDA error: invalid device ordinal"],
-    "no-gpu": ["RuntimeError: Unable to proceed, no GPU resources available", "No CUDA GPUs are available"],
+    "no-gpu": [
+        "RuntimeError: Unable to proceed, no GPU resources available",
+        "No CUDA GPUs are available",
+        "fp16 mixed precision requires a GPU",
+        "fp16 mixed precision requires a GPU (not 'cpu').",
+    ],
     "local-rank-arg": ["train.py: error: unrecognized arguments: --local_rank=0"],
     "plain-python-deepspeed": ["ModuleNotFoundError: No module named 'mpi4py'"],
     "accelerate-flags": [
@@ -105,6 +126,7 @@ SPELLINGS = {
     "nccl-timeout": [
         "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=875, OpType=ALLREDUCE)",
         "Timed out waiting 1800000ms for recv operation to complete",
+        "Timeout at NCCL work: 60, last enqueued NCCL work: 90, last completed NCCL work: 59.",
     ],
     "rtx40-p2p": ["Using RTX 4000 series doesn't support faster communication broadband via P2P or IB."],
     "notebook-cuda-init": [
@@ -122,6 +144,7 @@ SPELLINGS = {
         "run.sh: line 4:  812 Killed                  python train.py",
         "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.",
         "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
+        "Your session crashed after using all available RAM.",
     ],
     "pad-token-missing": [
         "Asking to pad but the tokenizer does not have a padding token. Please select a token",
@@ -192,8 +215,10 @@ SPELLINGS = {
         OOM,
         "RuntimeError: CUDA error: out of memory",
         "OutOfMemoryError: the hook says so",
+        "RuntimeError: MPS backend out of memory (MPS allocated: 11.14 GB, max allowed: 18.13 GB).",
     ],
-    "oom-fragmentation": [OOM + ". 3.76 GiB is reserved by PyTorch but unallocated."],
+    "oom-fragmentation": [FULL.format(3.91, 1.99, 12.62, 8.5, 3.96)],
+    "gpu-in-use": [FULL.format(0.9, 0.46, 1.9, 0.95, 0.77)],
     "logits-oom": [OOM + CALLS.format("cross_entropy")],
     "eval-oom": [OOM + CALLS.format("evaluation_loop")],
     "whole-model-oom": [OOM + CALLS.format("_configure_distributed_model")],
@@ -230,6 +255,7 @@ SPELLINGS = {
         "system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.18.6",
         "ncclInternalError: Internal check failed.",
         "ncclUnhandledCudaError: Call to CUDA function failed.",
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
     ],
     "nccl-duplicate-gpu": ["Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"],
     "label-out-of-range": [
@@ -299,6 +325,7 @@ SPELLINGS = {
         "_ZN3c104cuda9SetDeviceEi",
         "ImportError: /v/torch/lib/libtorch_cuda.so: undefined symbol: ncclCommRegister",
         "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+        "RuntimeError: operator torchvision::nms does not exist",
     ],
     "glibc-too-old": ["ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found (required by /v/a.so)"],
     "triton-no-compiler": [
@@ -332,6 +359,64 @@ SPELLINGS = {
         "RuntimeError: Data processing error: CAS service error : IO Error: Disk quota exceeded\n"
         "  File /venv/huggingface_hub/file_download.py, line 500, in xet_get",
     ],
+    "nccl-peer-died": [
+        "NCCL error: remote process exited or there was a network error, NCCL version 2.21.5",
+        "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
+        "key-value store by key '0', but store->get('0') got error: Connection reset by peer",
+    ],
+    "gpu-faulty": [
+        "CUDA error: uncorrectable ECC error encountered",
+        "NVRM: Xid (PCI:0000:3b:00): 79, pid=2817, name=python, GPU has fallen off the bus.",
+        "Unable to determine the device handle for GPU0000:03:00.0: Unknown Error",
+    ],
+    "image-tokens-differ": [
+        "ValueError: Image features and image tokens do not match: tokens: 0, features 1972",
+        "ValueError: Image features and image tokens do not match, tokens: 2, features: 4",
+        "Mismatch in `image` token count between text and `input_ids`. Got ids=[1] and text=[2].",
+    ],
+    "dataset-columns-differ": [
+        "datasets.exceptions.DatasetGenerationCastError: An error occurred while generating the dataset",
+        "TypeError: Couldn't cast array of type struct<name: string> to int64",
+        "pyarrow.lib.ArrowInvalid: JSON parse error: Column(/label) changed from number to object in row 3",
+    ],
+    "segmentation-fault": [
+        "failed (exitcode: -11) local_rank: 1 (pid: 5016)",
+        "Segmentation fault (core dumped)",
+    ],
+    "terminal-closed": [
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 1"
+    ],
+    "paging-file": ["OSError: The paging file is too small for this operation to complete. (os error 1455)"],
+    "kernel-died": [
+        "nbclient.exceptions.DeadKernelError: Kernel died",
+        "The Kernel crashed while executing code in the current cell or a previous cell.",
+    ],
+    "cublas-error": [
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m`"
+    ],
+    "grpo-batch": [
+        "The global train batch size (1 x 4) must be evenly divisible by the number of "
+        "generations per prompt (8)",
+        "The global eval batch size (4 * 1) must be divisible by the number of generations used",
+    ],
+    "chat-roles-alternate": [
+        "jinja2.exceptions.TemplateError: Conversation roles must alternate user/assistant/user/assistant/..."
+    ],
+    "config-module-pickle": ["TypeError: cannot pickle 'ConfigModuleInstance' object"],
+    "hub-xet": [
+        "RuntimeError: Data processing error: CAS service error : ReqwestMiddleware Error: Request failed"
+    ],
+    "libuv-missing": [
+        "DistStoreError: use_libuv was requested but PyTorch was built without libuv support, run with"
+    ],
+    "model-class-mismatch": [
+        "ValueError: Unrecognized configuration class <class 'ViTConfig'> for this kind of AutoModel: A"
+    ],
+    "numpy-2": ["AttributeError: _ARRAY_API not found"],
+    "remote-code-old": [
+        "AttributeError: 'DynamicCache' object has no attribute 'get_max_length'. Did you mean"
+    ],
+    "too-many-files": ["OSError: [Errno 24] Too many open files: 'rows.txt'"],
 }
 
 NOTHING_WRONG = [
@@ -381,7 +466,7 @@ def matches(text):
     for failure in ENTRIES:
         for pattern in failure.patterns:
             hit = re.search(pattern, text)
-            if hit:
+            if hit and CONDITIONS.get(failure.id, bool)(text):
                 found[failure.id] = max(found.get(failure.id, 0), hit.end() - hit.start())
     return found
 
@@ -402,11 +487,6 @@ def test_every_failure_with_patterns_has_a_spelling_here():
     """Our own messages are matched too, but come from our own tests."""
     own = {"exit-code-lost", "labels-all-masked"}
     assert {failure.id for failure in ENTRIES if failure.patterns} - own == set(SPELLINGS)
-
-
-def test_memory_in_pieces_needs_gigabytes():
-    small = OOM + ". 1.02 GiB is reserved by PyTorch but unallocated."
-    assert set(matches(small)) == {"cuda-oom"}
 
 
 GONE = (

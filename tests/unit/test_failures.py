@@ -159,7 +159,7 @@ MESSAGES = {
         "LoraConfig.__init__() got an unexpected keyword argument 'lora_alhpa'",
         "Invalid task type: 'CAUSAL'. Must be one of the following task types: SEQ_CLS",
     ],
-    "resized-embeddings-lost": [
+    "adapter-vocabulary": [
         "Error(s) in loading state_dict for PeftModelForCausalLM:\n\tsize mismatch for base_model.model."
         "model.embed_tokens.weight: copying a param with shape torch.Size([32001, 4096]) from checkpoint"
     ],
@@ -226,6 +226,24 @@ MESSAGES = {
         "CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",
     ],
     "jit-no-ninja": ["Unable to JIT load the cpu_adam op due to ninja not being installed."],
+    "fp16-mps": ["fp16 mixed precision requires a GPU (not 'mps')."],
+    "image-pull": [
+        'Failed to pull image "registry/trainer:1": not found',
+        "      Reason:       ImagePullBackOff",
+    ],
+    "ollama-load": [
+        "Error: model requires more system memory (7.3 GiB) than is available (5.1 GiB)",
+        "Error: unable to load model: /root/.ollama/models/blobs/sha256-1c75",
+    ],
+    "labels-all-masked": ["ZeroDivisionError: Unsloth: All labels in your dataset are -100. Training losses"],
+    "gguf-too-new": [
+        "Error: llama runner process has terminated: error loading model: unknown model architecture: 'phi9'"
+    ],
+    "vllm-kv-cache": [
+        "The model's max seq len (4096) is larger than the maximum number of tokens that can be stored "
+        "in KV cache (3664)",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+    ],
     "jit-no-compiler": ["Error building extension 'cpu_adam': [1/3] c++ -MMD -MF cpu_adam.o.d"],
     "jit-cuda-mismatch": [
         ">- DeepSpeed Op Builder: Installed CUDA version 13.1 does not match the version torch was compiled "

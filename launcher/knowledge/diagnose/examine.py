@@ -17,6 +17,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.knowledge.diagnose import forms
 from launcher.knowledge.diagnose.findings import Diagnosis, Error, Finding, Unknown
 from launcher.knowledge.diagnose.matching import (
+    WAITING,
     Lines,
     candidates,
     is_asynchronous,
@@ -110,9 +111,14 @@ class Examination:
             # A launcher's error has no cause; one of a process before it may.
             own = [error for error in left if not is_launchers(error)]
             shown = own[0] if is_launchers(failed[0]) and own else failed[0]
-            unknown = [Unknown(shown.real(), *self._ranks(shown, shown.real()))]
-        noticed = [] if found or unknown else self.lines.noticed()
-        return Diagnosis(found, unknown, max(1, len(self.ranks)), noticed)
+            real = shown.real()
+            unknown = [Unknown(real, *self._ranks(shown, real), other_end=shown.other_end(real))]
+        ranks = max(1, len(self.ranks))
+        if found or unknown:
+            return Diagnosis(found, unknown, ranks, [])
+        succeeded = bool(errors.success) or errors.tests.passed()
+        last_lines = () if succeeded else self.lines.last()
+        return Diagnosis([], [], ranks, self.lines.noticed(), succeeded=succeeded, last_lines=last_lines)
 
     def _known(self, left: Sequence[Error]) -> list[Finding]:
         """The first error that is a known failure, unless an unknown cause comes before it."""
@@ -129,10 +135,25 @@ class Examination:
                     or (forms.KERNEL.search(error.message) and is_asynchronous(e))
                 ]
                 ranks = self._ranks(error, link, *same)
-                return [Finding(self.lines.closer(failure), link, *ranks, meant=meant_field(link.headline))]
+                return [
+                    Finding(
+                        self.lines.closer(failure),
+                        link,
+                        *ranks,
+                        meant=meant_field(link.headline),
+                        other_end=error.other_end(link),
+                        missing=self._missing(left) if failure.id in WAITING else (),
+                    )
+                ]
             if decided is None and error.kind == "traceback" and error.type and is_cause(error):
                 decided = error
         return []
+
+    def _missing(self, errors: Sequence[Error]) -> tuple[int, ...]:
+        """The ranks without an error; also those below the highest that no log names."""
+        failed = set().union(*(error.ranks for error in errors))
+        below = range(max(failed)) if len(failed) > 1 else ()
+        return tuple(sorted((self.ranks | set(below)) - failed)) if failed else ()
 
     def _ranks(self, error: Error, *same: Error) -> tuple[tuple[int, ...], int | None]:
         """All ranks of an error and of those that are the same failure, and its first rank."""
@@ -169,7 +190,8 @@ def diagnose(paths: Sequence[str], registry: Sequence[Failure]) -> Diagnosis:
     for folder in filter(is_run_dir, map(Path, paths)):
         examination.watch.read_run(folder)
         if (folder / "COMPLETED").is_file():
-            return Diagnosis(examination.watch.divergence(registry), [], max(1, len(examination.ranks)))
+            found = examination.watch.divergence(registry)
+            return Diagnosis(found, [], max(1, len(examination.ranks)), succeeded=not found)
         examination.errors.success.clear()  # only the marker proves the success of a run directory
     verdict = examination.verdict()
     for folder in filter(is_run_dir, map(Path, paths)):
@@ -192,7 +214,7 @@ def _as_seen(verdict: Diagnosis, folder: Path) -> Diagnosis:
         killer = "; meanwhile the kernel's OOM killer killed a process" if lost.oom else ""
         error = Error("", lost.message + killer, file=str(folder / "logs" / LOST), line=1)
         unknown = Unknown(error, lost.ranks, min(lost.ranks, default=None))
-        return replace(verdict, unknown=[unknown], noticed=[])
+        return replace(verdict, unknown=[unknown], noticed=[], last_lines=())
     if lost.oom is not False or not verdict.findings:
         return verdict
     first = verdict.findings[0]

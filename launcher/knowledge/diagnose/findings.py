@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from launcher.knowledge.failures.catalogue import Failure
@@ -31,7 +31,7 @@ class Error:
     type: str
     """The exception's class as printed, with its module; empty where the log has none."""
     message: str
-    """The text after the class, all lines."""
+    """The text after the class, all lines, perhaps with a line that another program printed after them."""
     frames: tuple[Frame, ...] = ()
     """The calls as printed: the innermost last."""
     kind: Kind = "traceback"
@@ -73,9 +73,19 @@ class Error:
     def headline(self) -> str:
         return ": ".join(part for part in (self.type, self.message) if part)
 
+    def first_line(self) -> Error:
+        """The same error without the further lines of its message."""
+        return replace(self, message=self.message.partition("\n")[0])
+
     def real(self) -> Error:
         """The exception to show of an unknown failure: the first one of a chain of `raise … from …`."""
         return self.causes[0] if self.causes and self.direct else self
+
+    def other_end(self, shown: Error) -> Error | None:
+        """The other end of a chain of which one exception is shown; None where nothing was raised from it."""
+        if shown is not self:
+            return self
+        return self.causes[0] if self.causes and self.direct else None
 
     def to_json(self) -> dict[str, Any]:
         return {"type": self.type, "message": self.message, "frames": [asdict(f) for f in self.frames]}
@@ -104,6 +114,10 @@ class Finding:
     recipe: tuple[Edit, ...] = ()
     meant: str | None = None
     """The field that a misspelt one resembles."""
+    other_end: Error | None = None
+    """The other end of `raise … from …`: the exception that it was raised again as, or raised from."""
+    missing: tuple[int, ...] = ()
+    """Ranks that the others waited for: those of the logs that do not have the error."""
 
     def to_json(self) -> dict[str, Any]:
         failure = self.failure
@@ -117,6 +131,8 @@ class Finding:
             "changes": dict(failure.changes),
             "recipe": [asdict(edit) for edit in self.recipe],
             "did_you_mean": self.meant,
+            "other_end": self.other_end and self.other_end.to_json(),
+            "missing_ranks": list(self.missing),
         }
 
 
@@ -127,9 +143,11 @@ class Unknown:
     error: Error
     ranks: tuple[int, ...]
     first_rank: int | None
+    other_end: Error | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.error.to_json(), **_place(self)}
+        other = self.other_end and self.other_end.to_json()
+        return {**self.error.to_json(), **_place(self), "other_end": other}
 
 
 def _place(found: Finding | Unknown) -> dict[str, Any]:
@@ -149,6 +167,10 @@ class Diagnosis:
     """If nothing failed: known failures that stop no run, whose signs the logs have."""
     unfinished: str | None = None
     """If nothing failed: a run directory without a result."""
+    succeeded: bool = False
+    """Whether the logs have a sign of success."""
+    last_lines: Sequence[str] = ()
+    """If neither an error nor a success is known: the last lines of the logs."""
 
     def to_json(self) -> Mapping[str, Any]:
         return {
@@ -157,4 +179,6 @@ class Diagnosis:
             "ranks": self.ranks,
             "noticed": [finding.to_json() for finding in self.noticed],
             "unfinished": self.unfinished,
+            "succeeded": self.succeeded,
+            "last_lines": list(self.last_lines),
         }

@@ -55,9 +55,9 @@ DOUBLED = re.compile(rf"(?P<type>[A-Z]\w*{_ENDING})(?P=type)(?:: ?)+(?P<message>
 """The same line of two ranks, written at the same time."""
 
 KILLED = re.compile(
-    r"oom.?kill|Out of memory: Kill|Killed process \d+|OUT_OF_MEMORY|"
+    r"oom.?kill|OOM ?Kill|Out of memory: Kill|Killed process \d+|OUT_OF_MEMORY|"
     r"exits with return code = -?(?:9|137)\s*$|"
-    r"(?:exitcode ?: ?|return ?code |Signal |exit(?:ed with)? code:? ?)-?(?:9|137)\b|SIGKILL|"
+    r"(?:exitcode ?: ?|return ?code |Signal |exit(?:ed with)? code:? ?|Exit Code: +)-?(?:9|137)\b|SIGKILL|"
     r"^(?:\S+: line \d+: +\d+ )?Killed\b|tasks? [\d,-]+: (?:Killed|Out Of Memory)"
 )
 CRASHED = re.compile(
@@ -65,9 +65,10 @@ CRASHED = re.compile(
 )
 EXITED = re.compile(
     r"exits with return code = (-?\d+)\s*$|failed \(exitcode: (-?\d+)\)|^\s*exitcode +: (-?\d+)|"
-    r"Exited with exit code (\d+)|returned non-zero exit status (\d+)"
+    r"^\s*Exit Code: +(\d+)$|Exited with exit code (\d+)|returned non-zero exit status (\d+)"
 )
 SUCCESS = re.compile(
+    r"^\s*Reason: +Completed$|"
     r"'train_runtime'|\"train_runtime\"|train_runtime +=|exits successfully|Training completed\. Do not|"
     r"[Ss]cript completed successfully|^Training (?:completed|complete|finished)"
 )
@@ -85,10 +86,22 @@ ENDED = re.compile(
     r"ambiguous option)|"
     r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+|CANCELLED AT \S+ DUE TO|DUE TO TIME LIMIT|"
     r"^\S*python[\d.]*(?:\.exe)?: "
-    r"(?:Error while finding module specification|No module named |can't open file )"
+    r"(?:Error while finding module specification|No module named |can't open file )|"
+    r"^(?:sbatch|salloc): error: |^srun: (?:error: Unable to |fatal: )|"
+    # What `kubectl describe` prints of a container, and its events.
+    r"^\s*Reason: +(?:Error|Evicted|\w+BackOff|Err\w+|\w+Error|ContainerCannotRun|DeadlineExceeded)$|"
+    r"^\s*Warning +(?:Failed\w*|BackOff|Evicted|OOMKilling) |"
+    # llama.cpp and Ollama
+    r"^(?:llama_(?:model_load|load_model|init_from|new_context)\w*|gguf_init_\w+|common_init_\w+|main|"
+    r"srv +load_model): (?:.{0,80}: )?(?:error\b|failed to |unable to )|"
+    r"^Error: (?:llama runner|model requires|unable to load|\d{3} [A-Z]|pull model|.{0,60}GGUF)"
 )
-"""The last line of a program that argparse, Python itself or a scheduler ended."""
-DIED = re.compile(r"thread terminated with exception|terminate called after throwing")
+"""The last line of a program that argparse, Python itself, a scheduler or an inference engine ended."""
+DIED = re.compile(
+    r"thread terminated with exception|terminate called after throwing|GGML_(?:ASSERT|ABORT)\(|"
+    r"[Kk]ernel (?:appears to have )?died|Kernel crashed|session crashed|NVRM: Xid|fallen off the bus|"
+    r"we are taking the entire process down"
+)
 NATIVE = re.compile(DIED.pattern + r"|^\s*what\(\):|Assertion [`'\"].*failed|^FAILED: |^ninja: |^nvcc fatal")
 KERNEL = re.compile(r"\.cuh?:\d+: .{0,400}Assertion [`'\"]")
 """A failed assertion of a CUDA kernel."""
@@ -110,6 +123,8 @@ WORDS = (
     b"--report_to", b"VISIBLE_DEVICES", b"got forked", b"slow inference", b"slow speed", b"Params4bit",
     b"deprecated and will", b"weight_tying", b"use_cache=True", b"length is longer", b"OMP_NUM_THREADS env",
     b"16bit", b"ignored in loss", b"use_reentrant", b"vocabulary was not", b"o module named", b"can't open",
+    b"Warning  ", b"Reason:", b"BackOff", b"GGML_A", b"Xid", b"fallen off", b"unable to",
+    b'"cell_type"', b'"output_type"', b'"source"',
     # What the reports of pytest and unittest contain.
     b"test session", b"Captured", b" passed", b" failed", b" error", b" skipped", b" xfailed", b" xpassed",
     b" deselected", b"Ran ", b"OK", b"FAILED",

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 from launcher.knowledge.diagnose import forms
+from launcher.knowledge.diagnose.device_memory import CONDITIONS
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.diagnose.reading import Prefixes, clean
 from launcher.knowledge.diagnose.tracebacks import TestRuns
@@ -25,10 +26,15 @@ NEEDS_A_FAILURE = ("cache-disk",)
 """Of those, the ones that are only warnings in a run that continues."""
 TOLD_BEFORE = {"no-grad-fn": "adapter-not-trainable", "tokenizer-file-broken": "tokenizer-packages"}
 """Failure -> a more specific one, if a line before the error matches it."""
+WAITING = ("nccl-timeout", "nccl-peer-died")
+"""Failures of ranks that waited for another one: the rank without the error is the cause."""
 EXPLAINED = ((re.compile(r"Error no file named .{1,200} found in directory"), "zero3-no-gather"),)
 """An error with many possible causes, and the failure that is its cause if the logs have its sign."""
 
-_HOST_KILLED = re.compile(r"oom.?kill|Out of memory: Kill|OUT_OF_MEMORY", re.IGNORECASE)
+_HOST_KILLED = re.compile(
+    r"oom.?kill|Out of memory: Kill|OUT_OF_MEMORY|NVRM: Xid|fallen off the bus", re.IGNORECASE
+)
+"""What the kernel or the scheduler reports."""
 _STEP_ENDED = re.compile(
     r"^srun: error: .{1,200}: tasks? [\d,-]+: (?:Killed|Terminated)\b|"
     r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ \*\*\*\s*$"
@@ -48,7 +54,8 @@ _FOLLOWS = re.compile(
     r"recvValue failed|sendBytes failed|NCCL error|ncclRemoteError|ncclSystemError|remote process exited|"
     r"[Rr]ead error \[|SignalException|got signal: \d+|SIGTERM|Signal 15|exit ?code ?: ?-15|"
     r"KeyboardInterrupt|SystemExit|"
-    r"[Cc]lient socket has |C10d store has failed|RendezvousTimeoutError|connect\(\) timed out\. Original"
+    r"[Cc]lient socket has |C10d store has failed|RendezvousTimeoutError|connect\(\) timed out\. Original|"
+    r"_ARRAY_API not found"  # printed at import, and many programs continue
 )
 _LAUNCHER = re.compile(
     r"ChildFailedError|CalledProcessError|exits with return code|failed \(exitcode|exitcode +:|"
@@ -72,6 +79,8 @@ def recognise(texts: Sequence[str], registry: Iterable[Failure]) -> Failure | No
         for pattern in failure.patterns:
             for text in texts:
                 found = _compiled(pattern).search(text)
+                if found and not CONDITIONS.get(failure.id, bool)(text):
+                    continue
                 length = found.end() - found.start() if found else 0
                 if found and (best is None or length > best[0]):
                     best = (length, failure)
@@ -86,8 +95,13 @@ def recognise_error(error: Error, registry: Sequence[Failure]) -> tuple[Failure,
                 return failure, error
     for link in (error, *reversed(error.causes)):
         # A narrow terminal, or the library that draws tracebacks, may have split the message into lines.
-        message, headline, text = map(_shortened, (link.message, link.headline, link.text()))
-        texts = dict.fromkeys((message, headline, text, " ".join(headline.split())))
+        # Below the message another program may have written, such as make or a shell.
+        forms_of = (link, link.first_line())
+        texts = dict.fromkeys(
+            _shortened(text)
+            for form in forms_of
+            for text in (form.message, form.headline, form.text(), " ".join(form.headline.split()))
+        )
         if (failure := recognise(tuple(texts), registry)) is not None:
             return failure, link
     return None
@@ -194,6 +208,8 @@ def meant_field(message: str) -> str | None:
 
 _TAIL = 40
 """Last lines in which a failure is looked for if only a launcher reported an error."""
+_LAST = 10
+"""Last lines that are shown where nothing is known."""
 _MOST_NOTICED = 20
 
 
@@ -256,6 +272,12 @@ class Lines:
                 if failure is not None:
                     return [Finding(self.closer(failure), _error(line.text, name, number), (), None)]
         return []
+
+    def last(self) -> list[str]:
+        """The last lines, without their prefixes."""
+        prefixes = Prefixes()
+        lines = [line for name, n, raw in self._tail for line in clean(raw, n, name, None, prefixes)]
+        return [line.text for line in lines if line.text.strip()][-_LAST:]
 
     def noticed(self) -> list[Finding]:
         """Failures whose signs the logs have, in the order of their lines."""

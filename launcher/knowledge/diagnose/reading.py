@@ -5,9 +5,10 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import IO
+from typing import IO, Any, Literal
 
 from launcher.facts.safe_files import parse_json
 
@@ -65,6 +66,11 @@ _RECORD = re.compile(r"\s*\{.*\"(?:level|levelname|levelno|severity|lvl|stream)\
 """A line of a log as JSON; a row of data may contain a traceback, too."""
 _TEXT_KEYS = ("log", "message", "msg")
 """Keys of such a line's text."""
+_OUTPUTS = re.compile(r'\s*(?:\{.*)?"(?:output_type|cell_type)": ?"')
+"""A notebook as JSON, or one of its cells: a line of it, or all of it in one line."""
+_SOURCE = re.compile(r'\s*"source": ?\[')
+_STRING = re.compile(r'\s*"(?:[^"\\]|\\.)*",?\s*')
+"""A line of a notebook's output or source, as JSON."""
 _ESCAPED = r"Traceback (most recent call last):\n"
 _CALLSTACK = '"py_callstack": "'
 """The key of a traceback in torchelastic's error file, which its launcher prints line by line."""
@@ -175,6 +181,8 @@ class Prefixes:
         self._quoted = 0
         self._ahead: int | None = None
         """Difference of the last line's number and `filled`."""
+        self.notebook: Literal["outputs", "source"] | None = None
+        """The part of a cell, if the log is a notebook as JSON."""
 
     def count(self, raw: bytes, number: int) -> None:
         """Count a line of the log; fast."""
@@ -230,6 +238,10 @@ def clean(
     prefixes: the prefixes of this log, to which this line may add.
     """
     text = raw.decode("utf-8", errors="replace")
+    if prefixes is not None and (lines := _notebook_lines(text, prefixes)) is not None:
+        for line in lines:
+            yield from clean(line.encode("utf-8", "replace"), number, file, rank)
+        return
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     if "m" in text and ("33[" in text or "^[[" in text or "1b[" in text or "e[" in text):
@@ -249,6 +261,37 @@ def clean(
     for part in parts:
         if part.strip() or len(parts) == 1:
             yield _unprefixed(part, number, file, rank, prefixes or Prefixes())
+
+
+def _notebook_lines(text: str, prefixes: Prefixes) -> list[str] | None:
+    """The output in a line of a notebook as JSON; None for a line of any other log."""
+    texts: list[str] = []
+    with suppress(ValueError):  # the beginning of a cell
+        if _OUTPUTS.match(text):
+            prefixes.notebook = "outputs"
+            if text.lstrip().startswith("{"):
+                texts = list(_outputs(parse_json(text.rstrip().rstrip(","))))
+        elif prefixes.notebook is None:
+            return None
+        elif _SOURCE.match(text):
+            prefixes.notebook = "source"
+        elif prefixes.notebook == "outputs" and _STRING.fullmatch(text):
+            texts = [str(parse_json(text.strip().rstrip(",")))]
+    # Half a character, escaped, is valid JSON and cannot be printed.
+    return [line for part in texts for line in part.encode("utf-8", "replace").decode().splitlines()]
+
+
+def _outputs(value: Any) -> Iterator[str]:
+    """The texts that the cells of a notebook wrote."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key in ("traceback", "text") and isinstance(inner, list | str):
+                yield "\n".join(inner) if key == "traceback" else "".join(inner)
+            elif key in ("cells", "outputs"):
+                yield from _outputs(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _outputs(inner)
 
 
 def _json_lines(text: str) -> list[str] | None:

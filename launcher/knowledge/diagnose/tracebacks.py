@@ -68,6 +68,11 @@ class TestRuns:
         state.ends.append((line.order, passed))
         state.in_session, state.in_captured, state.ran = False, False, None
 
+    def passed(self) -> bool:
+        """Whether there were test runs, and the last one of every file passed."""
+        ends = [state.ends[-1] for state in self._files.values() if state.ends]
+        return bool(ends) and all(passed for _, passed in ends)
+
     def reports(self, line: Line, text: str, kind: Kind) -> bool:
         """Whether an error is a test run's report, and not a program's own error.
 
@@ -162,7 +167,7 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _ENDS_MESSAGE = re.compile(
     r"^\s*$|^\[?[EWIF](?:\d{3,4})? |^\[[EWI]\d|^\[(?:INFO|WARN|ERROR|DEBUG)|^(?:INFO|WARNING|ERROR|DEBUG)\b|"
     r"^- (?:INFO|WARN|ERROR)|^wandb|^srun|^slurmstepd|^={8}|^=+ .{1,200} =+$|^\*{4}|^\{'|^-{8}|"
-    r"^Exception ignored|^Killed|^\S+\.cuh?:\d+: |^\"{3}$"
+    r"^Exception ignored|^Killed|^\S+\.cuh?:\d+: |^\"{3}$|^make(?:\[\d+\])?: \*\*\*|^real\s+\d+[m.]"
 )
 
 
@@ -188,6 +193,8 @@ class _Open:
     ended: Error | None = None
     """The exception whose message may continue in the next lines."""
     length: int = 0
+    bare: bool = False
+    """Whether it is a class without a colon, so that no message follows."""
     blank: bool = False
     """Whether an empty line followed it."""
     chained: bool = False
@@ -294,7 +301,8 @@ class Errors:
             return True
         if state.ended is None:
             return False
-        if not state.ended.message and state.ended.kind == "exception" and not text[:1].isspace():
+        alone = state.ended.kind == "exception" or (state.bare and text)
+        if not state.ended.message and alone and not text[:1].isspace():
             self._finish(state)
             return False
         if not text.strip() and state.ended.message:  # the line that chains exceptions may follow
@@ -303,14 +311,16 @@ class Errors:
         if forms.WRAPPED.search(text) or (forms.HEADER.match(text) and state.ended.message.endswith(":")):
             state.chained, state.direct = True, False  # the message is the traceback that follows
         empty = not state.ended.message
+        announced = state.ended.message.endswith(":") and text != state.ended.headline
         state.length += 1
         if (
             state.blank
             or forms.HEADER.search(text)
             or forms.FRAME.match(text)
+            or forms.STEP.search(text)
             or state.length > _LONGEST_MESSAGE
-            or (_ENDS_MESSAGE.match(text) and (not empty or text.startswith("====")))
-            or (forms.EXCEPTION.match(text) and not text[:1].isspace())
+            or (_ENDS_MESSAGE.match(text) and not announced and (not empty or text.startswith("====")))
+            or (forms.EXCEPTION.match(text) and not text[:1].isspace() and not announced)
         ):
             self._finish(state)
             return False
@@ -344,7 +354,7 @@ class Errors:
         if doubled is not None:
             self._end(state, line, *doubled)
         elif found is not None and _ends(found, state):
-            self._end(state, line, found["type"], found["message"] or "")
+            self._end(state, line, found["type"], found["message"])
         elif (called := forms.CELL_SOURCE.match(text)) is not None:
             self._source(state, (called["code"] or "").strip(), marked=True)
         elif text[:1].isspace() or not text:
@@ -393,19 +403,21 @@ class Errors:
         elif (stopped := forms.STOPPED.match(text)) is not None:
             self._line(line, stopped["message"], "line")
 
-    def _end(self, state: _Open, line: Line, name: str, message: str, kind: Kind = "traceback") -> None:
-        """The exception's own line."""
+    def _end(
+        self, state: _Open, line: Line, name: str, message: str | None, kind: Kind = "traceback"
+    ) -> None:
+        """The exception's own line. message: None without a colon."""
         ignored = state.ignored
         frames = tuple(state.frames) if kind == "traceback" else ()
         state.active, state.ignored, state.frames, state.foreign = False, False, [], 0
         if ignored:
             state.ended, state.pending, state.chained = None, None, False
             return
-        error = self._error(line, name, message, kind, frames)
+        error = self._error(line, name, message or "", kind, frames)
         if state.chained and state.pending is not None:
             error.causes, error.direct = _chain(state.pending), state.direct
         state.pending, state.chained = None, False
-        state.ended, state.length, state.blank = error, 0, False
+        state.ended, state.length, state.blank, state.bare = error, 0, False, message is None
 
     def _lost(self, state: _Open) -> None:
         """A traceback whose last line is missing: its message may be the line right after the calls."""

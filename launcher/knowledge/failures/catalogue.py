@@ -17,7 +17,7 @@ import yaml
 
 _FILES = (
     "precision", "adapters", "quantization", "deepspeed", "launching",
-    "data", "saving", "hub", "installation",
+    "data", "saving", "hub", "installation", "serving",
 )  # fmt: skip
 """In the order of docs/failures.md."""
 GONE = (
