@@ -13,7 +13,7 @@ from launcher.facts.redaction import hide_in, hider, secret_values
 from launcher.facts.shipped import recipes_dir
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.findings import Diagnosis
-from launcher.knowledge.diagnose.patch import recipe_of, with_recipe, write_fixed
+from launcher.knowledge.diagnose.patch import recipe_of, with_recipe, without_recipe, write_fixed
 from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.report.diagnosis_text import diagnosis_text
 from launcher.report.outcome import Outcome
@@ -44,8 +44,7 @@ def diagnose_command(paths: Sequence[str], *, apply: bool) -> Outcome:
         hint = "unpack what is readable: zcat LOG.gz > LOG"
         raise RecipeError(Problem("log-unreadable", message, hint=hint)) from None
     recipe = recipe_of(paths)
-    if recipe is not None:
-        diagnosis = with_recipe(diagnosis, recipe)
+    diagnosis = without_recipe(diagnosis) if recipe is None else with_recipe(diagnosis, recipe)
     hide = hider(secret_values(os.environ))
     data = dict(hide_in(diagnosis.to_json(), hide))
     text = hide(diagnosis_text(diagnosis))

@@ -254,7 +254,7 @@ def _known(problem: Problem, finding: Finding) -> KnownFailure:
             log = str(Path(log).with_name(f"rank-{rank}.log"))
     message = f"{failure.id}: {failure.title}. {failure.cause.rstrip('.')} ({error})"
     return KnownFailure(
-        replace(problem, code=failure.id, message=message, file=log, hint=failure.fix), finding
+        replace(problem, code=failure.id, message=message, file=log, hint=finding.fix), finding
     )
 
 

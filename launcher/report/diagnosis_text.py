@@ -51,7 +51,7 @@ def whose(ranks: Sequence[int], first: int | None, total: int) -> str:
 def _finding(finding: Finding, total: int) -> str:
     failure = finding.failure
     lines = [f"{failure.id}: {failure.title}{_in_brackets(finding, total)}"]
-    lines += [f"  cause: {failure.cause}", f"  fix: {failure.fix}"]
+    lines += [f"  cause: {failure.cause}", f"  fix: {finding.fix}"]
     if finding.missing:
         lines.append(f"  without an error: {whose(finding.missing, None, 0)}; read what it printed last")
     if finding.meant:
@@ -64,7 +64,7 @@ def _finding(finding: Finding, total: int) -> str:
 def _noticed(finding: Finding) -> str:
     failure, error = finding.failure, finding.error
     return (
-        f"\nnoticed {failure.id}: {failure.title}\n  cause: {failure.cause}\n  fix: {failure.fix}\n"
+        f"\nnoticed {failure.id}: {failure.title}\n  cause: {failure.cause}\n  fix: {finding.fix}\n"
         f"  in {printable(error.file)}:{error.line}\n"
     )
 

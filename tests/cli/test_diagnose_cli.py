@@ -87,6 +87,19 @@ def test_json_of_a_log(log, capsys):
     assert (found["unknown"], found["ranks"]) == ([], 1)
 
 
+def test_recipe_keys_are_named_only_where_there_is_a_recipe(run_dir, log, capsys):
+    error = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    (run_dir / "logs" / "rank-1.log").write_text(LOG.format(error=error))
+    key = "launch.env.CUDA_LAUNCH_BLOCKING"
+    assert key in answer(capsys, run_dir)[1]["findings"][0]["mend"]
+    log.write_text(LOG.format(error=error))
+    advice = answer(capsys, log)[1]["findings"][0]["mend"]
+    assert key not in advice
+    assert "CUDA_LAUNCH_BLOCKING=1" in advice
+    log.write_text(LOG.format(error=error).replace("train.py", "/v/launcher/train/worker.py"))
+    assert key in answer(capsys, log)[1]["findings"][0]["mend"], "a run of this project"
+
+
 def test_text_has_cause_fix_and_recipe_before_the_traceback(run_dir, capsys):
     assert main(["diagnose", str(run_dir)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -276,3 +276,58 @@ def test_no_failure_is_said_only_with_a_sign_of_success():
     assert see("").last_lines == []
     failed = see(f"{REFUSED}")
     assert (failed.succeeded, failed.last_lines) == (False, ())
+
+
+CALLS = """Traceback (most recent call last):
+  File "/home/user/train.py", line 3, in <module>
+    import {0}
+  File "/v/lib/python3.11/site-packages/{0}/__init__.py", line 4, in <module>
+    {2}
+  File "/v/lib/python3.11/site-packages/{1}/__init__.py", line 9, in __getattr__
+    raise
+{3}
+"""
+CLASHES = {
+    (
+        "peft",
+        "transformers",
+        "ImportError: cannot import name 'EncoderDecoderCache' from 'transformers' (/v/x.py)",
+    ): (
+        "pip install -U transformers`",
+        "transformers 4.40.1 is installed",
+    ),
+    ("peft", "transformers", "ImportError: cannot import name 'HybridCache' from 'transformers' (/v/x.py)"): (
+        "pip install -U peft`",
+        "peft 0.17.0 is installed",
+    ),
+    ("deepspeed", "torch", "ModuleNotFoundError: No module named 'torch._six'"): (
+        "pip install -U deepspeed`",
+    ),
+    ("bitsandbytes", "triton", "ModuleNotFoundError: No module named 'triton.ops'"): ("bitsandbytes>=",),
+    (
+        "transformers",
+        "transformers",
+        "ImportError: accelerate>=0.26.0 is required for a normal functioning of this module, but found "
+        "accelerate==0.21.0.",
+    ): ('pip install "accelerate>=0.26.0"', "0.21.0"),
+    (
+        "peft",
+        "peft",
+        "ImportError: Found an incompatible version of torchao. Found version 0.10.0, but only "
+        "versions above 0.16.0 are supported",
+    ): ('pip install -U "torchao>0.16.0"', "0.10.0"),
+}
+VERSIONS = "- `transformers` version: 4.40.1\n- Platform: Linux\npeft==0.17.0\n"
+
+
+def test_the_package_to_change_is_named_with_the_versions_of_the_log():
+    for (importer, package, error), expected in CLASHES.items():
+        (finding,) = see(VERSIONS + CALLS.format(importer, package, "pass", error)).findings
+        assert finding.failure.id == "version-clash"
+        for part in expected:
+            assert part in finding.fix, (error, finding.fix)
+    script = CALLS.format(
+        "own", "transformers", "pass", "ImportError: cannot import name 'X' from 'transformers'"
+    )
+    (finding,) = see(script.replace("site-packages/own", "src/own")).findings
+    assert "transformers" in finding.fix

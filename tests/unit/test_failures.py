@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,7 @@ from launcher.facts.requirements import _by_packaging, holds, requirements
 from launcher.facts.software import PACKAGES
 from launcher.knowledge.doctor import CHECKS, DATA_CHECK_ID, PLAN_CHECK_ID
 from launcher.knowledge.failures.catalogue import FAILURES, Failure
+from launcher.knowledge.failures.elsewhere import fix_elsewhere
 from launcher.knowledge.lint.against_recipe import AgainstRecipe
 from launcher.knowledge.lint.check import lint_text
 from launcher.planner.fixes import FIXES
@@ -484,3 +486,25 @@ def test_requirements_on_versions():
     assert holds("trl>=0.12", {}), "a package that is not here will be where the run is"
     assert holds("torch>=2.5", {"torch": "a build of mine"})
     assert holds("deepspeed>=0.19", {"deepspeed": str(Version("0.19.9.dev0"))})
+
+
+RECIPE_TERMS = re.compile(
+    r"\b(?:trainer|model|data|sharding|adapter|launch|hardware|generation)\.[a-z_]+\b(?!\()|"
+    r"`(?:precision|task|on_oom)\b|\b(?:plan|recipe|RECIPE)\b|effilaunch (?:run|plan|prepare|submit)"
+)
+"""What exists only where a recipe does; `effilaunch doctor` and `lint` need none."""
+
+
+@every("failure", [f for f in FAILURES if f.patterns or f.signs], ids=lambda f: f.id)
+def test_the_fix_for_another_tools_log_needs_no_recipe(failure):
+    text = fix_elsewhere(failure)
+    assert not RECIPE_TERMS.search(text), text
+    assert not failure.elsewhere or fix_elsewhere(replace(failure, elsewhere="")) != failure.elsewhere
+
+
+def test_recipe_keys_become_arguments_elsewhere():
+    assert named("nccl-error").fix.count("launch.env.NCCL_DEBUG: INFO") == 1
+    assert "NCCL_DEBUG=INFO" in fix_elsewhere(named("nccl-error"))
+    assert "torch_compile=False" in fix_elsewhere(named("triton-compile"))
+    assert "model.resize_token_embeddings(len(tokenizer))" in fix_elsewhere(named("adapter-vocabulary"))
+    assert any(RECIPE_TERMS.search(failure.fix) for failure in FAILURES), "the expression finds them"

@@ -39,6 +39,7 @@ from launcher.knowledge.diagnose.run_dir import (
 )
 from launcher.knowledge.diagnose.symptoms import Watch
 from launcher.knowledge.diagnose.tracebacks import Errors
+from launcher.knowledge.diagnose.versions import version_fix
 from launcher.knowledge.failures.catalogue import Failure
 
 
@@ -142,12 +143,17 @@ class Examination:
                         *ranks,
                         meant=meant_field(link.headline),
                         other_end=error.other_end(link),
+                        advice=self._advice(failure, link),
                         missing=self._missing(left) if failure.id in WAITING else (),
                     )
                 ]
             if decided is None and error.kind == "traceback" and error.type and is_cause(error):
                 decided = error
         return []
+
+    def _advice(self, failure: Failure, error: Error) -> str:
+        is_clash = failure.id == "version-clash"
+        return (is_clash and version_fix(error, self.lines.versions)) or ""
 
     def _missing(self, errors: Sequence[Error]) -> tuple[int, ...]:
         """The ranks without an error; also those below the highest that no log names."""

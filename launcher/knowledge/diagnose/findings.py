@@ -116,8 +116,14 @@ class Finding:
     """The field that a misspelt one resembles."""
     other_end: Error | None = None
     """The other end of `raise … from …`: the exception that it was raised again as, or raised from."""
+    advice: str = ""
+    """The fix, where it is not the entry's own: with versions, or for a log without a recipe."""
     missing: tuple[int, ...] = ()
     """Ranks that the others waited for: those of the logs that do not have the error."""
+
+    @property
+    def fix(self) -> str:
+        return self.advice or self.failure.fix
 
     def to_json(self) -> dict[str, Any]:
         failure = self.failure
@@ -125,7 +131,7 @@ class Finding:
             "id": failure.id,
             "title": failure.title,
             "cause": failure.cause,
-            "mend": failure.fix,
+            "mend": self.fix,
             "error": self.error.to_json(),
             **_place(self),
             "changes": dict(failure.changes),

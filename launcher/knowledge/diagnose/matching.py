@@ -16,6 +16,7 @@ from launcher.knowledge.diagnose.device_memory import CONDITIONS
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.diagnose.reading import Prefixes, clean
 from launcher.knowledge.diagnose.tracebacks import TestRuns
+from launcher.knowledge.diagnose.versions import NAMED
 from launcher.knowledge.failures.catalogue import GONE, Failure
 from launcher.recipe.field_tables import TASK_TABLES, field_table
 from launcher.recipe.suggestions import TRAINER_REMOVED, close_key
@@ -211,6 +212,8 @@ _TAIL = 40
 _LAST = 10
 """Last lines that are shown where nothing is known."""
 _MOST_NOTICED = 20
+_LONGEST_VERSIONS = 2000
+"""Bytes of a line in which versions are looked for."""
 
 
 class Lines:
@@ -226,11 +229,16 @@ class Lines:
         self.by_line: list[tuple[Failure, Error]] = []
         self._noticed: dict[str, Finding] = {}
         self._tail: deque[tuple[str, int, bytes]] = deque(maxlen=_TAIL)
+        self.versions: dict[str, str] = {}
+        """Package -> its version, as the logs name it last."""
 
     def every(self, raw: bytes, number: int, name: str) -> None:
         """Any line, also one without a word of forms.WORDS: fast."""
         if raw and not raw.isspace():
             self._tail.append((name, number, raw))
+            if (b"==" in raw or b"ersion" in raw) and len(raw) < _LONGEST_VERSIONS:
+                for package, version in NAMED.findall(raw):
+                    self.versions[package.decode().lower().replace("-", "_")] = version.decode()
 
     def some(self, raw: bytes, text: str, number: int, name: str) -> None:
         """A line with one of forms.WORDS; text: without its prefixes."""

@@ -14,13 +14,15 @@ import yaml
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import parse_json
-from launcher.knowledge.diagnose.findings import Diagnosis, Edit
+from launcher.knowledge.diagnose.findings import Diagnosis, Edit, Finding
 from launcher.knowledge.diagnose.run_dir import is_run_dir
+from launcher.knowledge.failures.elsewhere import fix_elsewhere
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.yaml_reader import parse_yaml
 from launcher.recipe.yaml_writer import flow
 from launcher.render.new_file import write_new
 
+_OWN_CODE = "launcher/train/"
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -104,6 +106,17 @@ def with_recipe(diagnosis: Diagnosis, recipe: Path) -> Diagnosis:
         return diagnosis
     findings = [replace(f, recipe=edits(str(recipe), text, f.failure.changes)) for f in diagnosis.findings]
     return replace(diagnosis, findings=findings)
+
+
+def without_recipe(diagnosis: Diagnosis) -> Diagnosis:
+    """Replace recipe keys in the advice, unless the log is of this project's own run."""
+
+    def advised(finding: Finding) -> Finding:
+        ours = any(_OWN_CODE in frame.file for frame in finding.error.frames)
+        return finding if ours or finding.advice else replace(finding, advice=fix_elsewhere(finding.failure))
+
+    findings, noticed = map(advised, diagnosis.findings), map(advised, diagnosis.noticed)
+    return replace(diagnosis, findings=list(findings), noticed=list(noticed))
 
 
 def _value(data: Any, path: str) -> Any:

@@ -47,7 +47,7 @@ class Failure:
     cause: str
     """One or two sentences."""
     fix: str
-    """What the user does about it."""
+    """What the user does about it, with keys of the recipe."""
     source: str
     """The upstream code that raises it, or public threads (`owner/name#1`)."""
     places: tuple[str, ...] = ()
@@ -60,6 +60,8 @@ class Failure:
     """Regular expressions (`re.search`) over one error message or one log line, each sufficient alone."""
     signs: tuple[str, ...] = ()
     """Like `patterns`, for lines of a run that continues: `diagnose` reports them as noticed."""
+    elsewhere: str = ""
+    """The fix for a log of another tool, where `fix_elsewhere` cannot derive it from `fix`."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Recipe settings that fix it; None removes a key."""
 
