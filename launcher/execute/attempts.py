@@ -61,7 +61,8 @@ _FEWER = (
     "generate elsewhere: generation.backend: vllm-server"
 )
 _KNOWN_TO_PASS = (
-    "nccl-timeout", "port-in-use", "hub-unreachable", "jit-stale-lock", "no-step", "exit-code-lost",
+    "nccl-timeout", "nccl-peer-died", "port-in-use", "hub-unreachable", "hub-xet", "jit-stale-lock",
+    "no-step", "exit-code-lost", "segmentation-fault", "terminal-closed", "trl-vllm-server",
 )  # fmt: skip
 """Known failures that may not come again. The others are caused by the recipe, the machine or its memory."""
 

@@ -31,7 +31,9 @@ Changes = dict[str, object]
 BY = "on_oom: adapt"
 """What sets the changed values, as `plan --explain` shows it."""
 
-_DEVICE_FAILURES = {"cuda-oom", "oom-fragmentation", "logits-oom", "eval-oom", "whole-model-oom"}
+_DEVICE_FAILURES = {
+    "cuda-oom", "oom-fragmentation", "gpu-in-use", "logits-oom", "eval-oom", "whole-model-oom",
+}  # fmt: skip
 _HOST_FAILURE = "sigkill-oom"
 
 _NO_BATCH_YET = {

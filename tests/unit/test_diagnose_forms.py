@@ -599,7 +599,7 @@ def test_of_a_chain_both_ends_are_shown():
     assert alone.other_end is None
 
 
-def test_a_notebook_and_a_cell_of_it_as_json():
+def test_a_notebook_and_a_cell_of_it_as_json(tmp_path):
     error = {"ename": "OutOfMemoryError", "evalue": "…", "output_type": "error"}
     error["traceback"] = [
         "\x1b[0;31m---------------------------------------------------------------------------\x1b[0m",
@@ -620,6 +620,11 @@ def test_a_notebook_and_a_cell_of_it_as_json():
             (finding,) = see(json.dumps(value, indent=indent)).findings
             assert finding.error.headline.startswith("OutOfMemoryError: CUDA out of memory"), (value, indent)
             assert [frame.function for frame in finding.error.frames][-1] == "run"
+    saved = tmp_path / "train.ipynb"
+    saved.write_text(json.dumps({"metadata": {"long": "x" * 40_000}, **notebook}), encoding="utf-8")
+    assert name_of(diagnose([str(saved)], REGISTRY)) == "gpu-full", "all of it in one long line"
+    saved.write_text(json.dumps(notebook, indent=1)[:-300], encoding="utf-8")
+    assert name_of(diagnose([str(saved)], REGISTRY)) == "gpu-full", "cut off"
     notebook["cells"][1:] = [{**cell, "outputs": [stream]}]
     for indent in (1, None):
         assert name_of(see(json.dumps(notebook, indent=indent))) is None

@@ -299,6 +299,8 @@ def known(name):
         (RunFailed(Problem("loss-not-finite", "x")), False),
         (RunFailed(Problem("prepare-failed", "x")), False),
         (known("nccl-timeout"), True),
+        (known("nccl-peer-died"), True),
+        (known("segmentation-fault"), True),
         (known("hub-unreachable"), True),
         (known("cuda-oom"), False),
         (known("sigkill-oom"), False),

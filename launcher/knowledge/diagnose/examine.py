@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import io
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager as ContextManager
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.safe_files import parse_json
 from launcher.knowledge.diagnose import forms
 from launcher.knowledge.diagnose.findings import Diagnosis, Error, Finding, Unknown
 from launcher.knowledge.diagnose.matching import (
@@ -278,9 +281,14 @@ def _logs(paths: Sequence[str]) -> Iterator[_Log]:
 
 
 def open_log(path: Path) -> ContextManager[IO[bytes]]:
-    """A log's bytes; a compressed one's (`.gz`) are unpacked on the way."""
+    """A log's bytes; a compressed one's (`.gz`) are unpacked, and a notebook's brought into lines."""
     if path.suffix == ".gz":
         return cast("IO[bytes]", gzip.open(path))
+    if path.suffix == ".ipynb":
+        with suppress(ValueError):  # it is cut off
+            # As Jupyter writes it, so that the numbers of lines are those of its files.
+            text = json.dumps(parse_json(path.read_bytes()), indent=1, ensure_ascii=False)
+            return io.BytesIO(text.encode("utf-8", "replace"))
     return path.open("rb")
 
 
