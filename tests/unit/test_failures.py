@@ -234,12 +234,15 @@ MESSAGES = {
         "      Reason:       ImagePullBackOff",
     ],
     "ollama-load": [
+        'msg="error loading llama server" error="llama runner process has terminated: exit status 2"',
         "Error: model requires more system memory (7.3 GiB) than is available (5.1 GiB)",
         "Error: unable to load model: /root/.ollama/models/blobs/sha256-1c75",
     ],
     "labels-all-masked": ["ZeroDivisionError: Unsloth: All labels in your dataset are -100. Training losses"],
     "gguf-too-new": [
-        "Error: llama runner process has terminated: error loading model: unknown model architecture: 'phi9'"
+        "llama runner process has terminated: error loading modelvocabulary: cannot find tokenizer merges "
+        "in model file",
+        "Error: llama runner process has terminated: error loading model: unknown model architecture: 'phi9'",
     ],
     "vllm-kv-cache": [
         "The model's max seq len (4096) is larger than the maximum number of tokens that can be stored "

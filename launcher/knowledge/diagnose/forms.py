@@ -74,7 +74,7 @@ SUCCESS = re.compile(
 )
 LEVEL = re.compile(
     r"^(?:[-|:\s]*\[?(?:\w+[-.:])?(?:ERROR|CRITICAL|FATAL)\b|\[E |\[?E\d{3,4} |E \S+\.cc:|ERROR:)|"
-    r"^.{0,80}?[\[|:\s-](?:ERROR|CRITICAL|FATAL)[\]|:\s-]|"
+    r"^.{0,80}?[\[|:=\s-](?:ERROR|CRITICAL|FATAL)[\]|:\s-]|"
     # torch's own loggers, after whatever a launcher writes before its lines.
     r"^.{0,160}?\[[EF](?:\d{3,4} [\d:.]+)? \S+\.(?:cpp|cc|cu|h):\d+\] "
 )
