@@ -620,6 +620,9 @@ def test_a_notebook_and_a_cell_of_it_as_json(tmp_path):
             (finding,) = see(json.dumps(value, indent=indent)).findings
             assert finding.error.headline.startswith("OutOfMemoryError: CUDA out of memory"), (value, indent)
             assert [frame.function for frame in finding.error.frames][-1] == "run"
+    assert name_of(see(json.dumps({**cell, "outputs": []}, indent=1) + "\n" + TRACEBACK)) == "gpu-full", (
+        "after it"
+    )
     saved = tmp_path / "train.ipynb"
     saved.write_text(json.dumps({"metadata": {"long": "x" * 40_000}, **notebook}), encoding="utf-8")
     assert name_of(diagnose([str(saved)], REGISTRY)) == "gpu-full", "all of it in one long line"
@@ -628,4 +631,7 @@ def test_a_notebook_and_a_cell_of_it_as_json(tmp_path):
     notebook["cells"][1:] = [{**cell, "outputs": [stream]}]
     for indent in (1, None):
         assert name_of(see(json.dumps(notebook, indent=indent))) is None
+    deep = '{"outputs": [' * 400 + "]}" * 400
+    for odd in ('{"cell_type": "code", "outputs": [{"text": [1, null], "traceback": {}}]}', deep):
+        assert name_of(see(odd + '\n{"output_type": "error", ' + odd[1:])) is None
     assert name_of(see('{"cell_type": "code", "outputs": [\n"\\x not JSON"\n{"output_type": ')) is None

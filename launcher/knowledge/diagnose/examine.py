@@ -285,7 +285,7 @@ def open_log(path: Path) -> ContextManager[IO[bytes]]:
     if path.suffix == ".gz":
         return cast("IO[bytes]", gzip.open(path))
     if path.suffix == ".ipynb":
-        with suppress(ValueError):  # it is cut off
+        with suppress(ValueError, RecursionError):  # it is cut off
             # As Jupyter writes it, so that the numbers of lines are those of its files.
             text = json.dumps(parse_json(path.read_bytes()), indent=1, ensure_ascii=False)
             return io.BytesIO(text.encode("utf-8", "replace"))

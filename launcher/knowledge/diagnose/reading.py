@@ -71,6 +71,7 @@ _OUTPUTS = re.compile(r'\s*(?:\{.*)?"(?:output_type|cell_type)": ?"')
 _SOURCE = re.compile(r'\s*"source": ?\[')
 _STRING = re.compile(r'\s*"(?:[^"\\]|\\.)*",?\s*')
 """A line of a notebook's output or source, as JSON."""
+_JSON_LINE = re.compile(rf'{_STRING.pattern}|\s*[\[\]{{}}]+,?\s*|\s*"\w+": .*')
 _ESCAPED = r"Traceback (most recent call last):\n"
 _CALLSTACK = '"py_callstack": "'
 """The key of a traceback in torchelastic's error file, which its launcher prints line by line."""
@@ -266,12 +267,12 @@ def clean(
 def _notebook_lines(text: str, prefixes: Prefixes) -> list[str] | None:
     """The output in a line of a notebook as JSON; None for a line of any other log."""
     texts: list[str] = []
-    with suppress(ValueError):  # the beginning of a cell
+    with suppress(ValueError, RecursionError):  # the beginning of a cell
         if _OUTPUTS.match(text):
             prefixes.notebook = "outputs"
             if text.lstrip().startswith("{"):
                 texts = list(_outputs(parse_json(text.rstrip().rstrip(","))))
-        elif prefixes.notebook is None:
+        elif prefixes.notebook is None or not _JSON_LINE.fullmatch(text):
             return None
         elif _SOURCE.match(text):
             prefixes.notebook = "source"
@@ -286,7 +287,7 @@ def _outputs(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for key, inner in value.items():
             if key in ("traceback", "text") and isinstance(inner, list | str):
-                yield "\n".join(inner) if key == "traceback" else "".join(inner)
+                yield ("\n" if key == "traceback" else "").join(map(str, inner))
             elif key in ("cells", "outputs"):
                 yield from _outputs(inner)
     elif isinstance(value, list):
