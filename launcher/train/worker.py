@@ -131,15 +131,17 @@ def train(job: Job) -> None:
         return
     stopping.stop.at_once = False  # the result must be saved
     status().enter("finish")
-    check_trained(trainer)
+    check_trained(job, trainer)
     save_outcome(job, trainer, processing, data, measured, meter, started)
 
 
-def check_trained(trainer: Any) -> None:
-    """RunFailed if not one step was trained."""
+def check_trained(job: Job, trainer: Any) -> None:
+    """RunFailed if not one step was trained, or no step had a gradient; rehearsals are not there to learn."""
     if trainer.state.global_step == 0:
         hint = "fewer samples than one batch with dataloader_drop_last? lower the batch size"
         raise RunFailed(Problem("no-steps", "not one step was trained", path="trainer", hint=hint))
+    if not trainer.has_signal and not job.tiny:
+        raise RunFailed(trainer.without_signal)
 
 
 def fit_or_record(trainer: Any, fit: Callable[[], Any]) -> Any:

@@ -312,3 +312,18 @@ def test_adapters_are_not_called_idle_where_no_group_had_a_signal(tmp_path, patt
     assert result["idle_adapters"] is None
     assert (rollouts["groups_without_signal"] == rollouts["groups"]) == constant
     assert bool(rollouts["warnings"]) == constant
+
+
+def test_a_run_in_which_no_group_had_a_signal_ends_as_failed(tmp_path):
+    tokenizer().save_pretrained(tmp_path / "words")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "w1"}\n' * 8)
+    function = {"function": "regular_expression", "weight": 1.0, "time_limit": 60.0}
+    changes = {
+        "task": "grpo", "tiny": False, "model.tokenizer": str(tmp_path / "words"), "trainer.max_steps": 2,
+        "data.train": [{"path": str(tmp_path / "rows.jsonl"), "format": "prompt", "columns": {}}],
+    }  # fmt: skip
+    run = tmp_path / "run"
+    with pytest.raises(RunFailed) as caught:
+        trained(run, {**changes, "reward": [{**function, "arguments": {"pattern": "z{9}"}}]})
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path, (run / "result.json").exists()) == ("no-signal", "reward", False)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.errors import RecipeError
 from launcher.recipe.reward_columns import columns_needed, columns_read, unread
+from launcher.train.data.sources import Row
 from launcher.train.rewards.calls import load_rewards
 from launcher.train.rewards.rollouts import Rollouts
 from launcher.train.rewards.shipped import SHIPPED
+from launcher.train.rewards.trial import reference_of
 
 SAID = [{"role": "assistant", "content": "so 6"}]
 
@@ -66,6 +69,37 @@ def test_rewards_without_a_signal_are_reported():
     flat = Rollouts()
     flat.add({"varies": [0.0, 0.0, 1.0, 1.0]}, [0.0] * 4, 2)
     assert (flat.constant, flat.groups_without_signal, len(flat.warnings)) == ({}, 2, 1)
+
+
+def test_twenty_steps_without_a_signal_are_a_warning_and_so_are_the_next_twenty():
+    found, warned = Rollouts(), []
+    for step in range(70):
+        advantages = [-1.0, 1.0] if step == 25 else [0.0, 0.0]
+        if found.add({"f": [0.0, 0.0]}, advantages, 2, step):
+            warned.append(step)
+        found = Rollouts(**found.saved())
+    assert warned == [20, 45, 65]
+
+
+def test_a_reference_is_text_or_a_number():
+    entry = {"function": "exact_match", "arguments": {}}
+    own = {"function": "rewards.py:f", "arguments": {}}
+    model = {"ground_truth": "42", "style": "rule"}
+
+    def found(entry, **columns):
+        return reference_of([entry], Row({"columns": columns}, "rows.jsonl", 3))
+
+    assert found(entry, answer=7) == ["answer", "7"]
+    assert found(entry, reward_model=model) == found(own, answer=None, x=model) == ["ground_truth", "42"]
+    assert found(own, answer=["a"], solution="b") == ["solution", "b"]
+    assert found(own, answer=model, other=1) == ["ground_truth", "42"]
+    entry = {**entry, "arguments": {"column": "reward_model"}}
+    for value in (model, ["42"], None):
+        with pytest.raises(RecipeError) as caught:
+            found(entry, reward_model=value)
+        (problem,) = caught.value.problems
+        assert (problem.code, problem.path) == ("reward-column", "reward[0]")
+        assert (problem.file, problem.line) == ("rows.jsonl", 3)
 
 
 def test_arguments_come_before_columns_of_the_same_name():

@@ -18,6 +18,8 @@ KEPT = 32
 """Completions of the first step in that file."""
 PRINTED = 3
 CHARACTERS = 2000
+QUIET_STEPS = 20
+"""Steps without a signal from which on a warning is printed."""
 
 
 @dataclass(slots=True)
@@ -40,9 +42,16 @@ class Rollouts:
     """Of each function."""
     unscored: dict[str, int] = field(default_factory=dict)
     """Completions for which a function gave None."""
+    signal_step: int = 0
+    """The last step before which a group had a signal, or a warning said that none has."""
 
-    def add(self, rewards: Mapping[str, Sequence[float]], advantages: Sequence[float], group: int) -> None:
-        """One generation: values of each function and advantages by completion; NaN: it gave None."""
+    def add(
+        self, rewards: Mapping[str, Sequence[float]], advantages: Sequence[float], group: int, step: int = 0
+    ) -> str | None:
+        """One generation: values of each function and advantages by completion; NaN: it gave None.
+
+        step: steps done before it. A warning where no group had a signal for QUIET_STEPS, once in as many.
+        """
         self.generations += 1
         self.completions += len(advantages)
         for start in range(0, len(advantages), group):
@@ -54,6 +63,11 @@ class Rollouts:
             if real:
                 self.lowest[name] = min(self.lowest.get(name, real[0]), *real)
                 self.highest[name] = max(self.highest.get(name, real[0]), *real)
+        quiet = 0 if any(advantages) else step - self.signal_step
+        if 0 < quiet < QUIET_STEPS:
+            return None
+        self.signal_step = step
+        return f"the rewards differed in no group of the last {quiet} steps" if quiet else None
 
     def mean(self, value: float) -> None:
         """The mean reward of the last generation."""

@@ -13,10 +13,10 @@ import torch
 
 from launcher.errors import Problem, RunFailed
 from launcher.facts.checkpoint import read_manifest
-from launcher.tasks.grpo import GRPO
+from launcher.tasks.grpo import GRPO, KEY
 from launcher.train.job import Job, rank
 from launcher.train.rewards.calls import for_trl, load_rewards
-from launcher.train.rewards.rollouts import KEPT, Rollouts, samples, show_first
+from launcher.train.rewards.rollouts import FILE, KEPT, Rollouts, samples, show_first
 from launcher.train.status import status
 from launcher.train.tasks.pairs import importing_trl
 from launcher.train.tasks.reference import ReferenceTrainer, make_reference
@@ -123,7 +123,10 @@ class PreparedGrpoTrainer(RolloutSeams, ReferenceTrainer, GRPOTrainer):
         count, log = own * self.accelerator.num_processes, self.rollout_log
         rewards = {name: list(values)[-count:] for name, values in log["rewards"].items()}
         first = self.rollouts.generations == 0
-        self.rollouts.add(rewards, list(log["advantages"])[-count:], self.num_generations)
+        step = self.state.global_step
+        quiet = self.rollouts.add(rewards, list(log["advantages"])[-count:], self.num_generations, step)
+        if quiet and rank() == 0:
+            print(f"WARNING: step {step}: {quiet}", flush=True)
         weights = self.reward_weights.tolist()
         totals = [
             sum(w * v for w, v in zip(weights, values, strict=True) if v == v)
@@ -145,6 +148,14 @@ class PreparedGrpoTrainer(RolloutSeams, ReferenceTrainer, GRPOTrainer):
     def has_signal(self) -> bool:  # type: ignore[override]
         """Without an advantage that differs from 0, the gradient is 0 in all weights."""
         return self.rollouts.groups > self.rollouts.groups_without_signal
+
+    @property
+    def without_signal(self) -> Problem:
+        """The end of a run in which `has_signal` stayed false."""
+        message = "in no step did the rewards of a prompt's completions differ: nothing was learned"
+        hint = f"{self._run_dir / FILE} has the first completions with their rewards: use easier prompts, a "
+        hint += "reward with more than two values, or more `generation.num_generations`"
+        return Problem("no-signal", message, path=KEY, hint=hint)
 
     @property
     def notes(self) -> dict[str, Any]:

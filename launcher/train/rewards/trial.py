@@ -20,6 +20,7 @@ from launcher.errors import EffilaunchError, Problem, RecipeError
 from launcher.facts.redaction import hide_in, hider, secret_values
 from launcher.facts.safe_files import parse_json
 from launcher.tasks.grpo import KEY, SHIPPED_REWARDS
+from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.job import Job
 
 ROWS = 10
@@ -65,14 +66,30 @@ def try_rewards(job: Job, tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> 
     return {**found, "warning": warning}
 
 
-def reference_of(entries: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> list[str] | None:
-    """[column, reference answer] of a row: what a shipped function compares with, else by name."""
-    for entry in entries:
+def reference_of(entries: Sequence[Mapping[str, Any]], row: Row) -> list[str] | None:
+    """[column, reference answer] of a row {columns}: what a shipped function compares with, else by name.
+
+    RecipeError where a shipped function is to compare with something else than text or a number.
+    """
+    columns = row.values["columns"]
+    for index, entry in enumerate(entries):
         named = {**SHIPPED_REWARDS.get(entry["function"], {}), **entry["arguments"]}.get("column")
         if entry["function"] in SHIPPED_REWARDS and str(named) in columns:
-            return [str(named), str(columns[str(named)])]
-    name = next((name for name in REFERENCES if columns.get(name) is not None), None)
-    return None if name is None else [name, str(columns[name])]
+            value = columns[str(named)]
+            if not isinstance(value, str | int | float):
+                message = f"column {named} holds {kind_of(value)}, expected text or a number to compare with"
+                hint = (
+                    "name another column in `arguments: {column: ...}`, or write the answer into a column of "
+                )
+                hint += "its own with a `format_row` hook (`python: FILE`)"
+                raise bad_row(row, message, hint, code="reward-column", path=f"{KEY}[{index}]")
+            return [str(named), str(value)]
+    nested = [value for value in columns.values() if isinstance(value, Mapping)]
+    for held in (columns, *nested):  # in an object as verl writes it: reward_model: {ground_truth: ...}
+        name = next((name for name in REFERENCES if isinstance(held.get(name), str | int | float)), None)
+        if name is not None:
+            return [name, str(held[name])]
+    return None
 
 
 def _completion(prompt: Any, text: str) -> Any:

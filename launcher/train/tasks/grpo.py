@@ -76,7 +76,7 @@ class PromptEncoder:
                 continue
             kept = {"prompt": prompt, "place": f"{Path(row.file).name}:{row.number}"}
             kept["columns"] = self._columns(row)
-            kept["reference"] = reference_of(self._job.reward, row.values["columns"])
+            kept["reference"] = reference_of(self._job.reward, row)
             batch.keep(number, {"input_ids": ids, _ROW: json.dumps(kept)})
         batch.dropped, batch.notes = +dropped, +notes
         return batch
