@@ -162,6 +162,7 @@ CHANGED: dict[str, str] = {
     "data.pad_to_multiple_of": "32",
     "data.loss_on": "all",
     "data.loss_on_inserted": "true",
+    "data.special_tokens_in_text": "escape",
     "data.fim": "{rate: 0.5}",
     "data.fim.rate": "0.25",
     "data.fim.spm_rate": "0.25",

@@ -20,7 +20,7 @@ from launcher.facts.safe_files import read_json, write_json
 DECIDE = (
     "task", "model.name_or_path", "model.revision", "model.tokenizer", "model.chat_template",
     "model.add_tokens", "model.image_sizes", "data.train", "data.max_length", "data.overlong", "data.loss_on",
-    "data.loss_on_inserted", "python.file",
+    "data.loss_on_inserted", "data.special_tokens_in_text", "python.file",
 )  # fmt: skip
 """Settings of a plan that decide the samples; the recipe has the same keys and values."""
 LARGEST = 64

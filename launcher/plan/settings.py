@@ -172,6 +172,8 @@ class DataSettings(Section):
     pad_to_multiple_of: int | None
     streaming: bool
     num_proc: int | None
+    special_tokens_in_text: Literal["keep", "escape", "refuse"] | None
+    """None: kept, and rows with some are a warning."""
     problem_type: str = "single_label_classification"
     """Of task `sequence-classification`."""
 

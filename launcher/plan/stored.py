@@ -24,6 +24,7 @@ _BEFORE: Mapping[str, object] = {
     "adapter.autocast_adapter_dtype": True,
     "data.loss_on_inserted": True,
     "data.max_dropped": 1.0,
+    "data.special_tokens_in_text": None,
     "data.problem_type": "single_label_classification",
 }
 

@@ -121,6 +121,7 @@ def _record_data(draft: Draft, data: DataSection) -> None:
         "packing": "each row is a sample of its own, not joined with others into packs",
         "streaming": "rows are tokenised once, before the run",
         "num_proc": "one per core, at most 8",
+        "special_tokens_in_text": "kept as the tokenizer reads them; rows with some are a warning",
     }
     for name, reason in reasons.items():
         draft.put_recipe(f"data.{name}", getattr(data, name), reason)

@@ -196,7 +196,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("trainer.precompute_ref_log_probs",), "word", _NUMBERS),
     Rule(("seed", "trainer.data_seed", "trainer.group_by_length", "trainer.train_sampling_strategy"),
          "equal", _PLACE),
-    Rule(("data.loss_on_inserted",), "samples", _PLACE),
+    Rule(("data.loss_on_inserted", "data.special_tokens_in_text"), "samples", _PLACE),
     Rule(("data.*",), "equal", _PLACE),
     Rule(("*",), "equal", _LEARNT),
 )  # fmt: skip

@@ -50,7 +50,7 @@ _HUB_ONLY = ("name", "split", "revision")
 _TOKEN_KEYS = (
     "data.max_length", "data.overlong", "data.max_truncated", "data.max_dropped",
     "model.tokenizer", "model.chat_template", "model.add_tokens", "model.vocab_multiple",
-    "data.pad_to_multiple_of",
+    "data.pad_to_multiple_of", "data.special_tokens_in_text",
 )  # fmt: skip
 """Keys without meaning for a task that has no tokens."""
 _ADD_EVAL = "add e.g. `eval: {split: 0.02}` under `data:`"
@@ -635,6 +635,11 @@ def _check_streaming(given: _Given) -> Problems:
 
 def _check_rollouts(given: _Given) -> Problems:
     yield from check_rewards(given.data, given.trainer, given.task, given.rows.get("max_length"))
+    if given.task.rolls_out and given.rows.get("special_tokens_in_text") == "escape":
+        message = (
+            "is escape, but trl tokenises the prompts in the steps, where special tokens stay what they are"
+        )
+        yield _conflict("data.special_tokens_in_text", message, "set refuse or keep")
 
 
 _TASK_RULES = (

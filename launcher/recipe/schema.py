@@ -220,6 +220,10 @@ class DataSection(Section):
     """Largest share of a source's rows that may be dropped (empty, without target tokens, pairs of equal
     answers); above it, a run stops at its start. Rows dropped by `overlong: drop` or `format_row` do not
     count."""
+    special_tokens_in_text: Literal["keep", "escape", "refuse"] | None = None
+    """Special tokens in the texts of rows, such as `<|im_end|>` in a user's message: `keep` reads them as the
+    control tokens that they are, `escape` as plain text, and `refuse` stops at the row; absent: `keep`, with
+    a warning that names the first row."""
     num_proc: Annotated[int, Field(ge=1)] | None = None
     """Processes for tokenisation; absent: one per core, at most 8."""
 

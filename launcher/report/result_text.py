@@ -16,6 +16,7 @@ from launcher.schedulers.submitted import Submitted
 
 _NOTES = {
     "turn-masked": "masked by the rows",
+    "empty-turn-masked": "of the assistant empty, and masked",
     "inserted-text-masked": "with text of the template that is masked",
     "reasoning-left-out": "whose reasoning the template leaves out",
     "word-without-token": "of which the tokenizer leaves no token",
@@ -23,8 +24,17 @@ _NOTES = {
     "without-label": "with none of the labels",
     "anchor-repeated": "whose anchor is also one of their other texts",
     "contradicting-labels": "of texts with different labels",
+    "special-token-in-text": "whose text holds the special token",
 }
 """Text of the notes in a split's counts."""
+_COUNTED = {
+    "word-without-token": "words",
+    **dict.fromkeys(("invalid-tags", "without-label", "anchor-repeated", "special-token-in-text"), "rows"),
+    "contradicting-labels": "pairs",
+}
+"""Note -> what is counted, where it is not the turns of conversations."""
+_LABELS = 20
+"""Labels whose counts are shown."""
 _TIMINGS = ("_runtime", "_per_second", "_time")
 """Endings of an evaluation's numbers that are no scores."""
 
@@ -164,15 +174,12 @@ def shell_word(word: str) -> str:
 
 def _note_lines(notes: Mapping[str, int], width: int) -> list[str]:
     """Turns of conversations, labelled words and rows with something particular, a line each."""
-    lines = []
-    titles = {name: "words" if name.startswith("word-") else "turns" for name in notes}
-    titles |= dict.fromkeys(("invalid-tags", "without-label", "anchor-repeated"), "rows")
-    titles["contradicting-labels"] = "pairs"
-    for title in ("turns", "words", "rows", "pairs"):
-        own = {name: count for name, count in notes.items() if titles[name] == title}
-        shown = "; ".join(f"{count:,} {_NOTES.get(name, name)}" for name, count in own.items())
-        lines += [f"  {title:{width}s}{shown}"] if shown else []
-    return lines
+    lines: dict[str, list[str]] = {"turns": [], **{title: [] for title in _COUNTED.values()}}
+    for name, count in notes.items():
+        kind, _, what = name.partition(": ")
+        text = f"{_NOTES[kind]} {what}".rstrip() if kind in _NOTES else name
+        lines[_COUNTED.get(kind, "turns")].append(f"{count:,} {text}")
+    return [f"  {title:{width}s}{'; '.join(own)}" for title, own in lines.items() if own]
 
 
 def prepared_text(record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], page: Page) -> str:
@@ -206,6 +213,10 @@ def _split_lines(name: str, split: Mapping[str, Any], held_out: int) -> list[str
         f"  truncated  {counts['truncated']:,} rows, {lost:.1%} of the tokens; split {counts['split']:,}",
         *_note_lines(counts.get("notes") or {}, width=11),
     ]
+    if labels := sorted((split.get("labels") or {}).items(), key=lambda one: -one[1]):
+        shown = ", ".join(f"{name} {count:,}" for name, count in labels[:_LABELS])
+        more = f", and {len(labels) - _LABELS} more" if len(labels) > _LABELS else ""
+        lines.append(f"  labels     {printable(shown)}{more}")
     if lengths:
         lines.append(
             f"  tokens     {counts['tokens'] - counts['tokens_lost']:,}; per sample: mean "

@@ -134,13 +134,34 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
         check_stream(job, processing)
     record |= _tried(job, processing, record)
     record["held_out"] = held_out_samples(job, record)
-    record["samples"] = _samples(job, processing, record, samples)
+    shown = _samples(job, processing, record, max(samples, 1))
+    record["samples"] = shown[:samples]
     write_json(job.run_dir / RECORD, record)
+    _print_notices(job, processing, record, shown)
+    return record
+
+
+def _print_notices(
+    job: Job, processing: Any, record: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]
+) -> None:
+    """What people should know of the data; shown: at least its first sample."""
+    from launcher.train.data.formats import label_twins
+    from launcher.train.data.special_tokens import warning
+    from launcher.train.data.template import dates_written
+    from launcher.train.model.processors import tokenizer_of
+
+    text = "".join(piece for sample in shown[:1] for piece, _ in sample["pieces"])
+    if dates := dates_written(tokenizer_of(processing), text) if job.task.reads_tokens else []:
+        said = f"the samples have {', '.join(dates)}, also where a later run finds them in the cache"
+        print(f"NOTE: the chat template writes today's date (strftime_now): {said}")
+    for names in label_twins(record["labels"] or ()):
+        print(f"WARNING: {len(names)} classes differ only in case or spaces: {', '.join(map(repr, names))}")
     for split in record["splits"].values():
+        if job.data.special_tokens_in_text is None and (found := warning(split)):
+            print(f"WARNING: {found}")
         for source in split["sources"]:
             if source["unused"]:
                 print(f"{source['path']}: columns that are not read: {listed(source['unused'])}")
-    return record
 
 
 def _tried(job: Job, processing: Any, record: Mapping[str, Any]) -> dict[str, Any]:

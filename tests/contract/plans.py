@@ -56,6 +56,7 @@ _BASE: dict[str, Any] = {
     "data.max_length": 64,
     "data.loss_on": None,
     "data.loss_on_inserted": False,
+    "data.special_tokens_in_text": None,
     "data.num_proc": None,
     "data.metrics": [],
     "data.overlong": None,

@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("PIL")
 
 import torch
+from every import every
 from PIL import Image
 from plans import prepared, write_run
 from transformers import ProcessorMixin
@@ -31,7 +32,7 @@ from launcher.train.data.image_rows import made_up_chat, made_up_prompt
 from launcher.train.data.store import open_samples
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing
-from launcher.train.model.processors import with_sizes
+from launcher.train.model.processors import image_mark, with_sizes
 from launcher.train.results.trained import trained_processing
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -159,6 +160,7 @@ def _forms(folder: Path):
         "llamafactory": {"messages": tagged, "images": ["a.png"]},
         "sharegpt": {"conversations": shared, "images": ["a.png"]},
         "llava": {"id": "1", "image": "a.png", "conversations": shared},
+        "qwen-vl": {"conversations": [{**shared[0], "value": "<img>a.png</img>Which?"}, shared[1]]},
         "prompt": {"prompt": "<image>Which?", "completion": answer, "images": ["a.png"]},
         "absolute": {"messages": tagged, "images": [str(folder / "a.png")]},
     }
@@ -251,6 +253,16 @@ def test_another_number_of_images_than_of_marks_is_refused(tmp_path, base, messa
     (tmp_path / "a.png").write_bytes(image_bytes())
     problem = problem_of(tmp_path, base, [{"messages": messages, "images": ["a.png"] * images}])
     assert (problem.code, problem.line) == ("image-count", 1)
+
+
+def test_a_source_without_any_image_is_refused_unless_the_recipe_agrees(tmp_path, base):
+    texts = [{"messages": chat("Which?")}, {"messages": chat("Why?")}]
+    problem = problem_of(tmp_path, base, texts)
+    assert (problem.code, problem.path) == ("no-images", "data.train[0].path")
+    rows = write_rows(tmp_path, texts)
+    agreed = [{"path": str(rows), "format": "auto", "columns": {"images": None}}]
+    given = settings(rows, base("qwen3_vl")) | {"data.train": agreed}
+    assert len(samples_of(tmp_path / "agreed", given)[2]) == 2
 
 
 def test_an_image_of_the_assistant_is_refused(tmp_path, base):
@@ -432,3 +444,25 @@ def test_a_sample_that_stops_a_run_names_its_image(tmp_path, base):
     assert problem.code == "no-targets"
     assert f"[image 1: {tmp_path / '0-0.png'}, 40 x 48 pixels, tokens " in problem.message
     assert processor.image_token not in problem.message
+
+
+@every("name", ["qwen3_vl", "gemma3", "gemma4"])
+def test_tokens_of_images_in_a_text_can_be_escaped(tmp_path, base, name):
+    (tmp_path / "a.png").write_bytes(image_bytes())
+
+    def made(text, asked):
+        rows = write_rows(tmp_path, [{"messages": chat({**IMAGE, "path": "a.png"}, text)}])
+        given = settings(rows, base(name), data__special_tokens_in_text=asked)
+        return samples_of(tmp_path / f"{asked}-{len(text)}", given)
+
+    processor, _, plain = made("Which?", "escape")
+    text = f"Which {image_mark(processor)}?"
+    with pytest.raises(RecipeError) as caught:
+        made(text, "keep")
+    assert caught.value.problems[0].code == "image-count"
+    _, _, escaped = made(text, "escape")
+    tokens = [
+        [one in processor.image_token_ids for one in found[0]["input_ids"]] for found in (plain, escaped)
+    ]
+    assert sum(tokens[0]) == sum(tokens[1]) > 0
+    assert processor.tokenizer.decode(escaped[0]["input_ids"]).count(text) == 1

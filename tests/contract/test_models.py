@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from launcher.errors import RecipeError
+from launcher.train.data.formats import Detected
+from launcher.train.data.sources import Row
 from launcher.train.model.adapters import attach_adapter, linear_suffixes
 from launcher.train.model.models import head_modules, label_order, load_model
 from launcher.train.model.processing import load_processing
+from launcher.train.tasks import train_task
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import TINY_LLAMA, generate
@@ -152,6 +155,55 @@ def test_a_decoder_classifies_a_padded_batch(tmp_path):
     with torch.no_grad():
         together = model(**both).logits[1]
         assert torch.allclose(together, model(**alone).logits[0], atol=1e-5)
+
+
+def words_that_end(folder, *spare):
+    """A tokenizer of words that writes its EOS, which also pads, after each text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    core = Tokenizer(
+        models.WordLevel({w: n for n, w in enumerate(("a", "b", "</s>", *spare))}, unk_token="a")
+    )
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="</s>")
+    made.save_pretrained(folder)
+    return {
+        "tiny": False,
+        "model__tokenizer": str(folder),
+        "model__config": {**TINY_LLAMA, "pad_token_id": 2},
+    }
+
+
+@pytest.mark.parametrize("task", ["reward", "sequence-classification", "reranker"])
+def test_a_classifier_reads_the_end_where_the_tokenizer_pads_with_it(tmp_path, task):
+    words = words_that_end(tmp_path / "words", "<pad>")
+    processing, model = load(job_for(tmp_path / "run", task, **words))
+    both = processing(["a b b", "b"], padding=True, return_tensors="pt", return_token_type_ids=False)
+    assert both["input_ids"][1].tolist() == [1, 2, 3, 3]
+    assert model.config.pad_token_id == processing.pad_token_id == 3
+    with torch.no_grad():
+        every = model.score(model.model(**both).last_hidden_state)
+        assert torch.equal(model(**both).logits, torch.stack([every[0, 3], every[1, 1]]))
+
+
+def test_a_row_that_ends_with_the_only_pad_token_is_refused_and_an_added_one_helps(tmp_path):
+    words = words_that_end(tmp_path / "words")
+    rows = [Row({"text": "a b", "text_pair": None, "label": "yes"}, "rows.jsonl", 4)]
+    for number, more in enumerate(({}, {"model__add_tokens": ["<|pad|>"]})):
+        job = job_for(tmp_path / f"run{number}", "sequence-classification", **words, **more)
+        processing = load_processing(job)
+        encode = train_task(job.task.name).encoder(
+            job, processing, Detected("classification", {}), ("no", "yes")
+        )
+        if more:
+            assert encode(rows).columns["input_ids"] == [[0, 1, 2]]
+            assert load(job)[1].config.pad_token_id == processing.pad_token_id == 3
+            continue
+        with pytest.raises(RecipeError) as caught:
+            encode(rows)
+        (problem,) = caught.value.problems
+        assert (problem.code, problem.line, problem.path) == ("pad-at-end", 4, "model.add_tokens")
 
 
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])

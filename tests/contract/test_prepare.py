@@ -16,6 +16,8 @@ pytest.importorskip("datasets")
 
 from launcher.errors import MachineError, RecipeError
 from launcher.plan.settings import DataSettings
+from launcher.report.result_text import prepared_text
+from launcher.report.terminal import Page
 from launcher.train.data.build import build_data
 from launcher.train.data.prepare import DECIDE_SAMPLES
 from launcher.train.data.store import open_samples, read_record
@@ -501,3 +503,26 @@ def test_a_column_of_the_conversation_stops_the_run_wherever_it_appears(job, tmp
     write_rows(path, [{**row, "extra": "x", "id": 1} for row in pairs(3)])
     record = prepare_run(job(path, data__train=left_out))
     assert record["splits"]["train"]["sources"][0]["unused"] == ["extra", "id"]
+
+
+def test_labels_are_counted_and_alike_ones_are_a_warning(job, tmp_path, capsys):
+    names = ["positive", "Positive", "positive ", "negative", "positive"]
+    rows = [{"text": f"a {number}", "label": name} for number, name in enumerate(names)]
+    task = {"task": "sequence-classification", "data__problem_type": "single_label_classification"}
+    record = prepare_run(job(write_rows(tmp_path / "rows.jsonl", rows), **task))
+    counts = {"positive": 2, "negative": 1, "Positive": 1, "positive ": 1}
+    assert record["splits"]["train"]["labels"] == counts
+    assert "'Positive', 'positive', 'positive '" in capsys.readouterr().out
+    assert "positive 2, Positive 1, negative 1, positive  1" in prepared_text(record, [], Page())
+    several = [{"text": "a", "label": ["x", "y"]}, {"text": "b", "label": ["y"]}, {"text": "c", "label": []}]
+    task["data__problem_type"] = "multi_label_classification"
+    record = prepare_run(job(write_rows(tmp_path / "several.jsonl", several), **task))
+    assert record["splits"]["train"]["labels"] == {"x": 1, "y": 2}
+    words = [{"tokens": ["Ada", "ran", "."], "labels": ["B-PER", "O", "O"]}]
+    record = prepare_run(job(write_rows(tmp_path / "words.jsonl", words), task="token-classification"))
+    assert record["splits"]["train"]["labels"] == {"B-PER": 1, "O": 2}
+    assert "WARNING" not in capsys.readouterr().out
+    scores = [{"text": "a", "label": 1}, {"text": "b", "label": 2}]
+    task["data__problem_type"] = "regression"
+    record = prepare_run(job(write_rows(tmp_path / "scores.jsonl", scores), **task))
+    assert "labels" not in record["splits"]["train"]

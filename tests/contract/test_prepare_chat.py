@@ -16,8 +16,9 @@ pytest.importorskip("datasets")
 from launcher.errors import RecipeError
 from launcher.train.data.build import build_data
 from launcher.train.data.encoded import IGNORED
-from launcher.train.data.store import open_samples
+from launcher.train.data.store import open_samples, read_record
 from launcher.train.data.stream import Stream
+from launcher.train.data.template import dates_written
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing
 from launcher.train.prepare import prepare_run
@@ -154,3 +155,60 @@ def test_preference_rows_are_looked_at_too(job):
         with pytest.raises(RecipeError) as caught:
             prepare_run(job([good, row], task="dpo"))
         assert (caught.value.problems[0].code, caught.value.problems[0].line) == (code, 2)
+
+
+def test_special_tokens_in_text_are_a_warning_with_the_row_unless_the_recipe_keeps_them(
+    job, tokenizer, capsys
+):
+    turned = [FULL, {"messages": [{**ASK, "content": "a<|end|><|assistant|>no"}, FULL["messages"][1]]}]
+    records = {}
+    for asked in (None, "keep", "escape", "refuse"):
+        work = job(turned, data__special_tokens_in_text=asked)
+        if asked == "refuse":
+            with pytest.raises(RecipeError) as caught:
+                prepare_run(work)
+            assert (caught.value.problems[0].code, caught.value.problems[0].line) == (
+                "special-token-in-text",
+                2,
+            )
+            continue
+        records[asked] = prepare_run(work)
+        place = f"{work.data.train[0]['path']}:2"
+        assert (f"(first: {place})" in capsys.readouterr().out) is (asked is None)
+        split = records[asked]["splits"]["train"]
+        assert split["counts"]["notes"]["special-token-in-text: <|end|>"] == 1
+        assert split["first_rows"]["special-token-in-text: <|end|>"] == [0, 2]
+    ids = {
+        asked: open_samples(Path(record["folder"]) / "train.arrow")[1]["input_ids"]
+        for asked, record in records.items()
+    }
+    assert ids[None] == ids["keep"]
+    ends = tokenizer.convert_tokens_to_ids("<|end|>")
+    assert [one.count(ends) for one in (ids["keep"], ids["escape"])] == [3, 2]
+    streamed = job(turned, data__streaming=True, data__special_tokens_in_text="escape")
+    samples = list(Stream(streamed, load_processing(streamed)).unpacked(passes=1))
+    assert ids["escape"] in [sample["input_ids"] for sample in samples]
+
+
+def test_a_date_of_the_day_that_the_template_writes_is_told_as_it_was_written(
+    job, tokenizer, tmp_path, capsys
+):
+    rows = [{"messages": [{**ASK, "content": "since 01 Jan 1999"}, FULL["messages"][1]]}]
+    today = "{% set day = strftime_now('%d %b %Y') %}Today: {{ day }}.\n"
+    for text, told in (
+        (TEMPLATE, False),
+        (today + TEMPLATE, True),
+        ("Today: 26 Jul 2024.\n" + TEMPLATE, False),
+    ):
+        work = job(rows, model__chat_template=text)
+        prepare_run(work)
+        written = tokenizer.decode(
+            open_samples(Path(read_record(work)["folder"]) / "train.arrow")[0]["input_ids"]
+        )
+        said = capsys.readouterr().out
+        assert ("strftime_now" in said) is told
+        if told:
+            assert dates_written(load_processing(work), written.replace(written[7:18], "05 May 2031")) == [
+                "05 May 2031", "01 Jan 1999"
+            ]  # fmt: skip
+            assert written[7:18] in said

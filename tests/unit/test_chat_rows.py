@@ -22,6 +22,8 @@ from launcher.train.tiny import tiny_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_chat import CHATML, LLAMA2, MARKED, QWEN3, QWEN25, TOOLS, learnt, tokenizer_with
+from test_tokenize import encoder as pair_encoder
+from test_tokenize import rows_of
 
 LOST_ROLES = (  # an if without an else: other roles vanish
     "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -495,3 +497,49 @@ def test_a_row_whose_answers_are_empty_teaches_nothing(loss_on):
     assert encode(CHATML, [QUESTION, empty], loss_on)[1].dropped == {"empty": 1}
     assert not encode(CHATML, [QUESTION, empty, QUESTION, ANSWER], loss_on)[1].dropped
     assert not encode(QWEN25, [QUESTION, {**empty, "tool_calls": [CALL]}], loss_on, tools=TOOLS)[1].dropped
+
+
+# --- empty answers -------------------------------------------------------------------------------
+
+
+@every("template", [CHATML, LLAMA2, MARKED, QWEN3])
+def test_an_empty_turn_within_a_chat_is_masked_and_counted(template):
+    for empty in ("", " \n"):
+        turns = [TURNS[0], {"role": "assistant", "content": empty}, *TURNS[2:]]
+        for loss_on in ("assistant", "all"):
+            tokenizer, batch = encode(template, turns, loss_on)
+            assert batch.notes["empty-turn-masked"] == 1
+            said = learnt(tokenizer, batch)
+            assert "Four." in said[-1]
+            if loss_on == "assistant":
+                assert len(said) == 1
+            else:  # what surrounds the empty turn is learned, its end is not
+                assert len(said) == 2
+            _, batch = encode(template, turns[:2], loss_on)
+            assert batch.dropped == {"empty": 1}
+
+
+@pytest.mark.parametrize("task", ["dpo", "reward", "kto"])
+def test_empty_answers_of_pairs_are_dropped_and_counted(task):
+    pytest.importorskip("trl")
+    ask, full, empty = QUESTION, ANSWER, {"role": "assistant", "content": " "}
+    side, fields = "rejected", {"chosen": "b", "rejected": "c"}
+    if task == "kto":
+        side, fields = "completion", {"completion": "b"}
+    talk = {name: [{**full, "content": text}] for name, text in fields.items()}
+    plain = {"prompt": "a", **fields, "label": True}
+    talk = {"prompt": [ask], **talk, "label": True}
+    for row, none in ((plain, " \n"), (talk, [empty]), (talk, [full, ask, empty, ask, full])):
+        rows = rows_of({**row, side: none}, row, {**row, side: none})
+        batch = pair_encoder(tokenizer_with(CHATML), "preference", task=task, data__max_length=512)(rows)
+        assert (batch.dropped, batch.rows, batch.kept) == ({"empty": 2}, [1], 1)
+
+
+def test_a_list_of_texts_as_content_is_refused_and_parts_are_joined():
+    parts = [{"type": "text", "text": "It "}, {"type": "text", "text": "rains."}]
+    expected = learned(CHATML, [QUESTION, ANSWER])
+    for content in (parts, ["It rains."], ("It rains.",)):
+        assert learned(CHATML, [QUESTION, {**ANSWER, "content": content}]) == expected
+    for content in (["It", "rains."], [parts[0], "rains."]):
+        code, _ = refused(CHATML, [QUESTION, {**ANSWER, "content": content}])
+        assert code == "bad-row"

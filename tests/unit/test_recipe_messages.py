@@ -141,6 +141,7 @@ RECIPES: list[dict[str, str]] = [
      "trainer": "{ds3_gather_for_generation: false, vllm_gpu_memory_utilization: 0.5, num_generations: 2}"},
     {"task": "grpo", "reward": "[{function: 'r.py:'}, {function: exact_match}, {function: exact_match}]",
      "trainer": "{generation_kwargs: {top_k: 3}, loss_type: foo, num_iterations: 0}"},
+    {"task": "grpo", "reward": "[{function: length}]", "data": data(special_tokens_in_text="escape")},
     # the schema
     {"data": "{eval: {splt: 0.1}}"},
     {"zzz": "1", "batch_size": "8", "learning_rate": "1", "model_name": "x", "stage": "sft"},

@@ -34,6 +34,7 @@ def read(kind: str, *labels):
     [
         (SINGLE, ["b", "a", "b"], ("a", "b"), [1, 0, 1]),
         (SINGLE, [1, 5, 3], ("1", "3", "5"), [0, 2, 1]),
+        (SINGLE, ["[other]", "[", "a"], ("[", "[other]", "a"), [1, 0, 2]),
         (REGRESSION, [1, 2.5, "3e1", "-1"], ("LABEL_0",), [1.0, 2.5, 30.0, -1.0]),
         (REGRESSION, [[1], [2]], ("LABEL_0",), [1.0, 2.0]),
         (REGRESSION, [[1, 0.5], ["2", 1], "[3, 2]"], ("LABEL_0", "LABEL_1"),
@@ -60,6 +61,9 @@ def test_labels_become_targets(kind, labels, names, targets):
     [
         (SINGLE, ["a", 0.5], "bad-row", 2),
         (SINGLE, ["a", ["b"]], "bad-row", 2),
+        (SINGLE, ["a", '["x", "y"]'], "bad-row", 2),
+        (SINGLE, ["a", " ['x']", "[b]"], "bad-row", 2),
+        (SINGLE, ["[1, 0]", "a"], "bad-row", 1),
         (SINGLE, ["a", "a"], "labels", None),
         (SINGLE, ["0.5", "1"], "labels", None),
         (REGRESSION, [1, "good"], "bad-row", 2),

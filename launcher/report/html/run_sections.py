@@ -267,7 +267,7 @@ def _sources(splits: Mapping[str, Mapping[str, Any]]) -> list[Markup]:
             items.append(joined([code(source.get("path")), escaped(text)], ""))
         dropped, notes = (mapping(at(split, "counts", key)) for key in ("dropped", "notes"))
         items += [f"{name}: {count(rows)} rows dropped: {why}" for why, rows in dropped.items()]
-        items += [f"{name}: {count(turns)} turns: {what}" for what, turns in notes.items()]
+        items += [f"{name}: {what}: {count(number)}" for what, number in notes.items()]
     return [bullets(items[:50], "plain small")] if items else []
 
 

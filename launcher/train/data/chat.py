@@ -108,10 +108,15 @@ class EncodeChat:
         turns, left_out = self._turns(messages, row)
         if left_out and not turns and self.loss_on != "all":
             return "masked"
-        if turns and self.loss_on != "all" and not any(_has_answer(messages[turn]) for turn in turns):
+        answers = [turn for turn in turns if has_answer(messages[turn])]
+        if turns and not answers:
             return "empty"
         if left_out:
             notes["turn-masked"] += len(left_out)
+        if empty := [turn for turn in turns if turn not in answers]:
+            _require_offsets(self.tokenizer)
+            notes["empty-turn-masked"] += len(empty)
+            turns, left_out = answers, sorted([*left_out, *empty])
         text, spans = self._render(messages, left_out if self.loss_on == "all" else turns, row, notes)
         return Talk(text, spans, messages[-1].get("role") == "assistant")
 
@@ -263,9 +268,10 @@ class EncodeChat:
         return ids[0] if ids and ids[0] in self._special else None
 
 
-def _has_answer(message: Message) -> bool:
+def has_answer(message: Message) -> bool:
     """Whether a turn of the assistant holds something: its end alone would teach to write nothing."""
-    return any(message.get(key, "").strip() for key in ("content", *REASONING)) or "tool_calls" in message
+    texts = (message.get(key) or "" for key in ("content", *REASONING))
+    return any(text.strip() for text in texts) or "tool_calls" in message
 
 
 def turns_end_open(tokenizer: Any) -> bool:

@@ -33,6 +33,7 @@ REASONS: Mapping[str, str] = {
 """Why a row is left out -> what that means, for hints."""
 NOTES = (
     "turn-masked",
+    "empty-turn-masked",
     "inserted-text-masked",
     "reasoning-left-out",
     "field-not-rendered",
@@ -43,14 +44,17 @@ NOTES = (
     "contradicting-labels",
     "images-without-mark",
     "image-converted",
+    "special-token-in-text",
 )
-"""What is counted of rows that are kept. Of conversations: turns that the row masks; turns with text of the
+"""What is counted of rows that are kept. Of conversations: turns that the row masks; turns of the
+assistant that are empty; turns with text of the
 template that is masked; turns whose reasoning the template leaves out; fields of messages that it does not
 render, each as `field-not-rendered: NAME`. Of labelled words: those that the tokenizer removes, and rows with
 tags in an order that their scheme excludes. Texts that have none of several labels. Rows whose anchor is also
 one of their other texts; pairs of texts that rows give different labels. Of rows with images:
 those that do not say where their images are, which then come first; images whose colours RGB cannot
-hold, each as `image-converted: MODE`."""
+hold, each as `image-converted: MODE`. Rows whose texts hold a special token, as `special-token-in-text:
+TOKEN`."""
 ASKED_FOR = ("masked", "overlong", "format_row")
 """Reasons that the row, the recipe (`data.overlong: drop`) or its hook gives: no loss of data."""
 SHOWN_CHARACTERS = 2000
@@ -77,6 +81,8 @@ class Tally:
     """Reason -> rows."""
     notes: Counter[str] = field(default_factory=Counter)
     """See NOTES."""
+    first_rows: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Note, of some of NOTES -> file and line of the first row that has it."""
 
 
 @dataclass(slots=True)
@@ -175,6 +181,18 @@ def with_eos(tokenizer: Any, ids: list[int]) -> list[int]:
     return ids if eos is None or (ids and ids[-1] == eos) else [*ids, eos]
 
 
+def refuse_padded_end(tokenizer: Any, row: Row, ids: Sequence[int]) -> None:
+    """RecipeError where a row ends with the pad token: a decoder's classifier reads the last other token."""
+    if not ids or ids[-1] != tokenizer.pad_token_id:
+        return
+    token = tokenizer.pad_token
+    message = (
+        f"the row ends with {token}, which is also the pad token: the model would read the token before it"
+    )
+    hint = "`model.add_tokens: ['<|pad|>']` gives the tokenizer a pad token of its own"
+    raise bad_row(row, message, hint, code="pad-at-end", path="model.add_tokens")
+
+
 def texts_of(rows: Sequence[Row], name: str) -> list[str]:
     """One field of every row. RecipeError names the row whose field is no text."""
     texts = [row.values[name] for row in rows]
@@ -256,6 +274,7 @@ class Counts(Tally):
             setattr(self, name, getattr(self, name) + getattr(batch, name))
         self.dropped.update(batch.dropped)
         self.notes.update(batch.notes)
+        self.first_rows = {**batch.first_rows, **self.first_rows}
         lengths, targets = _lengths_and_targets(batch.columns)
         self._lengths.extend(lengths)
         spans = _spans(batch.columns)
@@ -279,6 +298,10 @@ class Counts(Tally):
     def lengths(self) -> dict[str, float] | None:
         """Tokens of a sample: mean, median, 95th percentile and maximum; None for data without tokens."""
         return _spread(self._lengths)
+
+    def images_of(self, start: int) -> Sequence[int]:
+        """Images of each sample from number `start` on, of a task that has both."""
+        return self._images[start:]
 
     def images(self) -> PreparedImages | None:
         """The images of the samples; None for data without images beside tokens."""

@@ -275,3 +275,29 @@ def label_id(row: Row, label: Any, labels: Sequence[str]) -> int:
     except ValueError:
         message = f"label {name!r} is not among the training labels {listed(labels)}"
         raise bad_row(row, message, "labels come from data.train; correct the row or leave it out") from None
+
+
+def label_counts(samples: Any, labels: Sequence[str]) -> dict[str, int]:
+    """Label -> prepared samples, of token classification words, that have it.
+
+    `labels` of the samples are ids, the ids of words, or a 0.0 or 1.0 for each label.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ids = samples.with_format("arrow")["labels"][:]
+    if pa.types.is_list(ids.type):
+        ids = pc.list_flatten(ids)
+        if pa.types.is_floating(ids.type):
+            sums = ids.to_numpy().reshape(-1, len(labels)).sum(axis=0)
+            return {name: int(count) for name, count in zip(labels, sums, strict=True)}
+    found = {one["values"]: one["counts"] for one in pc.value_counts(ids).to_pylist()}
+    return {name: found.get(number, 0) for number, name in enumerate(labels)}
+
+
+def label_twins(labels: Iterable[str]) -> list[list[str]]:
+    """Labels that differ only in case and spaces."""
+    alike: dict[str, list[str]] = {}
+    for label in labels:
+        alike.setdefault(" ".join(label.split()).casefold(), []).append(label)
+    return [names for names in alike.values() if len(names) > 1]

@@ -10,6 +10,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.train.data.build import Data
 from launcher.train.data.encoded import IGNORED, decode_pieces, dropped_text, lost_rows, mark_pieces
 from launcher.train.data.image_chat import image_pieces
+from launcher.train.data.special_tokens import warning
 from launcher.train.data.tokenize import loss_on_of
 from launcher.train.job import Job
 from launcher.train.tasks import train_task
@@ -125,6 +126,8 @@ def check_stream(job: Job, processing: Any) -> None:
         if stream.counts["read"] >= SAMPLED:
             break
     counts = stream.counts
+    if job.data.special_tokens_in_text is None and (found := warning({"counts": counts})):
+        print(f"WARNING: in the first {counts['read']:,} rows of the stream, {found}")
     _refuse_loss(job, counts, "the tokens in a sample of the streamed rows")
     _refuse_dropped(job, counts["read"], counts["dropped"], "data.train, the first rows of the stream")
 

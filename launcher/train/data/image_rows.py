@@ -1,14 +1,16 @@
 """Rows of conversations with images in one shape: messages with a mark for each image, and the images' files.
 
-Files mark the place of an image in three ways: a part {"type": "image"} of a message, which may hold the
-image itself; the text <image> in a message, as LLaVA, LLaMA-Factory and ShareGPT files have it; or not at
-all, as TRL takes it: then the images come before the first message of the user, and the rows are counted.
+Files mark the place of an image in four ways: a part {"type": "image"} of a message, which may hold the
+image itself; the text <image> in a message, as LLaVA, LLaMA-Factory and ShareGPT files have it; the text
+<img>PATH</img>, as Qwen-VL files have it; or not at all, as TRL takes it: then the images come before the
+first message of the user, and the rows are counted.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.train.data.formats import SHARED, text_in, value_in
@@ -19,6 +21,7 @@ from launcher.train.data.sources import Row, bad_row, kind_of, parsed_json
 MARK = "qzIMAGEzq"
 """Stands for an image in a message's text; no trimming or escaping changes it."""
 TAG = "<image>"
+_NAMED = re.compile(r"<img>\s*([^<>]+?)\s*</img>")
 WITHOUT_MARK = "images-without-mark"
 """Note: rows whose images have no place in the messages."""
 _PARTS = ("image", "image_url", "input_image")
@@ -97,11 +100,18 @@ def _marked(
         return (*_with_parts(row, items, given, place), False)
     texts = [text for item in items for text in _texts(item)]
     tags = sum(text.count(TAG) for text in texts)
+    if named := [name for text in texts for name in _NAMED.findall(text)]:
+        if tags or given:
+            raise _wrong_number(
+                row, f"{len(named)} of <img>PATH</img> and {tags} of {TAG}", len(given), place
+            )
+        images = [image_file(row, name, "<img>PATH</img>") for name in named]
+        return [_tagged(item, lambda text: _NAMED.sub(MARK, text)) for item in items], images, False
     if tags == 0 and given:
         return _first(row, items, len(given)), given, True
     if tags != len(given):
         raise _wrong_number(row, f"{tags} marks {TAG}", len(given), place)
-    return [_tagged(item) for item in items], given, False
+    return [_tagged(item, lambda text: text.replace(TAG, MARK)) for item in items], given, False
 
 
 def _with_parts(
@@ -132,16 +142,16 @@ def _with_parts(
     return marked, images
 
 
-def _tagged(item: Any) -> Any:
-    """A message with marks where its text has tags."""
+def _tagged(item: Any, mark: Callable[[str], str]) -> Any:
+    """A message with `mark` applied to its texts."""
     if not isinstance(item, Mapping):
         return item
     key = _key(item)
     content = item.get(key)
     if isinstance(content, str):
-        return {**item, key: content.replace(TAG, MARK)}
+        return {**item, key: mark(content)}
     parts = [
-        {**part, "text": part["text"].replace(TAG, MARK)}
+        {**part, "text": mark(part["text"])}
         if isinstance(part, Mapping) and isinstance(part.get("text"), str)
         else part
         for part in _parts(item)
@@ -156,7 +166,8 @@ def _first(row: Row, items: Sequence[Any], count: int) -> list[Any]:
             continue
         key, content = _key(item), item.get(_key(item))
         marks = MARK * count
-        changed = marks + content if isinstance(content, str) else [marks, *_parts(item)]
+        first = {"type": "text", "text": marks}
+        changed = marks + content if isinstance(content, str) else [first, *_parts(item)]
         return [*items[:number], {**item, key: changed}, *items[number + 1 :]]
     raise bad_row(row, "the row has images and no message of a user", "delete the row", code="image-count")
 

@@ -351,6 +351,10 @@ def _content(row: Row, place: str, content: Any, has_calls: bool) -> tuple[str |
     if isinstance(content, str):
         return content, None
     if isinstance(content, list | tuple) and content:
+        if len(content) > 1 and any(isinstance(part, str) for part in content):
+            message = f"{place} has a list of texts as content, and nothing says what stands between them"
+            hint = 'write one text; parts {"type": "text", "text": "..."} are joined without a separator'
+            raise bad_row(row, message, hint)
         texts, thoughts = zip(*(_part(row, place, part) for part in content), strict=True)
         return "".join(texts), "".join(thoughts) or None
     if content is None or content == []:

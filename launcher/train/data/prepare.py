@@ -22,16 +22,20 @@ from launcher.facts.safe_files import parse_json, write_json
 from launcher.facts.software import installed_versions
 from launcher.recipe.reward_columns import columns_read
 from launcher.tasks import FORMATS
+from launcher.tasks.sequence_classification import REGRESSION
 from launcher.train.data.chat import turns_end_open
 from launcher.train.data.encoded import Counts, EncodedBatch, Encoder, dropped_text, encode_rows
+from launcher.train.data.formats import label_counts
 from launcher.train.data.recognise import Source, recognise
 from launcher.train.data.sources import Row, source_bytes
+from launcher.train.data.special_tokens import text_encoder
 from launcher.train.data.store import (
     RECORD,
     SampleWriter,
     arrow_columns,
     cached,
     content_key,
+    open_samples,
     processing_digest,
     seal,
 )
@@ -46,7 +50,8 @@ BATCH = 512
 LARGE = 32 << 20
 """Bytes of data from which on several processes pay for their start."""
 DECIDE_SAMPLES = (
-    "max_length", "overlong", "loss_on", "loss_on_inserted", "fim", "streaming", "problem_type",
+    "max_length", "overlong", "loss_on", "loss_on_inserted", "fim", "streaming",
+    "special_tokens_in_text", "problem_type",
 )  # fmt: skip
 """Keys of `data` that name the cached samples, beside their rows."""
 Item = TypeVar("Item")
@@ -79,6 +84,9 @@ def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
             name: _write_split(job, processing, hooks, name, sources, labels, folder)
             for name, sources in splits.items()
         }
+        if labels and job.data.problem_type != REGRESSION:
+            for split in written.values():
+                split["labels"] = label_counts(open_samples(folder / split["file"]), labels)
         base = {"schema_version": 1, "key": key, "task": job.task.name, "labels": labels}
         write_json(folder / RECORD, {**base, "splits": written})
 
@@ -144,7 +152,7 @@ def _write_split(
     with SampleWriter(folder / f"{name}.arrow") as writer, Progress(title, total) as progress:
         for source in sources:
             start, read, dropped = writer.samples, counts.read, dict(counts.dropped)
-            encoder = train_task(job.task.name).encoder(job, processing, source.detected, labels)
+            encoder = text_encoder(job, processing, source.detected, labels)
             for rows, encoded in _encoded(job, hooks, source, encoder, counts):
                 counts.add(encoded)
                 places = [rows[index] for index in encoded.rows]
@@ -160,6 +168,8 @@ def _write_split(
             })  # fmt: skip
             if writer.samples == start:
                 raise _nothing_left(source, own["dropped"])
+            if job.task.sees_images and not any(counts.images_of(start)):
+                _refuse_text(source)
     images = counts.images()
     return {
         "file": f"{name}.arrow",
@@ -167,6 +177,7 @@ def _write_split(
         "sources": found,
         "counts": counts.to_json(),
         "lengths": counts.lengths(),
+        "first_rows": {name: [files[file], line] for name, (file, line) in counts.first_rows.items()},
         **({"image_tokens": images.tokens, "images": asdict(images)} if images else {}),
     }
 
@@ -209,6 +220,18 @@ def _nothing_left(source: Source, dropped: Mapping[str, int]) -> RecipeError:
     place = "data.max_length" if too_long else f"{source.place}.path"
     hint = meaning or "give a file with rows"
     return RecipeError(Problem("nothing-left", message, str(source.settings["path"]), path=place, hint=hint))
+
+
+def _refuse_text(source: Source) -> None:
+    """RecipeError for a source without images, which may be under another name, unless the recipe agrees."""
+    if source.settings["columns"].get("images", "") is None:
+        return
+    message = (
+        "no row has an image: they are in a column images (or image), a part of a message, or <img>PATH</img>"
+    )
+    hint = "name their column with `columns: {images: NAME}`; `columns: {images: null}` trains on texts alone"
+    path = str(source.settings["path"])
+    raise RecipeError(Problem("no-images", message, path, path=f"{source.place}.path", hint=hint))
 
 
 def _labels(job: Job, splits: Mapping[str, Sequence[Source]], hooks: Hooks) -> list[str] | None:

@@ -63,6 +63,7 @@ _KINDS: Mapping[str, FieldKind] = {
     field: kind for one in FORMATS.values() for field, kind in (*one.needed.items(), *one.optional.items())
 }
 """Field -> what its column holds; a field means the same in each format that has it."""
+_OPTIONAL = frozenset(field for one in FORMATS.values() for field in one.optional)
 _LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 
 
@@ -148,7 +149,7 @@ def _refuse_absent(rows: Sequence[Row], columns: Mapping[str, str | None], path:
             continue
         fitting = present if named is None else [name for name in present if _suits(name, field, rows)]
         near = difflib.get_close_matches(column, fitting, 1)
-        if named is None and not near:
+        if named is None and (not near or field in _OPTIONAL):
             continue
         meant = f"{near[0]}: null" if near and named is None else f"{field}: {near[0]}" if near else ""
         hint = f"did you mean `columns: {{{meant}}}`?" if near else "correct `columns` of the source"

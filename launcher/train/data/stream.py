@@ -25,9 +25,9 @@ from launcher.train.data.encoded import (
 )
 from launcher.train.data.recognise import Source, raw_rows, recognise
 from launcher.train.data.sources import Row
+from launcher.train.data.special_tokens import text_encoder
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
-from launcher.train.tasks import train_task
 
 BUFFER = 10_000
 """Rows that are shuffled among each other."""
@@ -119,8 +119,7 @@ class Stream(IterableDataset):
     def _encoded(
         self, rows: Iterator[tuple[int, Row]], sources: Sequence[Source], hooks: Hooks, slot: int
     ) -> Iterator[Sample]:
-        task = train_task(self._job.task.name)
-        encoders = [task.encoder(self._job, self._processing, s.detected, None) for s in sources]
+        encoders = [text_encoder(self._job, self._processing, s.detected, None) for s in sources]
         while group := list(itertools.islice(rows, ENCODED_TOGETHER)):
             found: list[Sample] = []
             counts = Counts()

@@ -6,6 +6,7 @@ reads of a row: a class id, a score, or a list of scores or of 0.0 and 1.0. Reci
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,13 +42,23 @@ def _class_names(rows: Iterable[Row]) -> tuple[str, ...]:
     def checked() -> Iterator[Row]:
         for row in rows:
             label = row.values["label"]
-            if isinstance(label, list | tuple):
+            if isinstance(label, list | tuple) or _is_written_list(label):
                 hint = f"several labels of a row: `{KEY}: {MULTI}`; several scores: `{KEY}: {REGRESSION}`"
                 raise bad_row(row, "the label is a list, and a row has one class", hint, path=KEY)
             label_of(row, label, "label")
             yield row
 
     return collect_labels(checked())
+
+
+def _is_written_list(label: Any) -> bool:
+    """Whether a label is the text of a list, as CSV files have it: JSON's, or Python's of pandas."""
+    if not isinstance(label, str) or not label.lstrip().startswith("["):
+        return False
+    try:
+        return isinstance(ast.literal_eval(label.strip()), list)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
 
 
 def _class_id(names: Sequence[str], row: Row) -> int:

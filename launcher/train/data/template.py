@@ -16,6 +16,9 @@ Message = dict[str, Any]
 Span = tuple[int, int]
 """First character, and the one after the last."""
 
+_TODAY = re.compile(r"""\bstrftime_now\(\s*(['"])(.+?)\1""")
+_NUMBERS = {"Y": r"\d{4}", **dict.fromkeys("dmyHMS", r"\d{1,2}")}
+"""Codes of strftime that are numbers -> their pattern; the others are words."""
 _GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
 
 
@@ -24,6 +27,19 @@ def render_errors() -> tuple[type[Exception], ...]:
     from jinja2 import TemplateError
 
     return (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+
+
+def dates_written(tokenizer: Any, text: str) -> list[str]:
+    """The dates in `text` that the chat template wrote as those of the day (`strftime_now`)."""
+    templates = tokenizer.chat_template or ""
+    source = "".join(templates.values()) if isinstance(templates, dict) else templates
+    found = []
+    for _, form in _TODAY.findall(source):
+        parts = re.split(r"%-?([a-zA-Z])", form)
+        parts[::2] = map(re.escape, parts[::2])
+        parts[1::2] = [_NUMBERS.get(code, r"[^\W\d]+") for code in parts[1::2]]
+        found += re.findall(rf"\b{''.join(parts)}\b", text)
+    return list(dict.fromkeys(found))
 
 
 class Template:

@@ -17,6 +17,7 @@ from launcher.train.data.encoded import (
     Collector,
     EncodedBatch,
     Encoder,
+    refuse_padded_end,
     texts_of,
     token_ids,
     with_eos,
@@ -198,6 +199,7 @@ class EncodeClasses:
                 batch.tokens_lost += length - self.max_length
                 # The tokenizer cuts, the longer of two texts first, and keeps its closing tokens.
                 sample = self._call(text, pair, truncation=True, max_length=self.max_length)
+            refuse_padded_end(self.tokenizer, row, sample["input_ids"])
             target = self.target(row)
             if self.several and isinstance(target, list) and not any(target):
                 batch.notes["without-label"] += 1

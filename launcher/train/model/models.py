@@ -47,9 +47,9 @@ def load_model(
     if job.task.reads_tokens:
         tokenizer = tokenizer_of(processing)
         fit_vocabulary(job, model, tokenizer)
-        # A decoder's classification finds the last token by it.
-        if getattr(model.config, "pad_token_id", None) is None:
-            model.config.pad_token_id = tokenizer.pad_token_id
+        # A decoder's classification finds the last token by it, and checkpoints may have another tokenizer's.
+        if job.task.head == "classifier" or getattr(model.config, "pad_token_id", None) is None:
+            model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     return model
 
 

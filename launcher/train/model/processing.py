@@ -119,7 +119,7 @@ def _tokenizer(job: Job, tokenizer: Any) -> Any:
         tokenizer.chat_template = template
     add_tokens(job, tokenizer)
     if job.model.pad_token == "ensure":
-        ensure_pad_token(tokenizer)
+        ensure_pad_token(tokenizer, unlike_eos=job.task.head == "classifier")
     return tokenizer
 
 
@@ -185,16 +185,18 @@ def _image_size(config: Mapping[str, Any]) -> tuple[int, int]:
     return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
-def ensure_pad_token(tokenizer: Any) -> None:
+def ensure_pad_token(tokenizer: Any, *, unlike_eos: bool = False) -> None:
     """Give a tokenizer a pad token without making the vocabulary larger.
 
-    EOS is the last resort and harmless here: labels are made before padding, so EOS stays a target.
+    EOS is the last resort and harmless for language models: labels are made before padding, so EOS stays a
+    target. unlike_eos: replace a pad token that is EOS where there is another; classifiers of decoders read
+    the last token that is not padding (`refuse_padded_end`).
     """
-    if tokenizer.pad_token_id is not None:
+    if tokenizer.pad_token_id not in ((None, tokenizer.eos_token_id) if unlike_eos else (None,)):
         return
     vocabulary = tokenizer.get_vocab()
-    spare = next((token for token in _SPARE_TOKENS if token in vocabulary), None)
-    tokenizer.pad_token = spare or tokenizer.eos_token
+    spare = (token for token in _SPARE_TOKENS if token in vocabulary and token != tokenizer.eos_token)
+    tokenizer.pad_token = next(spare, tokenizer.eos_token)
     if tokenizer.pad_token_id is None:
         message = "the tokenizer has neither a pad token nor an EOS"
         raise RecipeError(Problem("pad-token-missing", message, path="model.tokenizer"))

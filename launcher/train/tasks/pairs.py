@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.train.data.chat import in_forms, plain_message, require_template, template_origin
+from launcher.train.data.chat import has_answer, in_forms, plain_message, require_template, template_origin
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.rendered import RenderCheck
 from launcher.train.data.sources import Row
@@ -93,8 +93,15 @@ def refuse_mixture(rows: Sequence[Row], answer: str = "chosen") -> None:
             raise RecipeError(Problem("mixed-rows", message, file=row.file, line=row.number, hint=hint))
 
 
+def _is_answer(answer: str | list[Message]) -> bool:
+    """Whether no turn of an answer is empty: trl takes all of its tokens into the loss."""
+    if isinstance(answer, str):
+        return bool(answer.strip())
+    return all(has_answer(turn) for turn in answer if turn.get("role") == "assistant")
+
+
 class PreferenceEncoder:
-    """Checks what the chat template leaves out of prompts and answers; then `encode` makes the samples."""
+    """Drops empty answers, and checks what the chat template leaves out; then `encode` makes the samples."""
 
     def __init__(
         self,
@@ -109,8 +116,17 @@ class PreferenceEncoder:
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
         notes: Counter[str] = Counter()
         first = self.answers[0]
-        rows = [row if isinstance(row.values[first], str) else self._checked(row, notes) for row in rows]
-        batch = self.encode(rows)
+        places = [
+            number
+            for number, row in enumerate(rows)
+            if all(_is_answer(row.values[name]) for name in self.answers)
+        ]
+        answered = [rows[number] for number in places]
+        batch = self.encode(
+            [row if isinstance(row.values[first], str) else self._checked(row, notes) for row in answered]
+        )
+        batch.rows = [places[number] for number in batch.rows]
+        batch.dropped += Counter(empty=len(rows) - len(places))
         batch.notes = +notes
         return batch
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import Problem, RecipeError
 from launcher.tasks.embedding import BY_RANK, BY_SCORE, POSITIVE_PAIR
 from launcher.tasks.reranker import LOSSES, RANKING, RELEVANCE
-from launcher.train.data.encoded import EncodedBatch
+from launcher.train.data.encoded import EncodedBatch, refuse_padded_end
 from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.tasks.embedding import (
     best_first,
@@ -225,6 +225,8 @@ class EncodeDocuments:
                 batch.tokens_lost += sum(lengths)
                 lengths = [len(one) for one in sample["input_ids"]]
                 batch.tokens_lost -= sum(lengths)
+            for ids in sample["input_ids"]:
+                refuse_padded_end(self.tokenizer, row, ids)
             pairs = [hash(tuple(ids)) for ids in sample["input_ids"]]
             judged = list(zip(pairs, labels, strict=True))
             if len(set(judged)) > len(set(pairs)):  # a document with two labels

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.train.data.chat import require_template
-from launcher.train.data.encoded import EncodedBatch, token_ids, with_eos
+from launcher.train.data.encoded import EncodedBatch, refuse_padded_end, token_ids, with_eos
 from launcher.train.data.messages import is_conversation, messages_of
 from launcher.train.data.sources import Row
 from launcher.train.data.template import Message
@@ -50,6 +50,8 @@ def encode_pairs(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:
         if max(map(len, sides)) > limit:
             dropped[too_long] += 1
             continue
+        for ids in sides:
+            refuse_padded_end(tokenizer, rows[number], ids)
         margin = float(rows[number].values.get("margin", 0.0))
         batch.keep(number, dict(zip(_COLUMNS, (*sides, margin), strict=True)))
     batch.dropped = +dropped
