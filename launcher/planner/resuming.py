@@ -390,5 +390,6 @@ def compare_data(old: str | None, new: str | None) -> list[Difference]:
     if old is None or new is None or old == new:
         return []
     reason = f"the rows, their order of preparation or the tokenizer have changed: {_PLACE}"
-    fix = "bring the old files back, or start a new run in another --output-dir"
+    fix = "bring the old files back, finish the run with the version that began it, or start a new run in "
+    fix += "another --output-dir"
     return [Difference("data", old[:12], new[:12], True, reason, fix=fix)]

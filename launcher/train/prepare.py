@@ -200,7 +200,7 @@ def _refuse_other_data(job: Job, record: dict[str, Any]) -> None:
     folder, now = old.get("folder"), record.get("folder")
     if not folder or not now or not same_samples(Path(folder), Path(now)):
         message = "the data or the tokenizer has changed since the run was started"
-        hint = "restore the old files, or start a new run"
+        hint = "restore the old files, finish the run with the version that began it, or start a new run"
         raise RecipeError(Problem("resume-differs", message, file=str(path), path="data", hint=hint))
 
 

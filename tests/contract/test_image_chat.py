@@ -28,7 +28,8 @@ from launcher.report.terminal import Page
 from launcher.train.data.build import build_data
 from launcher.train.data.gate import check_first_batch
 from launcher.train.data.image_chat import ImageBatches, image_inputs, image_tokens
-from launcher.train.data.image_rows import made_up_chat, made_up_prompt
+from launcher.train.data.image_rows import has_image, made_up_chat, made_up_prompt
+from launcher.train.data.sources import Row
 from launcher.train.data.store import open_samples
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing
@@ -169,6 +170,9 @@ def _forms(folder: Path):
 def test_every_form_of_a_row_gives_the_same_sample(tmp_path, base):
     found = {}
     for name, row in _forms(tmp_path).items():
+        columns = {"messages": "conversations" if "conversations" in row else "messages"}
+        columns["images"] = "image" if "image" in row else "images"
+        assert has_image(Row(row, "", 1), columns)
         rows = write_rows(tmp_path, [row], f"{name}.jsonl")
         processor, record, samples = samples_of(tmp_path / name, settings(rows, base("qwen3_vl")))
         batch = ImageBatches(processor)([samples[0]])

@@ -50,10 +50,14 @@ def shape_prompt(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
 
 
 def has_image(row: Row, columns: Mapping[str, str]) -> bool:
-    """Whether a row has an image in its own column, or as a part of a message."""
+    """Whether a row has an image in its own column, as a part of a message, or named in a text."""
     messages = (row.values.get(columns[name]) for name in ("messages", "prompt") if name in columns)
     items = [item for value in messages if isinstance(value, list | tuple) for item in value]
-    return bool(row.values.get(columns["images"])) or any(_is_image(p) for one in items for p in _parts(one))
+    return (
+        bool(row.values.get(columns["images"]))
+        or any(_is_image(part) for one in items for part in _parts(one))
+        or any(_NAMED.search(text) for one in items for text in _texts(one))
+    )
 
 
 def _shaped(

@@ -253,7 +253,9 @@ def _key_parts(
     """Everything that decides the samples; nothing that only decides how they are used."""
     import tokenizers
 
-    decide = [name for name in DECIDE_SAMPLES if name != "problem_type" or name in job.task.data_keys]
+    unread = {"problem_type"} - job.task.data_keys
+    unread |= set() if job.task.reads_tokens else {"special_tokens_in_text"}
+    decide = [name for name in DECIDE_SAMPLES if name not in unread]
     names = ["task", *(f"data.{name}" for name in decide)]
     names += [f"{job.task.section}.{name}" for name in job.task.decides_samples]
     if job.data.fim:

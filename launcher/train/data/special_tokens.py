@@ -71,7 +71,7 @@ def warning(split: Mapping[str, Any]) -> str | None:
     for name, rows in found.items():
         file, line = split.get("first_rows", {}).get(name, (None, None))
         place = "" if file is None else f" (first: {split['files'][file]}:{line})"
-        shown.append(f"{name.removeprefix(NOTE).strip(': ') or 'some'} in {rows:,} rows{place}")
+        shown.append(f"{rows:,} with {name.removeprefix(NOTE).strip(': ') or 'some'}{place}")
     if not shown:
         return None
     more = f"; and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""

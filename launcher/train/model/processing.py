@@ -19,6 +19,8 @@ _SPARE_TOKENS = (
     "<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|fim_pad|>", "<fim_pad>",
     "<|reserved_special_token_0|>", "<unk>",
 )  # fmt: skip
+# Those of GPT-NeoX and DeepSeek; and the end of a document, where EOS is the end of a turn.
+_UNLIKE_EOS = (*_SPARE_TOKENS, "<|padding|>", "<｜▁pad▁｜>", "<|endoftext|>")  # noqa: RUF001
 
 
 def load_processing(job: Job) -> Any:
@@ -195,7 +197,8 @@ def ensure_pad_token(tokenizer: Any, *, unlike_eos: bool = False) -> None:
     if tokenizer.pad_token_id not in ((None, tokenizer.eos_token_id) if unlike_eos else (None,)):
         return
     vocabulary = tokenizer.get_vocab()
-    spare = (token for token in _SPARE_TOKENS if token in vocabulary and token != tokenizer.eos_token)
+    known = _UNLIKE_EOS if unlike_eos else _SPARE_TOKENS
+    spare = (token for token in known if token in vocabulary and token != tokenizer.eos_token)
     tokenizer.pad_token = next(spare, tokenizer.eos_token)
     if tokenizer.pad_token_id is None:
         message = "the tokenizer has neither a pad token nor an EOS"
