@@ -157,7 +157,7 @@ def _print_notices(
     for names in label_twins(record["labels"] or ()):
         print(f"WARNING: {len(names)} classes differ only in case or spaces: {', '.join(map(repr, names))}")
     for split in record["splits"].values():
-        if job.data.special_tokens_in_text is None and (found := warning(split)):
+        if found := warning(job, split):
             print(f"WARNING: {found}")
         for source in split["sources"]:
             if source["unused"]:

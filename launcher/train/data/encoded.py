@@ -46,15 +46,14 @@ NOTES = (
     "image-converted",
     "special-token-in-text",
 )
-"""What is counted of rows that are kept. Of conversations: turns that the row masks; turns of the
-assistant that are empty; turns with text of the
-template that is masked; turns whose reasoning the template leaves out; fields of messages that it does not
-render, each as `field-not-rendered: NAME`. Of labelled words: those that the tokenizer removes, and rows with
-tags in an order that their scheme excludes. Texts that have none of several labels. Rows whose anchor is also
-one of their other texts; pairs of texts that rows give different labels. Of rows with images:
-those that do not say where their images are, which then come first; images whose colours RGB cannot
-hold, each as `image-converted: MODE`. Rows whose texts hold a special token, as `special-token-in-text:
-TOKEN`."""
+"""What is counted of rows that are kept. Of conversations: turns that the row masks; turns of the assistant
+that are empty; turns with text of the template that is masked; turns whose reasoning the template leaves
+out; fields of messages that it does not render, each as `field-not-rendered: NAME`. Of labelled words:
+those that the tokenizer removes, and rows with tags in an order that their scheme excludes. Texts that have
+none of several labels. Rows whose anchor is also one of their other texts; pairs of texts that rows give
+different labels. Of rows with images: those that do not say where their images are, which then come first;
+images whose colours RGB cannot hold, each as `image-converted: MODE`. Rows whose texts hold a special
+token, as `special-token-in-text: TOKEN`."""
 ASKED_FOR = ("masked", "overlong", "format_row")
 """Reasons that the row, the recipe (`data.overlong: drop`) or its hook gives: no loss of data."""
 SHOWN_CHARACTERS = 2000

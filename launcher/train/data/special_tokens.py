@@ -61,11 +61,13 @@ def special_tokens(tokenizer: Any) -> list[str]:
     return sorted((found | set(tokenizer.all_special_tokens)) - {""}, key=lambda text: (-len(text), text))
 
 
-def warning(split: Mapping[str, Any]) -> str | None:
-    """About rows with special tokens in their texts, by a split of data.json; None without any.
+def warning(job: Job, split: Mapping[str, Any]) -> str | None:
+    """About rows with special tokens in their texts; None without any, or where the recipe says what to do.
 
-    Of a stream `counts` are known alone.
+    split: of data.json; of a stream `counts` are known alone.
     """
+    if job.data.special_tokens_in_text is not None:
+        return None
     found = {name: rows for name, rows in split["counts"]["notes"].items() if name.startswith(NOTE)}
     shown = []
     for name, rows in found.items():
@@ -74,10 +76,11 @@ def warning(split: Mapping[str, Any]) -> str | None:
         shown.append(f"{rows:,} with {name.removeprefix(NOTE).strip(': ') or 'some'}{place}")
     if not shown:
         return None
+    escape = "" if job.task.rolls_out else ", `escape` reads them as text"
     more = f"; and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return (
         f"texts of rows hold special tokens, read as control tokens: {'; '.join(shown[:_SHOWN])}{more}. "
-        f"`{_KEY}: escape` reads them as text, `refuse` stops at the row, `keep` accepts them"
+        f"`{_KEY}: keep` accepts them, `refuse` stops at the row{escape}"
     )
 
 
