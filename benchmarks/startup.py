@@ -84,7 +84,7 @@ class Bench:
             "adapter": {"type": "lora", "r": 16, "lora_alpha": 32, "lora_dropout": 0.0,
                         "target_modules": "all-linear"},
             "data": {"train": [{"path": str(self.rows), "format": "prompt-completion",
-                                "columns": {"completion": "canonical_solution"}}],
+                                "columns": {"completion": "canonical_solution", "test": None}}],
                      "max_length": 256, "loss_on": "all"},
             "precision": "fp32",
             "global_batch_size": 4 * row.processes,

@@ -11,7 +11,8 @@ from typing import TypeVar
 from launcher.errors import Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
-from launcher.inputs.data_survey import Sight, goals_of, look, rows_for, rows_words, suggestion
+from launcher.inputs.data_survey import Sight, flags_of, goals_of, look, rows_for, rows_words, suggestion
+from launcher.inputs.first_rows import data_problems
 from launcher.inputs.fitting_method import Fitting, default_model, fit
 from launcher.inputs.planning_facts import gather
 from launcher.knowledge.lint.document import printable
@@ -134,7 +135,7 @@ def _use_goal(
             if not asking or columns or error.problems[0].code != "goal-columns":
                 raise
             note(f"  {printable(error.problems[0].message)}")
-        like = " ".join(f"{field}={column}" for field, column in suggestion(sight, goal).items())
+        like = flags_of(suggestion(sight, goal))
         rows = ask(
             "Columns (FIELD=COLUMN …)", like, lambda text: rows_for(sight, goal, parse_columns(text.split()))
         )
@@ -176,7 +177,10 @@ def _write(fitting: Fitting, target: Path) -> Outcome:
     with writing(target):
         write_new(target, recipe_text(data, notes, _head(fitting, target)))
     try:
-        loaded, facts = gather(load_recipe(target), None)
+        loaded = load_recipe(target)
+        if problems := data_problems(loaded):
+            raise RecipeError(problems)
+        loaded, facts = gather(loaded, None)
         bundle = render(plan_on(loaded, facts))
     except BaseException:
         target.unlink()

@@ -6,8 +6,8 @@ Uses the readers of the worker, which need the standard library, and pyarrow for
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,17 @@ from launcher.facts.safe_files import expanded
 from launcher.planner.starting import GOALS, Rows, task_of
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.suggestions import listed
-from launcher.tasks import FORMATS, TASKS
+from launcher.tasks import FORMATS, TASKS, task_named
+from launcher.tasks.causal_lm import CausalLM
+from launcher.tasks.grpo import KEY
+from launcher.tasks.rows import TEXT
 from launcher.tasks.sequence_classification import problem_type_of
 from launcher.train.data.formats import Detected, canonical, collect_labels
 from launcher.train.data.image_rows import has_image
-from launcher.train.data.recognise import PEEK, match, suggest_columns
+from launcher.train.data.recognise import PEEK, detect, match, propose_columns, refuse_lost
 from launcher.train.data.sources import Row, iter_rows
 from launcher.train.data.targets import PROBLEM_TYPES
-from launcher.train.data.unread import refuse_lost
+from launcher.train.data.unread import lost_columns
 
 _MOST = 200_000
 """Largest number of rows that are read; the others are read when the run starts."""
@@ -100,8 +103,15 @@ def _suits(sight: Sight, goal: str, formats: Mapping[str, Detected]) -> bool:
     return any(
         "images" not in detected.columns or has_image(row, detected.columns)
         for detected in formats.values()
+        if not _loses_text(sight, detected)
         for row in sight.first
     )
+
+
+def _loses_text(sight: Sight, detected: Detected) -> bool:
+    """Whether rows of texts have a column that `format: auto` would not leave out."""
+    asked = replace(detected, judged=frozenset())
+    return detected.format == TEXT.name and bool(lost_columns(sight.first, asked, CausalLM.name, ()))
 
 
 def _formats(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> dict[str, Detected]:
@@ -118,10 +128,30 @@ def _formats(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> dict
     return found
 
 
-def suggestion(sight: Sight, goal: str) -> dict[str, str]:
-    """Columns whose names suggest that they make the rows fit the goal."""
-    made = [suggest_columns(fmt, sight.first, {}) for fmt in GOALS[goal]]
-    return min((columns for columns in made if columns), key=len, default={})
+def suggestion(sight: Sight, goal: str) -> dict[str, str | None]:
+    """Columns that make the rows fit the goal, tried on them; None: the column is left out."""
+    tasks = {fmt: task_of(goal, fmt, ()) for fmt in GOALS[goal]}
+    made = [
+        proposal
+        for fmt, task in tasks.items()
+        for proposal in propose_columns(sight.first, fmt, {}, task, _first_reward(sight, task))
+    ]
+    return min(made, key=len, default={})
+
+
+def flags_of(columns: Mapping[str, str | None]) -> str:
+    """Columns as `--columns` takes them: FIELD=COLUMN, NAME= for one that is left out."""
+    return " ".join(f"{field}={column or ''}" for field, column in columns.items())
+
+
+def _first_reward(sight: Sight, task: str) -> Sequence[Mapping[str, Any]]:
+    """The entries of `reward:` that the first recipe has."""
+    values: dict[str, list[object]] = {}
+    for row in sight.first:
+        for name, value in row.values.items():
+            values.setdefault(name, []).append(value)
+    entries, _ = task_named(task).first_keys(values).get(KEY, ((), ""))
+    return entries if isinstance(entries, list) else ()
 
 
 def rows_for(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> Rows:
@@ -140,8 +170,10 @@ def rows_for(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> Rows
         message = f"the rows can be read as {' and as '.join(formats)}; the columns are {sight.columns}"
         hint = "remove the columns that are not for training, or name the fields: --columns FIELD=COLUMN"
         raise RecipeError(Problem("format-ambiguous", message, file=sight.path, hint=hint))
-    ((fmt, detected),) = formats.items()
-    longest = _check_all(sight, detected, task_of(goal, fmt, ()))
+    ((fmt, _),) = formats.items()
+    task = task_of(goal, fmt, ())
+    detected = detect(sight.first, fmt, columns, task, sight.path, _first_reward(sight, task))
+    longest = _check_all(sight, detected, task)
     return Rows(sight.path, fmt, columns, sight.count, longest, sight.more, _first(sight, detected))
 
 
@@ -163,7 +195,7 @@ def _misfit(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> Recip
         return RecipeError(Problem("goal-rows", message, file=sight.path, hint=f"--goal {others[0]}"))
     message = f"the columns {sight.columns} do not make rows for goal {goal}, which needs {wanted}"
     named = suggestion(sight, goal)
-    words = " ".join(f"--columns {field}={column}" for field, column in named.items())
+    words = " ".join(f"--columns {word}" for word in flags_of(named).split(" "))
     hint = f"did you mean {words}?" if named else "name them: --columns FIELD=COLUMN, once for each field"
     return RecipeError(Problem("goal-columns", message, file=sight.path, hint=hint))
 
@@ -176,11 +208,11 @@ def _check_all(sight: Sight, detected: Detected, task: str) -> int | None:
             Row({"label": r.values.get(detected.columns["label"])}, r.file, r.number) for r in rows
         )
         return None
-    lengths = [0]
+    lengths, reward = [0], _first_reward(sight, task)
 
     def shaped() -> Iterator[Row]:
         for row in rows:
-            refuse_lost(row, detected.format, detected.columns, detected.left_out, task)
+            refuse_lost([row], detected, task, reward)
             made = canonical(row, detected)
             texts = {field: text for field, text in made.values.items() if field not in ("label", "labels")}
             if detected.format == "preference":  # of two answers, the longer one counts

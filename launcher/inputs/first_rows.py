@@ -10,7 +10,7 @@ import difflib
 import importlib
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,10 +28,10 @@ from launcher.recipe.schema import DataSource, Recipe
 from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS, task_named
 from launcher.train.data.files import CutOffError, data_suffix, read_file
-from launcher.train.data.formats import Detected, canonical, value_in
-from launcher.train.data.recognise import PEEK, detect
+from launcher.train.data.formats import Detected, canonical
+from launcher.train.data.recognise import PEEK, detect, refuse_lost
 from launcher.train.data.sources import Row, image_row, is_image, source_files
-from launcher.train.data.unread import refuse_lost, unread_columns
+from launcher.train.data.unread import unread_columns
 from launcher.train.tasks import train_task
 
 _ROWS = 100
@@ -160,8 +160,9 @@ def _look_at(source: DataSource, place: str, recipe: Recipe, hooked: bool, looke
         if not by_file or hooked:
             return
         peek = list(itertools.islice(itertools.chain.from_iterable(by_file), PEEK))  # as `prepare` does
-        detected = detect(peek, settings["format"], settings["columns"], task, source.path)
-        if names := unread(unread_columns(peek, detected), [entry.model_dump() for entry in recipe.reward]):
+        reward = [entry.model_dump() for entry in recipe.reward]
+        detected = detect(peek, settings["format"], settings["columns"], task, source.path, reward)
+        if names := unread(unread_columns(peek, detected), reward):
             looked.unread.append(f"columns that are not read: {listed(names)} ({place})")
         section = _own_section(recipe)
         if problem := task_named(task).misfit(detected.format, section):
@@ -169,7 +170,7 @@ def _look_at(source: DataSource, place: str, recipe: Recipe, hooked: bool, looke
                 looked.wrong.append(problem)
             return
         for rows in by_file:
-            _check_rows(rows, detected, task, section)
+            _check_rows(rows, detected, task, section, reward)
     except RecipeError as error:
         looked.wrong.extend(replace(p, path=f"{place}.{p.path or 'path'}") for p in error.problems)
     except (OSError, ValueError) as error:  # a folder that may not be listed, a name that no file can have
@@ -209,7 +210,9 @@ def _own_section(recipe: Recipe) -> Any:
     return SimpleNamespace(**{key: value for key, (value, _) in values.items()})
 
 
-def _check_rows(rows: Sequence[Row], detected: Detected, task: str, section: Any) -> None:
+def _check_rows(
+    rows: Sequence[Row], detected: Detected, task: str, section: Any, reward: Sequence[Mapping[str, Any]]
+) -> None:
     """Raise the RecipeError that `prepare` would raise for one of these rows."""
     fields = FORMATS[detected.format].needed
     needed = [detected.columns[name] for name in fields if name in detected.columns]
@@ -219,11 +222,7 @@ def _check_rows(rows: Sequence[Row], detected: Detected, task: str, section: Any
         hint = f"the columns here are {listed(dict.fromkeys(n for row in rows for n in row.values))}"
         raise RecipeError(Problem("column-missing", message, file=rows[0].file, hint=hint))
     for row in rows:
-        refuse_lost(row, detected.format, detected.columns, detected.left_out, task)
-        if detected.format == "preference":  # trl would find the prompt
-            for column in needed:
-                value_in(row, column)
-            continue
+        refuse_lost([row], detected, task, reward)
         try:
             shaped = canonical(row, detected)
             if section is not None:

@@ -12,12 +12,12 @@ from launcher.tasks.task import Task, columns_needed
 
 MOST_NEGATIVES = 32
 NEGATIVES: tuple[str, ...] = ("negative", *(f"negative_{n}" for n in range(1, MOST_NEGATIVES + 1)))
-"""Columns that hold one hard negative each; a column `negatives` holds a list of them."""
-_OF_NEGATIVES: Mapping[str, FieldKind] = dict.fromkeys(NEGATIVES, "text")
+"""Columns that hold one hard negative each, or a list of them, as `negatives` does."""
+_OF_NEGATIVES: Mapping[str, FieldKind] = dict.fromkeys(NEGATIVES, "text or texts")
 POSITIVE_PAIR = RowFormat(
     "positive-pair",
     "texts that belong together",
-    {"anchor": "text", "positive": "text"},
+    {"anchor": "text", "positive": "text or texts"},
     {**_OF_NEGATIVES, "negatives": "list"},
     {
         "anchor": ("query", "question", "sentence1", "premise", "title"),

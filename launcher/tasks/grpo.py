@@ -14,6 +14,7 @@ PROMPT = RowFormat(
     "prompts to answer",
     {"prompt": "text or messages"},
     related={"prompt": PROMPT_COMPLETION.related["prompt"]},
+    other_names={"prompt": "messages"},
 )
 """Further columns go to the reward functions."""
 KEY = "reward"

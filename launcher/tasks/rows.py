@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FieldKind = Literal[
-    "text", "text or messages", "messages", "tools", "label", "number", "list", "image", "images",
-    "score",
+    "text", "text or texts", "text or messages", "messages", "tools", "label", "number", "list", "image",
+    "images", "score",
 ]  # fmt: skip
 """What the column of a field holds; `launcher/train/data/recognise.py` checks them."""
 
@@ -56,8 +56,31 @@ PROMPT_COMPLETION = RowFormat(
     "prompts and completions",
     {"prompt": "text or messages", "completion": "text or messages"},
     related={
-        "prompt": ("question", "query", "instruction", "problem", "source"),
-        "completion": ("response", "answer", "output", "solution", "target", "reply"),
+        "prompt": (
+            "question",
+            "query",
+            "instruction",
+            "problem",
+            "source",
+            "article",
+            "document",
+            "dialogue",
+            "text",
+        ),
+        "completion": (
+            "response",
+            "answer",
+            "output",
+            "solution",
+            "target",
+            "reply",
+            "summary",
+            "highlights",
+            "translation",
+            "code",
+            "sql",
+            "label",
+        ),
     },
 )
 CHAT = RowFormat(
@@ -65,7 +88,7 @@ CHAT = RowFormat(
     "chat messages",
     {"messages": "messages"},
     {"tools": "tools"},
-    {"messages": ("conversation", "dialog", "dialogue", "chat", "turns")},
+    {"messages": ("conversation", "dialog", "dialogue", "chat", "turns"), "tools": ("functions",)},
     other_names={"messages": "conversations"},
     rendered=True,
 )
@@ -77,6 +100,7 @@ PREFERENCE = RowFormat(
     {
         "chosen": ("preferred", "accepted", "better"),
         "rejected": ("dispreferred", "refused", "worse"),
-        "prompt": PROMPT_COMPLETION.related["prompt"],
+        "prompt": (*PROMPT_COMPLETION.related["prompt"], "conversations"),
     },
+    other_names={"prompt": "input", "chosen": "preferred_output", "rejected": "non_preferred_output"},
 )

@@ -38,8 +38,8 @@ def of_pairs(*rows, negatives=0, max_length=64, prompts=None):
     encode = encoder(
         "MultipleNegativesRankingLoss", columns, max_length, prompts=prompts or {}, negatives=negatives
     )
-    names = ("anchor", "positive", "negatives")
-    return counted(encode, *(dict(zip(names, (row[0], row[1], row[2:]), strict=True)) for row in rows))
+    names = ("anchor", "positives", "negatives")
+    return counted(encode, *(dict(zip(names, (row[0], row[1:2], row[2:]), strict=True)) for row in rows))
 
 
 def of_scores(*rows):
@@ -107,7 +107,7 @@ def test_documents_with_several_labels():
 
 
 def test_positive_pairs_of_a_reranker():
-    pair = {"anchor": "a", "positive": "b", "negatives": ["c", "b"]}
+    pair = {"anchor": "a", "positives": ["b"], "negatives": ["c", "b"]}
     found = of_documents(pair, {**pair, "negatives": ["a"]})
     assert (found["kept"], found["dropped"]) == (1, {"equal": 1})
     assert found["notes"] == {"anchor-repeated": 1}

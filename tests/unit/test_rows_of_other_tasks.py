@@ -14,9 +14,9 @@ import launcher.tasks
 from launcher.errors import RecipeError
 from launcher.recipe.suggestions import listed
 from launcher.train.data.formats import canonical
-from launcher.train.data.recognise import detect
+from launcher.train.data.recognise import detect, refuse_lost
 from launcher.train.data.sources import Row
-from launcher.train.data.unread import refuse_lost, unread_columns
+from launcher.train.data.unread import unread_columns
 
 CHAT = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
 PAIR = {"prompt": "Which? ", "completion": "This one."}
@@ -77,7 +77,7 @@ def test_pairs_and_rows_without_a_label_are_not_for_kto():
 
 def test_the_label_of_a_class_is_no_judgement_of_the_answer():
     rows = [{**PAIR, "label": label} for label in (0, 1, 2)]
-    assert looked(rows[0], others=rows[1:]).left_out == {"label"}
+    assert looked(rows[0], others=rows[1:]).format == "prompt-completion"
     assert looked({**PAIR, "label": "maths"}).format == "prompt-completion"
     assert looked({"text": "a", "label": 1}).format == "text"
 
@@ -142,12 +142,12 @@ OTHERS = {
     "image-text-to-text": {"images": ["a.png"], "messages": CHAT},
 }
 READS = {
-    ("causal-lm", "seq2seq-lm"), ("causal-lm", "sequence-classification"), ("reward", "dpo"),
+    ("causal-lm", "seq2seq-lm"), ("reward", "dpo"),
     ("image-text-to-text", "causal-lm"), ("image-text-to-text", "seq2seq-lm"), ("reranker", "embedding"),
-    *(("grpo", other) for other in ("seq2seq-lm", "kto", "prm", "regression")),
+    *(("grpo", other) for other in ("causal-lm", "seq2seq-lm", "kto", "prm", "regression")),
 }  # fmt: skip
-"""(task, task whose rows it may train on): prompts with completions, labelled texts as texts, pairs, and
-conversations without an image, and prompts with whatever is beside them."""
+"""(task, task whose rows it may train on): prompts with completions, pairs, conversations without an image,
+and prompts with whatever is beside them."""
 
 
 @every(("task", "owner"), product(TASKS, OTHERS))
@@ -193,11 +193,16 @@ def test_a_margin_is_read_by_reward_models_alone() -> None:
         ({"instruction": "a", "output": "b", "context": "France"}, "context"),
         ({**PAIR, "system_prompt": "Be brief."}, "system_prompt"),
         ({**PAIR, "tools": [{"type": "function"}]}, "tools"),
-        ({**PAIR, "reasoning_content": "Hm."}, "reasoning_content"),
+        ({**PAIR, "reasoning_content": "Hm, it is the nearer one."}, "reasoning_content"),
         ({"messages": CHAT, "system": "Be brief."}, "system"),
         ({"text": "A docstring.", "prompt": "def f():"}, "prompt"),
         ({"messages": CHAT, "functions": '[{"name": "f"}]'}, "functions"),
         ({"messages": CHAT, "history": [{"role": "user", "content": "Before?"}]}, "history"),
+        ({"messages": CHAT, "turns": [{"role": "user", "content": "Which one was it before?"}]}, "turns"),
+        ({**PAIR, "输入": "这里有两个盒子一个红色一个蓝色"}, "输入"),
+        ({**PAIR, "历史": [["哪一个盒子是红色的", "左边的那一个"]]}, "历史"),
+        ({**PAIR, "choices": ["the box on the left", "the box on the right"]}, "choices"),
+        ({**PAIR, "article": "Two boxes stood there."}, "article"),
     ],
 )
 def test_a_column_of_the_conversation_is_read_or_left_out_in_so_many_words(row, column):
@@ -304,7 +309,7 @@ def test_a_row_far_down_is_looked_at_too():
     detected = looked(PAIR)
     row = Row({**PAIR, "rejected": "That one."}, "rows.jsonl", 5000)
     with pytest.raises(RecipeError) as caught:
-        refuse_lost(row, detected.format, detected.columns, detected.left_out, "causal-lm")
+        refuse_lost([row], detected, "causal-lm")
     assert caught.value.problems[0].line == 5000
 
 
@@ -316,8 +321,9 @@ def test_suggested_columns_hold_what_the_field_needs():
     assert "conversation_id" not in named.hint
     dolly = refused({"instruction": "a", "context": "b", "response": "c", "category": "d"})
     assert "{output: response, input: context}" in dolly.hint
-    orca = refused({"system_prompt": "a", "question": "b", "response": "c"})
-    assert "{instruction: question, output: response}" in orca.hint
+    said = {"question": "Where did the two boxes stand?", "response": "They stood on the left."}
+    orca = refused({"system_prompt": "Be brief.", **said})
+    assert "{instruction: question, output: response, system_prompt: null}" in orca.hint
     stack = refused({"size": 1, "ext": "py", "lang": "Python", "content": "c"})
     assert "{text: content}" in stack.hint
     sides = refused({"prompt": "a", "response_chosen": "b", "response_rejected": "c"}, "dpo")
@@ -343,16 +349,16 @@ def test_unread_columns_are_named_in_their_order():
 
 
 def test_the_look_at_each_row_costs_little():
-    detected = looked(PAIR)
     row = Row({**PAIR, **{f"column{n}": "v" for n in range(10)}}, "x", 1)
-    look = partial(refuse_lost, row, detected.format, detected.columns, detected.left_out, "causal-lm")
+    detected = looked(row.values)
+    look = partial(refuse_lost, [row], detected, "causal-lm")
     assert function_calls(look) < 700
 
 
 def test_a_column_to_leave_out_may_come_in_a_later_row():
     detected = looked(PAIR, columns={"history": None})
     later = Row({**PAIR, "history": [["a", "b"]]}, "rows.jsonl", 500)
-    refuse_lost(later, detected.format, detected.columns, detected.left_out, "causal-lm")
+    refuse_lost([later], detected, "causal-lm")
 
 
 @pytest.mark.parametrize("value", [3, "3", "0.5"])
@@ -363,7 +369,9 @@ def test_a_number_is_no_conversation(value):
 @pytest.mark.parametrize("column", ["positive_messages", "negative_messages"])
 def test_conversations_to_compare_are_of_a_task_that_is_not_there(column):
     for messages in (CHAT, CHAT[:1]):
-        problem = refused({"messages": messages, column: [CHAT[:1]]})
+        problem = refused(
+            {"messages": messages, column: [[{"role": "user", "content": "Which one of these?"}]]}
+        )
         assert problem.code == "rows-of-another-task"
         assert "task embedding" in problem.message
 
@@ -373,12 +381,12 @@ def test_conversations_to_compare_are_of_a_task_that_is_not_there(column):
     [
         ("systemPrompt", "Be brief."),
         ("systemInstruction", {"parts": [{"text": "Be brief."}]}),
-        ("chatHistory", [["a", "b"]]),
+        ("chatHistory", [["Which one was it?", "The other."]]),
         ("meta_instruction", "Be brief."),
-        ("thought", "It is near."),
-        ("Complex_CoT", "It is near."),
+        ("thought", "It is near to me."),
+        ("Complex_CoT", "It is near to me."),
         ("chat_template_kwargs", {"enable_thinking": True, "xml_tools": []}),
-        ("documents", [{"title": "a", "text": "b"}]),
+        ("documents", [{"title": "Boxes", "text": "Two boxes stood there."}]),
     ],
 )
 @pytest.mark.parametrize("rows", [{"messages": CHAT}, PAIR], ids=["chat", "pair"])
@@ -394,7 +402,7 @@ def test_an_answer_under_a_name_in_camel_case():
 def test_a_count_under_the_name_of_a_kto_label_is_none():
     detected = looked({**PAIR, "thumbs_up": 3}, others=[{**PAIR, "thumbs_up": 0}])
     row = Row({**PAIR, "thumbs_up": 0}, "rows.jsonl", 2)
-    refuse_lost(row, detected.format, detected.columns, detected.left_out, "causal-lm")
+    refuse_lost([row], detected, "causal-lm")
     assert refused({**PAIR, "thumbs_up": 0}, others=[{**PAIR, "thumbs_up": 1}]).code == "rows-of-another-task"
 
 

@@ -101,12 +101,13 @@ class EncodedBatch(Tally):
     judged: list[tuple[int, float]] = field(default_factory=list)
     """Of tasks that compare texts: (a hash of the tokens of two texts, the label that a row gives them)."""
 
-    def keep(self, row: int, sample: Mapping[str, Any]) -> None:
-        """Add the only sample of a row."""
+    def keep(self, row: int, *samples: Mapping[str, Any]) -> None:
+        """Add all samples of a row."""
         self.kept += 1
-        self.rows.append(row)
-        for name, value in sample.items():
-            self.columns.setdefault(name, []).append(value)
+        for sample in samples:
+            self.rows.append(row)
+            for name, value in sample.items():
+                self.columns.setdefault(name, []).append(value)
 
 
 Encoder = Callable[[Sequence["Row"]], EncodedBatch]

@@ -47,7 +47,9 @@ class Detected:
     A chat whose rows are a prompt and a completion, both messages, has these instead of `messages`.
     """
     left_out: frozenset[str] = frozenset()
-    """Columns that may hold something and are not read: of the recipe's `null`, or labels of classes."""
+    """Columns that may hold something and are not read: of the recipe's `null`."""
+    judged: frozenset[str] | None = frozenset()
+    """Columns that the first rows told apart from text; None: `format: text` is written, and takes all."""
 
 
 def canonical(row: Row, detected: Detected) -> Row:
@@ -140,6 +142,12 @@ def _turns(row: Row, column: str) -> list[Message]:
 
 
 def _preference(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    asked = row.values.get(columns.get("prompt", ""))
+    if isinstance(asked, Mapping) and "messages" in asked:  # OpenAI's `input`: messages and their tools
+        said = {columns["prompt"]: asked["messages"]}
+        if asked.get("tools") and "tools" in columns:
+            said[columns["tools"]] = asked["tools"]
+        row = Row({**row.values, **said}, row.file, row.number)
     margin = columns.get("margin")
     held = None if margin is None else row.values.get(margin)
     shaped = _pair_of_answers(row, columns)
@@ -192,10 +200,17 @@ def _preference_of_messages(row: Row, sides: Sequence[str], given: str | None) -
         if not (chosen and rejected):
             raise bad_row(row, "nothing follows the prompt in chosen or rejected", "delete the row")
         return {"prompt": turns, "chosen": chosen, "rejected": rejected}
-    if given is not None and not (chosen[0] == rejected[0] and len(chosen) > 1 and len(rejected) > 1):
-        turns = [{"role": "user", "content": text_in(row, given)}]
-        return {"prompt": turns, "chosen": chosen, "rejected": rejected}
-    return _shared_prompt(row, chosen, rejected)
+    if given is None:
+        return _shared_prompt(row, chosen, rejected)
+    asked = text_in(row, given)
+    if not (chosen[0] == rejected[0] and len(chosen) > 1 and len(rejected) > 1):
+        return {"prompt": [{"role": "user", "content": asked}], "chosen": chosen, "rejected": rejected}
+    shared = _shared_prompt(row, chosen, rejected)
+    if asked.strip() not in "\n".join(str(turn.get("content")) for turn in shared["prompt"]):
+        message = f"column {given} holds a text, and {sides[0]} and {sides[1]} begin with messages without it"
+        hint = f"put it into these messages, or `columns: {{{given}: null}}` trains without it"
+        raise bad_row(row, message, hint, code="column-unread")
+    return shared
 
 
 def _answer(row: Row, column: str) -> list[dict[str, Any]]:
@@ -207,16 +222,17 @@ def _answer(row: Row, column: str) -> list[dict[str, Any]]:
 
 
 def _shared_prompt(row: Row, chosen: Any, rejected: Any) -> dict[str, Any]:
-    """The beginning that both answers share, as the prompt."""
-    from trl.data_utils import extract_prompt
-
+    """The beginning that both answers share, as the prompt, as trl takes it."""
     if not chosen or not rejected or chosen[0] != rejected[0]:
         message = "chosen and rejected share no beginning, and there is no prompt"
         raise bad_row(row, message, "give a column `prompt`")
-    shaped: dict[str, Any] = extract_prompt({"chosen": chosen, "rejected": rejected})
-    if not shaped["prompt"]:
+    pairs = enumerate(zip(chosen, rejected, strict=False))
+    end = next((index for index, (one, other) in pairs if one != other), min(len(chosen), len(rejected)) - 1)
+    if chosen[end] != rejected[end] and chosen[end - 1] == " ":
+        end -= 1  # the space before an answer is learned with it
+    if end < 1:
         raise bad_row(row, "chosen and rejected are the same single message", "give a column `prompt`")
-    return shaped
+    return {"prompt": chosen[:end], "chosen": chosen[end:], "rejected": rejected[end:]}
 
 
 SHARED: Mapping[str, Shaper] = {

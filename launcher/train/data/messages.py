@@ -26,8 +26,8 @@ _LEARNS = frozenset({
 """Keys of which 1 or true means that the message is learned: OpenAI, axolotl, ms-swift, LLaMA-Factory,
 xtuner, slime, tinker."""
 _WEIGHTS = frozenset({"weight", "loss_weight", "loss_scale"})
-_LEAVES_OUT = frozenset({"masked"})
-"""Keys of which true means that it is not: torchtune."""
+_LEAVES_OUT = frozenset({"masked", "disable_loss"})
+"""Keys of which true means that it is not: torchtune and others."""
 _PARTS = frozenset({
     "mask", "masks", "masked", "masking", "loss", "weight", "weights", "train", "training", "trainable",
     "learn",
@@ -221,12 +221,14 @@ def _tool_call(row: Row, place: str, call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_conversation(value: Any) -> bool:
-    """Whether a value is a list of messages, or JSON text of one."""
+    """Whether a value is a list of messages, a message alone, or JSON text of a list."""
     if isinstance(value, str):
         try:
             value = parse_json(value) if value.lstrip().startswith("[") else None
         except ValueError:
             return False
+    if isinstance(value, Mapping):
+        value = [value]
     if not isinstance(value, list | tuple) or not value:
         return False
     return all(isinstance(item, Mapping) and ("role" in item or "from" in item) for item in value)
@@ -260,7 +262,7 @@ def _items(row: Row, column: str) -> Sequence[Any]:
     value = row.values.get(column)
     if isinstance(value, str):
         value = parsed_json(row, column, value)
-    if isinstance(value, Mapping):  # one turn alone, as some preference files write their answers
+    if isinstance(value, Mapping):  # one turn alone, as some files write their answers
         value = [value]
     if not isinstance(value, list | tuple):
         message = f"column {column} holds {kind_of(value)}, expected a list of messages"

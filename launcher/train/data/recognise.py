@@ -7,8 +7,9 @@ import difflib
 import importlib.util
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,25 @@ from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.recipe.reward_columns import unread
 from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS, TASKS, task_named
-from launcher.tasks.rows import FieldKind
+from launcher.tasks.rows import TEXT, FieldKind
 from launcher.tasks.sequence_classification import REGRESSION
 from launcher.train.data.class_names import declared, of_labels, with_names
 from launcher.train.data.encoded import Counts
 from launcher.train.data.formats import Detected, canonical, is_number
 from launcher.train.data.messages import is_conversation
 from launcher.train.data.remote import name_of
-from launcher.train.data.sources import Row, bad_row, iter_rows, source_files
+from launcher.train.data.sources import Row, bad_row, is_empty, iter_rows, source_files
 from launcher.train.data.store import content_key, file_digest
-from launcher.train.data.unread import class_labels, refuse_lost, task_kind, unread_columns, where_to
+from launcher.train.data.unread import (
+    class_labels,
+    foreign_column,
+    is_text,
+    lost_columns,
+    task_kind,
+    unread_columns,
+    where_to,
+    words_of,
+)
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
 from launcher.train.tasks import train_task
@@ -38,7 +48,9 @@ PEEK = 100
 _NEAR = 0.8
 _TWIN = re.compile(r"[\W_]*(\d+|_[a-z])$")
 """The number or letter at the end of a column's name that distinguishes two alike names."""
-_ANSWERS = ("output", "completion")
+_PROPOSED = 3
+"""Most columns that are tried for a field, and most proposals of a message."""
+_TEXTS = ("text", "text or texts", "text or messages")
 # Words of names of columns that are meant for no field: they describe a row, or precede the
 # question.
 _NO_FIELD = frozenset({
@@ -49,7 +61,8 @@ _OF_TRL = {fmt for task in TASKS if "trl" in task.prepared_by for fmt in task.fo
 """Formats whose samples trl makes."""
 _HOLDS: Mapping[FieldKind, Callable[[Any], bool]] = {
     "text": lambda value: isinstance(value, str),
-    "text or messages": lambda value: isinstance(value, str | dict) or is_conversation(value),
+    "text or texts": lambda value: isinstance(value, str | list | tuple),
+    "text or messages": lambda value: isinstance(value, str) or is_conversation(value),
     "messages": is_conversation,
     "tools": lambda value: isinstance(value, str | list | tuple | dict),
     "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
@@ -68,46 +81,140 @@ _LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 
 
 def detect(
-    rows: Sequence[Row], asked: str, columns: Mapping[str, str | None], task: str, path: str
+    rows: Sequence[Row],
+    asked: str,
+    columns: Mapping[str, str | None],
+    task: str,
+    path: str,
+    reward: Sequence[Mapping[str, Any]] = (),
 ) -> Detected:
-    """As `match`; RecipeError also when a row has a column that is to be learned and is not read."""
-    detected = match(rows, asked, columns, task, path)
-    for row in rows:
-        refuse_lost(row, detected.format, detected.columns, detected.left_out, task)
-    return detected
+    """As `match`; RecipeError also when the rows have a column that is to be learned and is not read.
+
+    reward: entries of the recipe, whose functions read columns.
+    """
+    detected = match(rows, asked, columns, task, path, reward)
+    refuse_lost(rows, detected, task, reward, partial(propose_columns, rows, asked, columns, task, reward))
+    if detected.judged is None:
+        return detected
+    filled = (str(name) for row in rows for name, value in row.values.items() if not is_empty(value))
+    return replace(detected, judged=frozenset(filled))
 
 
 def match(
-    rows: Sequence[Row], asked: str, columns: Mapping[str, str | None], task: str, path: str
+    rows: Sequence[Row],
+    asked: str,
+    columns: Mapping[str, str | None],
+    task: str,
+    path: str,
+    reward: Sequence[Mapping[str, Any]] = (),
 ) -> Detected:
     """Recognise a source's format from its first rows.
 
     asked: `auto` or a format; columns: field -> column, from the recipe, and name of a column that is left
     out -> None; path: the source's, for errors. RecipeError when no format, or more than one, matches.
     """
-    _refuse_absent(rows, columns, path)
-    formats = TASK_FORMATS[task] if asked == "auto" else (asked,)
     if asked not in ("auto", *TASK_FORMATS[task]):
         message = f"task {task} trains on {', '.join(TASK_FORMATS[task])}, not on {asked} rows"
         raise RecipeError(Problem("format-task", message, file=path, path="format"))
+    _refuse_absent(rows, asked, columns, task, path, reward)
+    found = _fitting(rows, asked, columns, task)
+    if not found:
+        raise _unknown(rows, asked, columns, task, path, reward)
+    if len(found) > 1:
+        names = [detected.format for detected in found]
+        seen = listed(_names([row.without(found[0].left_out) for row in rows]))
+        message = f"the rows can be read as {' and as '.join(names)}; the columns are {seen}"
+        hint = f"write {' or '.join(f'`format: {name}`' for name in names)} in the source"
+        raise RecipeError(Problem("format-ambiguous", message, file=path, hint=hint))
+    return found[0]
+
+
+def _fitting(rows: Sequence[Row], asked: str, columns: Mapping[str, str | None], task: str) -> list[Detected]:
+    """The formats that the rows can be read as."""
+    formats = TASK_FORMATS[task] if asked == "auto" else (asked,)
     left_out = frozenset(name for name, column in columns.items() if column is None)
     renames = {field: column for field, column in columns.items() if column is not None}
     seen = [row.without(left_out) for row in rows]
     named = {fmt: found for fmt in formats if (found := _columns(fmt, seen, renames)) is not None}
     fitting = [fmt for fmt in named if any(_fits(row, fmt, named[fmt]) for row in seen)]
-    chosen = fitting or list(named)  # a wrong type is reported for its row, which is more precise
-    if not chosen:
-        raise _unknown(seen, asked, renames, task, path)
-    if len(chosen) > 1:
-        message = f"the rows can be read as {' and as '.join(chosen)}; the columns are {listed(_names(seen))}"
-        hint = f"write {' or '.join(f'`format: {name}`' for name in chosen)} in the source"
-        raise RecipeError(Problem("format-ambiguous", message, file=path, hint=hint))
-    fmt, found = _as_chat(chosen[0], named[chosen[0]], seen, task)
-    unread = task_named(task).unread_fields
-    found = {
-        field: column for field, column in found.items() if column not in left_out and field not in unread
-    }
-    return Detected(fmt, found, left_out | class_labels(seen))
+    dropped = {*left_out, *task_named(task).unread_fields}
+    made = []
+    for name in fitting or list(named):  # a wrong type is reported for its row, which is more precise
+        fmt, found = _as_chat(name, named[name], seen, task)
+        kept = {f: column for f, column in found.items() if column not in left_out and f not in dropped}
+        judged = None if asked == TEXT.name else frozenset[str]()
+        made.append(Detected(fmt, kept, left_out, judged))
+    return made
+
+
+def refuse_lost(
+    rows: Sequence[Row],
+    detected: Detected,
+    task: str,
+    reward: Sequence[Mapping[str, Any]] = (),
+    proposals: Callable[[], Sequence[Mapping[str, str | None]]] = tuple,
+) -> None:
+    """RecipeError where rows have columns that belong to what is learned and that nothing reads.
+
+    proposals: makes the `columns` that would read them.
+    """
+    classes = class_labels(rows)
+    for row in rows:
+        if (foreign := foreign_column(row, detected, classes)) is not None:
+            message = (
+                f"column {foreign.name} holds {foreign.what}, which {detected.format} rows do not read: "
+            )
+            message += f"such rows are for task {foreign.task}, not for {task}"
+            hint = f"{where_to(foreign.task)}; `columns: {{{foreign.name}: null}}` trains without it"
+            raise bad_row(row, message, hint, code="rows-of-another-task")
+    lost = lost_columns(rows, detected, task, reward)
+    if not lost:
+        return
+    first, many = next(iter(lost.values())), len(lost) > 1
+    message = f"column{'s' * many} {listed(lost)} {'belong' if many else 'belongs'} to what is learned, and "
+    message += f"{detected.format} rows do not read {'them' if many else 'it'}"
+    hints = [f"{_either(found)} reads {'more of them' if many else 'it'}"] if (found := proposals()) else []
+    if (other := _task_of(rows, lost, task)) is not None:
+        message += f": such rows are for task {other}, not for {task}"
+        hints.append(where_to(other))
+    if not hints:
+        hints = ["a `format_row` hook (`python: FILE`) can put it into what is read"]
+    fields = [name for name in lost if detected.columns.get(name, name) != name]
+    if fields:  # `columns` has their names as keys of fields already
+        hints.append(
+            f"delete {listed(fields)} from the rows, which then train without {'them' if many else 'it'}"
+        )
+    else:
+        hints.append(f"{_written(dict.fromkeys(lost))} trains without {'them' if many else 'it'}")
+    if detected.format == TEXT.name:
+        hints.append("`format: text` trains on the texts alone")
+    code = "column-unread" if other is None else "rows-of-another-task"
+    raise bad_row(first, message, "; ".join(hints), code=code)
+
+
+def _task_of(rows: Sequence[Row], lost: Collection[str], task: str) -> str | None:
+    """Another task whose rows these are: it reads a column that is lost."""
+    kinds = (kind.task for row in rows if (kind := task_kind(row.values)) is not None)
+    if (other := next(kinds, task)) != task:
+        return other
+    for fmt in FORMATS:
+        known = (
+            fmt in TASK_FORMATS[task] or len(FORMATS[fmt].needed) < 2
+        )  # any row with a prompt is one of grpo
+        found = None if known else _columns(fmt, rows, {})
+        if found and not {found[field] for field in FORMATS[fmt].needed}.isdisjoint(lost):
+            return next(name for name, formats in TASK_FORMATS.items() if fmt in formats)
+    return None
+
+
+def _written(columns: Mapping[str, str | None]) -> str:
+    """`columns` as the recipe has it."""
+    inner = ", ".join(f"{field}: {'null' if column is None else column}" for field, column in columns.items())
+    return f"`columns: {{{inner}}}`"
+
+
+def _either(proposals: Sequence[Mapping[str, str | None]]) -> str:
+    return " or ".join(map(_written, proposals))
 
 
 def _as_chat(fmt: str, columns: dict[str, str], rows: Sequence[Row], task: str) -> tuple[str, dict[str, str]]:
@@ -127,7 +234,7 @@ def _columns(fmt: str, rows: Sequence[Row], renames: Mapping[str, str]) -> dict[
     found = {field: field for field in fields if field not in renames.values()} | dict(renames)
     present = set().union(*(row.values for row in rows))
     for field, other in FORMATS[fmt].other_names.items():
-        if field not in renames and field not in present and other in present:
+        if field not in renames and field not in present and other in present - set(renames.values()):
             found[field] = other
     if not all(field in found for field in needed):
         return None
@@ -140,7 +247,14 @@ def _fits(row: Row, fmt: str, columns: Mapping[str, str]) -> bool:
     return all(_HOLDS[kind](row.values.get(columns[field])) for field, kind in FORMATS[fmt].needed.items())
 
 
-def _refuse_absent(rows: Sequence[Row], columns: Mapping[str, str | None], path: str) -> None:
+def _refuse_absent(
+    rows: Sequence[Row],
+    asked: str,
+    columns: Mapping[str, str | None],
+    task: str,
+    path: str,
+    reward: Sequence[Mapping[str, Any]],
+) -> None:
     """Every column that the recipe names must be in the rows; one to leave out may come in a later row."""
     present = _names(rows)
     for field, named in columns.items():
@@ -148,11 +262,15 @@ def _refuse_absent(rows: Sequence[Row], columns: Mapping[str, str | None], path:
         if column in present:
             continue
         fitting = present if named is None else [name for name in present if _suits(name, field, rows)]
-        near = difflib.get_close_matches(column, fitting, 1)
-        if named is None and (not near or field in _OPTIONAL):
+        near = difflib.get_close_matches(column, fitting, _PROPOSED)
+        lines: list[dict[str, str | None]] = [{field: one} for one in near]
+        if named is None:
+            lines = [{one: None} for one in near]
+        rest = {key: value for key, value in columns.items() if key != field}
+        lines = [one for one in lines if _tried(rows, asked, {**rest, **one}, task, reward)][:1]
+        if named is None and (not lines or field in _OPTIONAL):
             continue
-        meant = f"{near[0]}: null" if near and named is None else f"{field}: {near[0]}" if near else ""
-        hint = f"did you mean `columns: {{{meant}}}`?" if near else "correct `columns` of the source"
+        hint = f"did you mean {_either(lines)}?" if lines else "correct `columns` of the source"
         role = "which `columns` leaves out" if named is None else f"for {field}"
         message = f"no column {column} ({role}); the columns are {listed(present)}"
         raise RecipeError(Problem("column-missing", message, file=path, hint=hint))
@@ -160,71 +278,130 @@ def _refuse_absent(rows: Sequence[Row], columns: Mapping[str, str | None], path:
 
 def _suits(name: str, field: str, rows: Sequence[Row]) -> bool:
     """Whether a column can be meant for a field: it is content, and of the field's type in some row."""
-    if _NO_FIELD & _words(name):
+    if _NO_FIELD & words_of(name):
         return False
     holds = _HOLDS[_KINDS.get(field, "text")]
     return any(holds(row.values.get(name)) for row in rows)
 
 
-def _words(name: str) -> set[str]:
-    return set(re.split(r"[^a-z0-9]+", name.lower())) | set(re.split(r"[^a-z]+", name.lower()))
-
-
 def _unknown(
-    rows: Sequence[Row], asked: str, columns: Mapping[str, str], task: str, path: str
+    rows: Sequence[Row],
+    asked: str,
+    columns: Mapping[str, str | None],
+    task: str,
+    path: str,
+    reward: Sequence[Mapping[str, Any]],
 ) -> RecipeError:
     formats = TASK_FORMATS[task] if asked == "auto" else (asked,)
+    renames = {field: column for field, column in columns.items() if column is not None}
+    seen = [row.without(columns.keys() - renames.keys()) for row in rows]
     wanted = "; ".join(f"{fmt}: {', '.join(FORMATS[fmt].needed)}" for fmt in formats)
     who = f"task {task}" if asked == "auto" else f"format {asked}"
-    message = f"the columns {listed(_names(rows))} do not make the rows that {who} needs (expected {wanted})"
-    others = [fmt for fmt in FORMATS if fmt not in formats and _columns(fmt, rows, columns) is not None]
+    message = f"the columns {listed(_names(seen))} do not make the rows that {who} needs (expected {wanted})"
+    others = [fmt for fmt in FORMATS if fmt not in formats and _columns(fmt, seen, renames) is not None]
     others.sort(key=lambda fmt: -len(FORMATS[fmt].needed))  # the one that explains most columns
-    kinds = [kind for row in rows if (kind := task_kind(row.values)) is not None]
+    kinds = [kind for row in seen if (kind := task_kind(row.values)) is not None]
     kind = next((kind for kind in kinds if kind.task != task), None)
-    suggestions = [s for fmt in formats if (s := suggest_columns(fmt, rows, columns)) is not None]
     if kind is not None and not (others and others[0] in TASK_FORMATS.get(kind.task, ())):
         message = f"the rows are {kind.what}, for task {kind.task}: {message}"
         return RecipeError(Problem("rows-of-another-task", message, file=path, hint=where_to(kind.task)))
-    if suggestions and kind is None:
-        named = ", ".join(f"{field}: {column}" for field, column in min(suggestions, key=len).items())
-        hint = f"did you mean `columns: {{{named}}}`?"
+    tasks = [name for name, known in TASK_FORMATS.items() if others and others[0] in known]
+    alike = f"they look like {others[0]} rows" if others else ""
+    alike += f", which task {' or '.join(tasks)} trains on" if tasks and asked == "auto" else ""
+    if kind is None and (proposals := propose_columns(rows, asked, columns, task, reward)):
+        hint = f"did you mean {_either(proposals)}?" + (f" {alike}" if alike else "")
     elif "tokens" in formats and path.endswith(".txt"):
         hint = "a CoNLL file is read as such when its name ends in .conll"
     elif any(other.task == task for other in kinds):
         hint = "name their columns with `columns`, or shape them with a `format_row` hook (`python: FILE`)"
-    elif others and asked != "auto":
-        hint = f"they look like {others[0]} rows"
-    elif others:
-        tasks = [name for name, known in TASK_FORMATS.items() if others[0] in known]
-        hint = f"they look like {others[0]} rows, which task {' or '.join(tasks)} trains on"
+    elif alike:
+        hint = alike
     else:
         hint = "name the columns with `columns: {field: column}` beside the path, or shape the rows with a "
         hint += "`format_row` hook (`python: FILE`)"
     return RecipeError(Problem("format-unknown", message, file=path, hint=hint))
 
 
-def suggest_columns(fmt: str, rows: Sequence[Row], columns: Mapping[str, str]) -> dict[str, str] | None:
-    """What to write as `columns` when each missing field has a column of a like name and its type."""
+def propose_columns(
+    rows: Sequence[Row],
+    asked: str,
+    columns: Mapping[str, str | None],
+    task: str,
+    reward: Sequence[Mapping[str, Any]] = (),
+) -> list[dict[str, str | None]]:
+    """The `columns` with which the rows were tried and can be read, of the format that needs the fewest."""
+    best: list[dict[str, str | None]] = []
+    for fmt in TASK_FORMATS[task] if asked == "auto" else (asked,):
+        tried = [_tried(rows, asked, made, task, reward) for made in _candidates(fmt, rows, columns)]
+        found = [one for one in tried if one and one != columns]
+        fewest = min(map(len, found), default=0)
+        if found and (not best or fewest < len(best[0])):
+            best = [one for one in found if len(one) == fewest]
+    return best[:_PROPOSED]
+
+
+def _candidates(
+    fmt: str, rows: Sequence[Row], columns: Mapping[str, str | None]
+) -> Iterator[dict[str, str | None]]:
+    """`columns` in which each missing field has a column of a like name and its type."""
     needed, optional, related = FORMATS[fmt].needed, FORMATS[fmt].optional, FORMATS[fmt].related
-    if not set(columns) <= set(FORMATS[fmt].fields):
-        return None
-    present, renames = _names(rows), dict(columns)
-    free = [name for name in present if name not in {*needed, *optional, *columns.values()}]
+    renames = {field: column for field, column in columns.items() if column is not None}
+    if not set(renames) <= set(FORMATS[fmt].fields):
+        return
+    present = _names(rows)
+    used = {*needed, *optional, *columns, *renames.values()}
+    free = [name for name in present if name not in used]
+    likes: dict[str, list[str]] = {}
     for field in (*needed, *(field for field in optional if field in related)):
-        if field in renames or field in present:
+        if field in renames or {field, FORMATS[fmt].other_names.get(field)} & set(present):
             continue
         fitting = [name for name in free if _suits(name, field, rows)]
-        near = [name for name in fitting if {field, *related.get(field, ())} & _words(name)]
-        if field in _ANSWERS and len({_TWIN.sub("", name.lower()) for name in near}) < len(near):
-            return None  # answer1 and answer2: to train on one of them is not what the rows are for
+        near = [name for name in fitting if {field, *related.get(field, ())} & words_of(name)]
         if field in needed:
             near = near or difflib.get_close_matches(field, fitting, 1, _NEAR)
+            if not near:
+                return
         if near:
-            renames[field] = near[0]
-            free.remove(near[0])
-        elif field in needed:
-            return None
-    return renames
+            likes[field] = near[:_PROPOSED]
+    if not likes:
+        return
+    for chosen in itertools.product(*likes.values()):
+        made = dict(zip(likes, chosen, strict=True))
+        # answer1 and answer2: to train on one of them is not what the rows are for
+        twins = {_TWIN.sub("", name.lower()) for name in chosen if _TWIN.search(name.lower())}
+        others = {
+            _TWIN.sub("", name.lower()) for name in free if name not in chosen and _TWIN.search(name.lower())
+        }
+        if len(set(chosen)) == len(chosen) and not twins & others:
+            yield {**columns, **made}
+
+
+def _tried(
+    rows: Sequence[Row],
+    asked: str,
+    columns: Mapping[str, str | None],
+    task: str,
+    reward: Sequence[Mapping[str, Any]],
+) -> dict[str, str | None] | None:
+    """`columns` that read the rows, with `null` for what they do not read; None where they cannot."""
+    fitting = _fitting(rows, asked, columns, task)
+    if len(fitting) != 1 or any(foreign_column(row, fitting[0], class_labels(rows)) for row in rows):
+        return None
+    detected = fitting[0]
+    try:
+        for row in rows:
+            canonical(row, detected)
+    except (RecipeError, TypeError, AttributeError, KeyError, ValueError):
+        return None
+    lost = lost_columns(rows, detected, task, reward)
+    named = [column for field, column in columns.items() if column is not None and _KINDS[field] in _TEXTS]
+    # Of several choices in a column of their own, an answer may be the letter alone.
+    is_written = columns.keys().isdisjoint(lost)  # the key of a field cannot leave out a column of its name
+    if not is_written or (
+        lost and not all(is_text([row.values.get(name) for row in rows]) for name in named)
+    ):
+        return None
+    return {**columns, **dict.fromkeys(lost)}
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
@@ -264,7 +441,7 @@ class Source:
         if hooked is None:
             return None
         found = self.detected
-        refuse_lost(hooked, found.format, found.columns, found.left_out, job.task.name)
+        refuse_lost([hooked], found, job.task.name, job.reward)
         try:
             formed = canonical(hooked, found)
             return with_names(formed, self.classes) if self.classes else formed
@@ -334,7 +511,7 @@ def _detect(job: Job, settings: Mapping[str, Any], place: str, hooks: Hooks) -> 
     path = str(settings["path"])
     if not rows:
         raise RecipeError(Problem("no-rows", "holds no rows", file=path, path=f"{place}.path"))
-    detected = detect(rows, settings["format"], settings["columns"], job.task.name, path)
+    detected = detect(rows, settings["format"], settings["columns"], job.task.name, path, job.reward)
     require_packages(detected)
     unused = unread(unread_columns(rows, detected), job.reward)
     return Source(settings, place, detected, unused=unused, classes=_classes(job, settings, detected, hooks))
@@ -387,9 +564,9 @@ def _from_hub(job: Job, settings: Mapping[str, Any], place: str, hooks: Hooks) -
     except MachineError:
         try:
             known = read_json(note)
-            detected = Detected(known["format"], known["columns"], frozenset(known.get("left_out", ())))
+            left_out, unused = frozenset(known.get("left_out", ())), tuple(known["unused"])
+            detected = Detected(known["format"], known["columns"], left_out, frozenset(unused))
             classes = tuple(known.get("classes", ()))
-            unused = tuple(known["unused"])
             return Source(settings, place, detected, known["digest"], (name,), unused, classes=classes)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             pass  # no note, a damaged one, or one of another user: as if the hub had never been asked

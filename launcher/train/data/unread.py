@@ -1,20 +1,23 @@
-"""What rows hold that would not be trained: rows of another task, and columns that no field reads.
+"""What rows hold that would not be trained: rows of another task, and columns that nothing reads.
 
-A row with an image, a rejected answer or a history would otherwise train without it. `columns: {NAME: null}`
-in the source leaves a column out. A column whose content is also in the columns that are read (the prompt of
-a conversation in a column of its own) is not lost.
+A column of text that nothing reads is lost, whatever it is called; identifiers, addresses and numbers are
+only listed. `columns: {NAME: null}` in the source leaves a column out. A column whose content is also in the
+columns that are read (the prompt of a conversation in a column of its own), or that holds all of theirs (a
+rendered conversation), is not lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.errors import RecipeError
 from launcher.facts.safe_files import parse_json
 from launcher.recipe.field_tables import TASK_FORMATS
+from launcher.recipe.reward_columns import unread
 from launcher.tasks import FORMATS, task_named
 from launcher.tasks.dpo import DPO
 from launcher.tasks.embedding import Embedding
@@ -23,17 +26,24 @@ from launcher.tasks.image_text_to_text import ImageTextToText
 from launcher.tasks.kto import KTO
 from launcher.tasks.reranker import Reranker
 from launcher.tasks.reward import Reward
+from launcher.tasks.rows import PREFERENCE, PROMPT_COMPLETION, TEXT
 from launcher.tasks.token_classification import TokenClassification
 from launcher.train.data.messages import OF_ROWS, is_mask_key, masks_row
-from launcher.train.data.rendered import REASONING
-from launcher.train.data.sources import Row, bad_row, is_content, is_empty, is_media, plain_name
+from launcher.train.data.sources import Row, is_content, is_empty, is_media, plain_name
 
 if TYPE_CHECKING:
     from launcher.train.data.formats import Detected
 
 
-COMPARED = frozenset({"positive_messages", "negative_messages"})
-"""Columns of conversations that `messages` are compared with: ms-swift's rows for embedding and reranker."""
+_FEWEST_WORDS = 4
+"""Median of words from which on a column holds text."""
+_JUDGED = 2000
+"""Characters of a text that are looked at."""
+_WORD = re.compile(r"\S*[^\W\d_]\S*")
+_UNSPACED = re.compile(
+    "[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]"
+)
+"""Letters of scripts without spaces between words (Chinese, Japanese, Thai, …): two count as a word."""
 _KTO_LABELS = frozenset({"label", "desirable", "is_desirable", "kto_label", "kto_tag", "thumbs_up"})
 _FLAGS = ("true", "false", "0", "1", "desirable", "undesirable")
 _ANSWERS = frozenset(
@@ -43,6 +53,7 @@ _ASKED = frozenset({*_ANSWERS, "text", "texts", "prompt", "question", "instructi
 _PAIRS = (
     {"anchor", "positive"}, {"query", "positive"}, {"query", "pos"}, {"question", "positive"},
     {"sentence1", "sentence2", "score"}, {"sentence_a", "sentence_b", "score"},
+    {"messages", "positive_messages"}, {"messages", "negative_messages"},
 )  # fmt: skip
 _CHECKS = ("ground_truth", "reward_model", "verification_info", "reward_fn", "reward_spec")
 _ANSWERED = ("instruction", "prompt-completion", "chat", "image-chat", "image-prompt")
@@ -50,41 +61,20 @@ _ANSWERED = ("instruction", "prompt-completion", "chat", "image-chat", "image-pr
 _LABELLED = tuple(one.name for one in KTO.row_formats)
 _CHATS = ("chat", "image-chat")
 """Formats of which a column can mask messages."""
-_TOOLS = "tools that the model may call"
-_TURNS = "a conversation"
-_PROMPT = "a part of the prompt"
-_PAIR = "the second text of a pair"
-_CONVERSATION: Mapping[str, str] = {
-    **dict.fromkeys(("history", "chat_history", "dialog_history", "previous_turns"), "earlier turns"),
-    **dict.fromkeys(
-        ("system", "system_prompt", "system_message", "system_instruction", "meta_instruction"),
-        "a system prompt",
-    ),
-    **dict.fromkeys(
-        ("tools", "functions", "available_tools", "tool_defs", "tool_schemas", "tool_list", "tool_calls",
-         "function_calls"),
-        _TOOLS,
-    ),
-    **dict.fromkeys(("messages", "conversations", "conversation", "dialog", "dialogue", "turns"), _TURNS),
-    **dict.fromkeys(("prompt", "instruction", "input", "context", "question", "query", "passage"), _PROMPT),
-    **dict.fromkeys(("completion", "response", "output"), "an answer"),
-    **dict.fromkeys((*REASONING, "cot", "complex_cot", "chain_of_thought"), "reasoning before the answer"),
-    **dict.fromkeys(("chat_template_kwargs", "documents"), "what the chat template writes into the prompt"),
-}  # fmt: skip
-_SECOND = frozenset(
-    {"text2", "text_2", "text_b", "sentence2", "sentence_2", "sentence_b", "question2", "hypothesis"}
+_SHORT_PARTS = frozenset({
+    "system", "system_prompt", "system_message", "system_instruction", "meta_instruction", "tools",
+    "functions", "available_tools", "tool_defs", "tool_schemas", "tool_list", "tool_calls", "function_calls",
+    "chat_template_kwargs", "prompt", "instruction", "input", "context", "history", "chat_history",
+})  # fmt: skip
+"""Columns that are a part of the sample also where they hold a word or two, or the same in every row."""
+_BESIDE_TEXT = frozenset({"completion", *PROMPT_COMPLETION.related["completion"], "role"})
+"""What makes a row with a `text` a question with its answer, or a message: no text of its own."""
+_SIDE_WORDS = frozenset(
+    {"chosen", "rejected", *PREFERENCE.related["chosen"], *PREFERENCE.related["rejected"]}
 )
-_BESIDE_TEXT = frozenset(
-    {"prompt", "instruction", "completion", "response", "output", "messages", "conversation", "conversations"}
-)
-"""Names that make a row with a `text` one of another format, where the text does not hold what they hold."""
-_OF_FIELD: Mapping[str, tuple[str, ...]] = {
-    _PROMPT: ("input", "prompt"),
-    _TURNS: ("prompt",),
-    _TOOLS: ("tools",),
-    _PAIR: ("text_pair",),
-}
-"""What a column holds -> optional fields that take it."""
+_CHOICE_WORDS = _SIDE_WORDS | {"preference", "winner", "choice", "best"}
+"""Words of columns that may tell which of two answers is better."""
+_CHOICES = frozenset({"0", "1", "2", "a", "b", "true", "false", "tie"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +86,26 @@ class Kind:
     """What the rows are, for messages."""
     fits: Callable[[Mapping[str, Any]], bool]
     """Whether a row is one; its columns in lower case with `_`, empty ones left out."""
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a column's name, also without their digits."""
+    return set(re.split(r"[^a-z0-9]+", plain_name(name))) | set(re.split(r"[^a-z]+", plain_name(name)))
+
+
+def is_text(values: Sequence[Any]) -> bool:
+    """Whether a column holds text: a median of four words or more, and over half of its values differ."""
+    held = [value for value in values if is_content(value)]
+    if 2 * len({repr(value) for value in held}) <= len(values):
+        return False
+    return median(map(_words_in, held)) >= _FEWEST_WORDS
+
+
+def _words_in(value: Any) -> int:
+    """The words of all texts in a value; a text of one word, such as a tag, an id or an address, has none."""
+    beginnings = (text[:_JUDGED] for text in _texts(value))
+    counts = (len(_WORD.findall(text)) + len(_UNSPACED.findall(text)) // 2 for text in beginnings)
+    return sum(count for count in counts if count > 1)
 
 
 def is_kto_label(name: str, value: Any) -> bool:
@@ -146,7 +156,7 @@ KINDS = (
     Kind(Reranker.name, "queries with documents to rank", _reranker),
     Kind(
         Embedding.name, "pairs of texts that are alike",
-        lambda row: _has_any(row, *COMPARED) or any(names <= row.keys() for names in _PAIRS),
+        lambda row: any(names <= row.keys() for names in _PAIRS),
     ),
     Kind(
         GRPO.name, "prompts with what their answers are checked against",
@@ -196,79 +206,151 @@ def class_labels(rows: Sequence[Row]) -> set[str]:
     }
 
 
-def refuse_lost(row: Row, fmt: str, columns: Mapping[str, str], left_out: frozenset[str], task: str) -> None:
-    """RecipeError for a row with a column that belongs to what is learned and that the format does not read.
-
-    columns: field of the format -> column; left_out: columns that the recipe leaves out.
-    """
-    read = columns.values()
-    for name, value in row.values.items():
-        column = _column(name, fmt)
-        if column is None and (what := task_named(task).unread_columns.get(plain_name(str(name)))):
-            column = _Column(what, judged_by="nothing")
-        if column is None or name in read or name in left_out or is_empty(value):
-            continue
-        if _is_lost(column, name, value, row, read):
-            raise _refused(row, name, column, fmt, columns, task)
-
-
 @dataclass(frozen=True, slots=True)
-class _Column:
-    """What a column of some name holds."""
+class Foreign:
+    """A column that makes its row one of another task."""
 
+    name: str
     what: str
-    task: str = ""
-    """The other task that such rows are for; empty: that of the rows."""
-    judged_by: Literal["content", "mask", "kto label", "nothing"] = "content"
-    """What of the value decides whether something is lost with it."""
+    task: str
 
 
-def _is_lost(column: _Column, name: str, value: Any, row: Row, read: Any) -> bool:
-    if column.judged_by == "mask":
-        return masks_row(value, str(name))
-    if column.judged_by == "kto label":
-        return is_kto_label(plain_name(name), value)
-    if column.judged_by == "nothing":
-        return True
-    if not is_content(value) or _is_number(value):  # a score of the answer, a count of turns
-        return False
-    # A short rejected answer stands in many a prompt by chance.
-    return is_side(plain_name(name), "rejected") or not _is_contained(value, row, read)
+def foreign_column(row: Row, detected: Detected, classes: Collection[str]) -> Foreign | None:
+    """The first column of a row that belongs to another task; None without one.
 
-
-@lru_cache(maxsize=4096)
-def _column(column: str, fmt: str) -> _Column | None:
-    """What a column of this name holds that rows of the format do not read; None where nothing is known."""
-    name = plain_name(str(column))
-    if fmt in ("image-chat", "image-prompt") and is_media(name):
-        return _Column("images, video or sound", judged_by="nothing")
-    if fmt != "image" and is_media(name):
-        return _Column("images, video or sound", ImageTextToText.name, "nothing")
-    if fmt != "preference" and (is_side(name, "chosen") or is_side(name, "rejected")):
-        return _Column("an answer of a preference pair", DPO.name)
-    if fmt in _ANSWERED and is_kto_label(name, True):
-        return _Column("a label that says whether the answer is good", KTO.name, "kto label")
-    if fmt in _ANSWERED and name in COMPARED:
-        return _Column("texts that the conversation is compared with", Embedding.name, "nothing")
-    is_read = fmt in _CHATS and column in OF_ROWS
-    if (
-        fmt in (*_ANSWERED, *_LABELLED, "text", "preference", "tokens")
-        and is_mask_key(column)
-        and not is_read
-    ):
-        return _Column("a mask of the loss", judged_by="mask")
-    if fmt == "classification" and name in _SECOND:
-        return _Column(_PAIR)
-    if fmt in (*_ANSWERED, *_LABELLED, "preference", "image") or (fmt == "text" and name in _BESIDE_TEXT):
-        what = _CONVERSATION.get(name)
-        return None if what is None else _Column(what)
+    classes: columns of labels that are no yes and no; so are those of `detected.judged`.
+    """
+    for name, value in _unread(row, detected):
+        found = _foreign(name, detected.format)
+        if found is None:
+            continue
+        what, task = found
+        if task == KTO.name:
+            is_known = name in classes or name in (detected.judged or ())
+            is_one = not is_known and is_kto_label(plain_name(name), value)
+        elif task == DPO.name:
+            # A short rejected answer stands in many a prompt by chance.
+            sided = is_side(plain_name(name), "rejected")
+            is_one = _is_words(value) and (sided or not _is_held(value, row, detected))
+        else:
+            is_one = True
+        if is_one:
+            return Foreign(name, what, task)
     return None
 
 
-def _is_contained(value: Any, row: Row, read: Any) -> bool:
-    """Whether all texts of a value are also in the columns that are read."""
-    held = "\n".join(text for column in read for text in _texts(row.values.get(column)))
-    return all(text.strip() in held for text in _texts(value))
+def lost_columns(
+    rows: Sequence[Row], detected: Detected, task: str, reward: Sequence[Mapping[str, Any]]
+) -> dict[str, Row]:
+    """Columns that nothing reads and that belong to what is learned -> a row of which something is lost.
+
+    `detected.judged` are not asked again whether they hold text: a row alone does not tell.
+    """
+    found: dict[str, Row] = {}
+    asked: dict[str, list[tuple[Row, Any]]] = {}
+    for row in rows:
+        for name, value in _unread(row, detected):
+            if name in found:
+                continue
+            if _is_lost(name, value, row, detected, task):
+                found[name] = row
+            elif detected.judged is not None and name not in detected.judged:
+                asked.setdefault(name, []).append((row, value))
+    for name, held in asked.items():
+        values = [value for _, value in held]
+        if name in found:
+            continue
+        if _chooses(name, values, detected):
+            found[name] = held[0][0]
+        elif is_text(values):
+            found |= next(({name: row} for row, one in held if not _is_held(one, row, detected)), {})
+    kept = unread(tuple(found), reward) if found else ()
+    return {name: found[name] for name in kept}
+
+
+def _unread(row: Row, detected: Detected) -> Iterator[tuple[str, Any]]:
+    """Columns of a row that hold something and that are neither read nor left out."""
+    read = detected.columns.values()
+    for name, value in row.values.items():
+        if name not in read and name not in detected.left_out and not is_empty(value):
+            yield str(name), value
+
+
+def _is_lost(name: str, value: Any, row: Row, detected: Detected, task: str) -> bool:
+    """Whether a column is lost by what its name says it holds."""
+    by = _judged_by(name, detected.format, task)
+    if by == "mask":
+        return masks_row(value, name)
+    if by == "part":
+        is_meant = detected.judged is not None  # `format: text` is written
+        return is_meant and _is_words(value) and not _is_held(value, row, detected)
+    return by is not None
+
+
+@lru_cache(maxsize=4096)
+def _judged_by(name: str, fmt: str, task: str) -> Literal["mask", "part", "nothing"] | None:
+    """How a column of this name is judged, whose values may be short or the same in every row."""
+    plain = plain_name(name)
+    if (is_media(plain) and fmt != "image") or plain in task_named(task).unread_columns:
+        return "nothing"
+    is_read = fmt in _CHATS and name in OF_ROWS
+    if (
+        is_mask_key(name)
+        and not is_read
+        and fmt in (*_ANSWERED, *_LABELLED, TEXT.name, PREFERENCE.name, "tokens")
+    ):
+        return "mask"
+    is_answer = fmt == TEXT.name and plain.removesuffix("s") in _BESIDE_TEXT
+    related, optional = FORMATS[fmt].related, FORMATS[fmt].optional
+    is_field = any(
+        plain in related.get(field, ()) for field, kind in optional.items() if kind.startswith("text")
+    )
+    return "part" if is_answer or is_field or plain in _SHORT_PARTS else None
+
+
+@lru_cache(maxsize=4096)
+def _foreign(column: str, fmt: str) -> tuple[str, str] | None:
+    """(what a column of this name holds, the other task that such rows are for)."""
+    name = plain_name(column)
+    if fmt not in ("image", "image-chat", "image-prompt") and is_media(name):
+        return "images, video or sound", ImageTextToText.name
+    if fmt != PREFERENCE.name and (is_side(name, "chosen") or is_side(name, "rejected")):
+        return "an answer of a preference pair", DPO.name
+    if fmt in _ANSWERED and is_kto_label(name, True):
+        return "a label that says whether the answer is good", KTO.name
+    return None
+
+
+def _chooses(name: str, values: Sequence[Any], detected: Detected) -> bool:
+    """Whether a column may tell which of two answers is better, where their columns do not."""
+    if detected.format != PREFERENCE.name:
+        return False
+    sides = [detected.columns[side] for side in ("chosen", "rejected")]
+    if any(_SIDE_WORDS & words_of(side) for side in sides):
+        return False
+    if _CHOICE_WORDS & words_of(name):
+        return True
+    ends = {str(value).strip().lower().rpartition("_")[2].partition(" ")[0] for value in values}
+    repeated = len(ends) < len(values) or len(values) == 1
+    return repeated and ends <= _CHOICES and "id" not in words_of(name)
+
+
+def _is_words(value: Any) -> bool:
+    """Whether a value is text, a list or an object: no score of the answer, no count of turns."""
+    return is_content(value) and not _is_number(value)
+
+
+def _is_held(value: Any, row: Row, detected: Detected) -> bool:
+    """Whether the columns that are read hold all texts of a value, or the value all of several of theirs."""
+    read = [text for column in detected.columns.values() for text in _squeezed(row.values.get(column))]
+    own = _squeezed(value)
+    held, whole = "".join(read), "".join(own)
+    return all(text in held for text in own) or (len(set(read)) > 1 and all(text in whole for text in read))
+
+
+def _squeezed(value: Any) -> list[str]:
+    """The texts of a value without white space."""
+    return ["".join(text.split()) for text in _texts(value)]
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -302,17 +384,3 @@ def _parsed(text: str) -> Any:
         return parse_json(text)
     except ValueError:
         return None
-
-
-def _refused(
-    row: Row, name: str, column: _Column, fmt: str, columns: Mapping[str, str], task: str
-) -> RecipeError:
-    leave = f"`columns: {{{name}: null}}` trains without it"
-    message = f"column {name} holds {column.what}, which {fmt} rows do not read"
-    if column.task:
-        message = f"{message}: such rows are for task {column.task}, not for {task}"
-        return bad_row(row, message, f"{where_to(column.task)}; {leave}", code="rows-of-another-task")
-    fields = [field for field in _OF_FIELD.get(column.what, ()) if field in FORMATS[fmt].optional]
-    free = next((field for field in fields if columns.get(field) not in row.values), None)
-    reads = f"`columns: {{{free}: {name}}}`" if free else "a `format_row` hook that puts it into the row"
-    return bad_row(row, message, f"{reads} reads it; {leave}", code="column-unread")

@@ -27,24 +27,25 @@ _COLOURS = ("red", "green", "blue", "white", "black", "grey", "brown", "pink")
 
 
 def shape_positive(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    """{anchor, positive, negatives: the texts of all columns of negatives, in their order}."""
-    from launcher.train.data.formats import text_in
+    """{anchor, positives, negatives: the texts of all columns of negatives, in their order}."""
+    from launcher.train.data.formats import text_in, value_in
 
     negatives = [
-        text_in(row, columns[name])
-        for name in NEGATIVES
-        if name in columns and not is_empty(row.values.get(columns[name]))
+        text
+        for name in (*NEGATIVES, "negatives")
+        if name in columns and not is_empty(held := row.values.get(columns[name]))
+        for text in texts_in(
+            row, [held] if isinstance(held, str) and name in NEGATIVES else held, columns[name]
+        )
     ]
-    listed = row.values.get(columns.get("negatives", "negatives"))
-    if not is_empty(listed):
-        negatives += texts_in(row, listed, columns["negatives"])
-    texts = {name: text_in(row, columns[name]) for name in POSITIVE_PAIR.needed}
-    return {**texts, "negatives": negatives}
+    positives = value_in(row, columns["positive"])
+    positives = [positives] if isinstance(positives, str) else texts_in(row, positives, columns["positive"])
+    return {"anchor": text_in(row, columns["anchor"]), "positives": positives, "negatives": negatives}
 
 
 def note_repeated(batch: EncodedBatch, row: Row) -> None:
     """Count a row of a positive pair whose anchor is also one of its other texts."""
-    others = (row.values["positive"], *row.values["negatives"])
+    others = (*row.values["positives"], *row.values["negatives"])
     if row.values["anchor"].strip() in (text.strip() for text in others):
         batch.notes["anchor-repeated"] += 1
 
@@ -227,34 +228,40 @@ class EncodeTexts:
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
         batch = EncodedBatch(columns={"input_ids": [], "lengths": []})
-        prompts = self.job.embedding.prompts
         for index, row in enumerate(rows):
-            texts = self._texts(row)
-            if not all(text.strip() for text in texts):
-                batch.dropped["empty"] += 1
+            lost = batch.tokens_lost
+            found = [self._sample(batch, row, texts) for texts in self._texts(row)]
+            samples = [sample for sample in found if not isinstance(sample, str)]
+            batch.truncated += batch.tokens_lost > lost
+            if not samples:
+                batch.dropped[next((reason for reason in found if isinstance(reason, str)), "empty")] += 1
                 continue
-            query, document = prompts.get("query", ""), prompts.get("document", "")
-            rest = document if "anchor" in row.values else query
-            texts = [query + texts[0], *(rest + text for text in texts[1:])]
-            ids = [self._ids(text) for text in texts]
-            lengths = [len(one) for one in ids]
-            batch.tokens += sum(lengths)
-            if max(lengths) > self.max_length:
-                if self.drops:
-                    batch.dropped["overlong"] += 1
-                    continue
-                batch.truncated += 1
-                # The tokenizer cuts, because a text keeps its closing token.
-                cut = [self._ids(text, truncation=True, max_length=self.max_length) for text in texts]
-                batch.tokens_lost += sum(lengths) - sum(map(len, cut))
-                ids, lengths = cut, [len(one) for one in cut]
-            if not self._judge(batch, row, ids):
-                batch.dropped["equal"] += 1
-                continue
-            sample = {"input_ids": [token for one in ids for token in one], "lengths": lengths}
-            score = {"score": row.values["score"]} if "score" in row.values else {}
-            batch.keep(index, sample | score)
+            if "anchor" in row.values:
+                note_repeated(batch, row)
+            batch.keep(index, *samples)
         return batch
+
+    def _sample(self, batch: EncodedBatch, row: Row, texts: list[str]) -> dict[str, Any] | str:
+        """The sample of the texts, or why they are dropped."""
+        if not all(text.strip() for text in texts):
+            return "empty"
+        prompts = self.job.embedding.prompts
+        query, document = prompts.get("query", ""), prompts.get("document", "")
+        rest = document if "anchor" in row.values else query
+        texts = [query + texts[0], *(rest + text for text in texts[1:])]
+        ids = [self._ids(text) for text in texts]
+        tokens = sum(map(len, ids))
+        batch.tokens += tokens
+        if max(map(len, ids)) > self.max_length:
+            if self.drops:
+                return "overlong"
+            # The tokenizer cuts, because a text keeps its closing token.
+            ids = [self._ids(text, truncation=True, max_length=self.max_length) for text in texts]
+            batch.tokens_lost += tokens - sum(map(len, ids))
+        if not self._judge(batch, row, ids):
+            return "equal"
+        sample = {"input_ids": [token for one in ids for token in one], "lengths": [len(one) for one in ids]}
+        return sample | ({"score": row.values["score"]} if "score" in row.values else {})
 
     @staticmethod
     def _judge(batch: EncodedBatch, row: Row, ids: Sequence[list[int]]) -> bool:
@@ -266,20 +273,21 @@ class EncodeTexts:
         if second in negatives:
             return False
         batch.judged += [(hash((first, second)), 1.0), *((hash((first, one)), 0.0) for one in negatives)]
-        note_repeated(batch, row)
         return True
 
     def _ids(self, text: str, **options: Any) -> list[int]:
         found = self.tokenizer(text, return_attention_mask=False, verbose=False, **options)
         return list(found["input_ids"])
 
-    def _texts(self, row: Row) -> list[str]:
+    def _texts(self, row: Row) -> list[list[str]]:
+        """The texts of each sample of a row: one for each of its positives."""
         values = row.values
         if not self.job.tiny:  # made-up rows have as many negatives as any recipe trains
             TRAIN_TASK.check_row(self.job.embedding, row)
         if "score" in values:
-            return [values["sentence1"], values["sentence2"]]
-        return [values["anchor"], values["positive"], *values["negatives"][: len(self.columns) - 2]]
+            return [[values["sentence1"], values["sentence2"]]]
+        negatives = values["negatives"][: len(self.columns) - 2]
+        return [[values["anchor"], positive, *negatives] for positive in values["positives"]]
 
 
 @dataclass(frozen=True, slots=True)

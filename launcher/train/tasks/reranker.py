@@ -61,11 +61,12 @@ def _shape_ranking(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _as_list(values: Mapping[str, Any]) -> tuple[str, list[str], list[float]]:
-    """Query, documents and labels of a row; of a positive pair the positive has the label 1."""
+    """Query, documents and labels of a row; of a positive pair a positive has the label 1."""
     if "anchor" not in values:
         return values["query"], values["documents"], values["labels"]
-    documents = [values["positive"], *values["negatives"]]
-    return values["anchor"], documents, [1.0, *[0.0] * len(values["negatives"])]
+    documents = [*values["positives"], *values["negatives"]]
+    labels = [*[1.0] * len(values["positives"]), *[0.0] * len(values["negatives"])]
+    return values["anchor"], documents, labels
 
 
 def _is_empty(query: str, documents: Sequence[str]) -> bool:
