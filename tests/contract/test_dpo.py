@@ -158,6 +158,25 @@ def log_probabilities(model, batch) -> torch.Tensor:
     return (chosen * batch["completion_mask"][:, 1:]).sum(1)
 
 
+def test_the_shared_beginning_is_that_of_trl():
+    from trl.data_utils import extract_prompt
+
+    from launcher.train.data.formats import Detected, canonical
+    from launcher.train.data.sources import Row
+
+    found = Detected("preference", {"chosen": "chosen", "rejected": "rejected"})
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    pairs = [
+        ("a b", "a c"), ("a b c", "a b d e"), ("a b", "a b c"), ("ab", "ac"), ("a\nb", "a\nc"), ("a b",) * 2,
+        (talk, [talk[0], {"role": "assistant", "content": "c"}]),
+        ([*talk, talk[0], talk[1]], [*talk, talk[0], {"role": "assistant", "content": "c"}]),
+        ([*talk, talk[0]], talk),
+    ]  # fmt: skip
+    for chosen, rejected in pairs:
+        pair = {"chosen": chosen, "rejected": rejected}
+        assert canonical(Row(pair, "x", 1), found).values == extract_prompt(pair), pair
+
+
 @pytest.mark.parametrize("adapter", [True, False], ids=["lora", "full"])
 def test_preferences_are_learnt(tmp_path, adapter):
     changes = {"trainer.max_steps": 12, "trainer.save_strategy": "steps", "trainer.save_steps": 12}

@@ -155,6 +155,7 @@ def _forms(folder: Path):
         "part-openai": {
             "messages": chat({"type": "image_url", "image_url": {"url": uri}}, "Which?", answer=answer)
         },
+        "part-content": {"messages": chat({"type": "image_url", "content": uri}, "Which?", answer=answer)},
         "column": {"messages": chat(IMAGE, "Which?", answer=answer), "images": ["a.png"]},
         "column-bytes": {"messages": chat(IMAGE, "Which?", answer=answer), "images": [{"path": "a.png"}]},
         "trl-text": {"messages": [{"role": "user", "content": "Which?"}, tagged[1]], "images": ["a.png"]},

@@ -22,7 +22,7 @@ NOT_LEARNED = [
     {"weight": 0}, {"weight": 0.0}, {"loss": False}, {"train": False}, {"training": False},
     {"loss_weight": 0.0},
     {"masked": True}, {"trainable": False}, {"step_loss_mask": 0}, {"weight": 0, "train": False},
-    {"loss_mask": 0},
+    {"loss_mask": 0}, {"disable_loss": True},
 ]  # fmt: skip
 LEARNED = [
     {"weight": 1},
@@ -30,6 +30,7 @@ LEARNED = [
     {"train": True},
     {"loss_weight": 1.0},
     {"masked": False},
+    {"disable_loss": False},
     {"loss": None},
 ]
 

@@ -113,6 +113,21 @@ def test_positive_pairs_of_a_reranker():
     assert found["notes"] == {"anchor-repeated": 1}
 
 
+def test_each_of_several_positives_is_a_sample_of_its_row():
+    row = {"anchor": "a", "positives": ["b c", "d", "e"], "negatives": ["d"]}
+    settings = {"prompts": {}, "negatives": 1}
+    encode = encoder("MultipleNegativesRankingLoss", ("anchor", "positive", "negative_1"), **settings)
+    batch = encode(
+        [Row(row, "x", 1), Row({**row, "positives": ["d"]}, "x", 2), Row({**row, "positives": []}, "x", 3)]
+    )
+    lengths = [[len(TOKENIZER(text)["input_ids"]) for text in ("a", one, "d")] for one in ("b c", "e")]
+    assert (batch.rows, batch.columns["lengths"]) == ([0, 0], lengths)
+    assert (batch.kept, batch.dropped) == (1, {"equal": 1, "empty": 1})
+    section = SimpleNamespace(loss="LambdaLoss", documents=8)
+    ranked = EncodeDocuments(TOKENIZER, section, 64, False)([Row({**row, "negatives": ["f"]}, "x", 1)])
+    assert ranked.columns["relevance"] == [[1.0, 1.0, 1.0, 0.0]]
+
+
 def test_the_counts_are_shown():
     counts = of_pairs(["a", "a", "c"], ["a", "c", "d"], ["a", "b", "b"], negatives=1)
     split = {"counts": counts, "lengths": None, "samples": 2, "sources": []}

@@ -265,6 +265,17 @@ def test_a_prompt_of_text_beside_conversations_does_not_vanish():
     assert canonical(pair("Answer in French."), left).values == same
 
 
+def test_preferences_of_openai():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    values = {
+        "input": {"messages": [user(ASK[0])], "tools": tools},
+        "preferred_output": [bot(SAY[0])], "non_preferred_output": [bot(MORE[0])],
+    }  # fmt: skip
+    row = Row(values, "r", 1)
+    shaped = {"prompt": [user(ASK[0])], "chosen": [bot(SAY[0])], "rejected": [bot(MORE[0])], "tools": tools}
+    assert canonical(row, detect([row], "auto", {}, "dpo", "r")).values == shaped
+
+
 def test_a_name_that_is_mapped_is_not_read_a_second_time():
     row = Row({"query": ASK[0], "pos": SAY[0], "neg": [MORE[0], MORE[1]]}, "r", 1)
     for columns in ({"negatives": "neg"}, {}):
