@@ -128,7 +128,9 @@ class Embedding(Task):
 
     def first_keys(self, rows: Mapping[str, Sequence[object]]) -> dict[str, tuple[object, str]]:
         if "score" not in rows:
-            return {}
+            first = [rows[name][0] for name in (*NEGATIVES, "negatives") if rows.get(name)]
+            count = sum(len(held) if isinstance(held, list | tuple) else bool(held) for held in first)
+            return {self.section: ({"negatives": count}, "hard negatives of each row")} if count else {}
         return {
             self.section: ({"loss": "CoSENTLoss"}, "the rows are pairs with a score"),
             "data.metrics": (["spearman"], ""),

@@ -91,7 +91,11 @@ class Reranker(Task):
     def first_keys(self, rows: Mapping[str, Sequence[object]]) -> dict[str, tuple[object, str]]:
         if "documents" not in rows:
             return {"data.metrics": (["spearman"], "a split separates the documents of a query: not ranked")}
-        return {self.section: ({"loss": "LambdaLoss"}, "the rows are queries with a list of documents")}
+        keys: dict[str, object] = {"loss": "LambdaLoss"}
+        longest = max((len(one) for one in rows["documents"] if isinstance(one, list | tuple)), default=0)
+        if longest > LOSSES["LambdaLoss"].options["documents"]:
+            keys["documents"] = longest
+        return {self.section: (keys, "the rows are queries with a list of documents")}
 
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
         return contrast_problems(trainer)

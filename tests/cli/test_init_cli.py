@@ -122,9 +122,10 @@ def test_json(capsys):
         ("feedback", {**CHAT, "label": False}, "kto", "Qwen/Qwen3-0.6B"),
         ("reasoning", {"prompt": "2 + 3 =", "answer": 5}, "grpo", "Qwen/Qwen3-0.6B"),
         ("embeddings", {"anchor": "a", "positive": "b"}, "embedding", "BAAI/bge-base-en-v1.5"),
+        ("embeddings", {"query": "a", "pos": ["b"], "neg": ["c", "d"]}, "embedding", "BAAI/bge-base-en-v1.5"),
         ("embeddings", SCORED, "embedding", "BAAI/bge-base-en-v1.5"),
         ("ranking", {"query": "a", "document": "b", "score": 1}, "reranker", RANKER),
-        ("ranking", {"query": "a", "documents": ["b", "c"], "labels": [1, 0]}, "reranker", RANKER),
+        ("ranking", {"query": "a", "documents": ["b", "c"] * 5, "labels": [1, 0] * 5}, "reranker", RANKER),
         (
             "classify",
             {"tokens": ["Ada", "ran"], "labels": ["B-PER", "O"]},
@@ -142,6 +143,24 @@ def test_goals(capsys, goal, row, task, model):
     assert code == 0, err
     assert json.loads(out)["task"] == task
     assert called(capsys, "validate", json.loads(out)["path"])[0] == 0
+
+
+def test_what_prepare_refuses_is_not_written(capsys):
+    write_rows(
+        "rows.jsonl", {"query": "a", "pos": "b", "neg": ["c"]}, {"query": "a", "pos": "b", "neg": ["c", "d"]}
+    )
+    code, _, err = called(capsys, *flags("rows.jsonl", "embeddings", "BAAI/bge-base-en-v1.5"))
+    assert (code, "rows.jsonl:2" in err, list(Path().glob("*.yaml"))) == (2, True, []), err
+
+
+def test_a_text_with_its_answer_is_no_text(capsys):
+    row = {"text": "Write a function that adds two numbers.", "code": "def add(a, b): return a + b"}
+    write_rows("rows.jsonl", row)
+    assert goals_of(look("rows.jsonl"), {}) == []
+    code, _, err = called(capsys, *flags("rows.jsonl", "instructions"))
+    assert (code, "--columns prompt=text --columns completion=code?" in err) == (2, True), err
+    code, out, err = called(capsys, *flags("rows.jsonl", "text"), "--json")
+    assert (code, json.loads(out)["rows"]["format"]) == (0, "text"), err
 
 
 @pytest.mark.parametrize(
