@@ -161,35 +161,33 @@ def refuse_lost(
     classes = class_labels(rows)
     for row in rows:
         if (foreign := foreign_column(row, detected, classes)) is not None:
-            message = (
-                f"column {foreign.name} holds {foreign.what}, which {detected.format} rows do not read: "
-            )
-            message += f"such rows are for task {foreign.task}, not for {task}"
-            hint = f"{where_to(foreign.task)}; `columns: {{{foreign.name}: null}}` trains without it"
+            name, what, other = foreign
+            message = f"column {name} holds {what}, which {detected.format} rows do not read"
+            message += f": such rows are for task {other}, not for {task}"
+            hint = f"{where_to(other)}; {_written({name: None})} trains without it"
             raise bad_row(row, message, hint, code="rows-of-another-task")
     lost = lost_columns(rows, detected, task, reward)
     if not lost:
         return
-    first, many = next(iter(lost.values())), len(lost) > 1
-    message = f"column{'s' * many} {listed(lost)} {'belong' if many else 'belongs'} to what is learned, and "
-    message += f"{detected.format} rows do not read {'them' if many else 'it'}"
-    hints = [f"{_either(found)} reads {'more of them' if many else 'it'}"] if (found := proposals()) else []
-    if (other := _task_of(rows, lost, task)) is not None:
-        message += f": such rows are for task {other}, not for {task}"
-        hints.append(where_to(other))
-    if not hints:
-        hints = ["a `format_row` hook (`python: FILE`) can put it into what is read"]
+    names, them = listed(lost), "them" if len(lost) > 1 else "it"
+    subject = f"columns {names} belong" if len(lost) > 1 else f"column {names} belongs"
+    message = f"{subject} to what is learned, and {detected.format} rows do not read {them}"
+    found, owner = proposals(), _task_of(rows, lost, task)
+    hints = [f"{_either(found)} reads {'more of them' if len(lost) > 1 else 'it'}"] if found else []
+    if owner is not None:
+        message += f": such rows are for task {owner}, not for {task}"
+        hints.append(where_to(owner))
+    hints = hints or ["a `format_row` hook (`python: FILE`) can put it into what is read"]
+    # `columns` may have the name as the key of a field that another column holds.
     fields = [name for name in lost if detected.columns.get(name, name) != name]
-    if fields:  # `columns` has their names as keys of fields already
-        hints.append(
-            f"delete {listed(fields)} from the rows, which then train without {'them' if many else 'it'}"
-        )
+    if fields:
+        hints.append(f"rename {listed(fields)} in the rows, and leave the new name out with `null`")
     else:
-        hints.append(f"{_written(dict.fromkeys(lost))} trains without {'them' if many else 'it'}")
+        hints.append(f"{_written(dict.fromkeys(lost))} trains without {them}")
     if detected.format == TEXT.name:
         hints.append("`format: text` trains on the texts alone")
-    code = "column-unread" if other is None else "rows-of-another-task"
-    raise bad_row(first, message, "; ".join(hints), code=code)
+    code = "column-unread" if owner is None else "rows-of-another-task"
+    raise bad_row(next(iter(lost.values())), message, "; ".join(hints), code=code)
 
 
 def _task_of(rows: Sequence[Row], lost: Collection[str], task: str) -> str | None:
@@ -197,13 +195,12 @@ def _task_of(rows: Sequence[Row], lost: Collection[str], task: str) -> str | Non
     kinds = (kind.task for row in rows if (kind := task_kind(row.values)) is not None)
     if (other := next(kinds, task)) != task:
         return other
-    for fmt in FORMATS:
-        known = (
-            fmt in TASK_FORMATS[task] or len(FORMATS[fmt].needed) < 2
-        )  # any row with a prompt is one of grpo
-        found = None if known else _columns(fmt, rows, {})
-        if found and not {found[field] for field in FORMATS[fmt].needed}.isdisjoint(lost):
-            return next(name for name, formats in TASK_FORMATS.items() if fmt in formats)
+    for name, formats in TASK_FORMATS.items():
+        for fmt in set(formats) - set(TASK_FORMATS[task]):
+            needed = FORMATS[fmt].needed  # one column alone, a prompt, is in many rows
+            found = _columns(fmt, rows, {}) if len(needed) > 1 else None
+            if found and not {found[field] for field in needed}.isdisjoint(lost):
+                return name
     return None
 
 

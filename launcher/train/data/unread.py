@@ -28,7 +28,7 @@ from launcher.tasks.reranker import Reranker
 from launcher.tasks.reward import Reward
 from launcher.tasks.rows import PREFERENCE, PROMPT_COMPLETION, TEXT
 from launcher.tasks.token_classification import TokenClassification
-from launcher.train.data.messages import OF_ROWS, is_mask_key, masks_row
+from launcher.train.data.messages import OF_ROWS, is_conversation, is_mask_key, masks_row
 from launcher.train.data.sources import Row, is_content, is_empty, is_media, plain_name
 
 if TYPE_CHECKING:
@@ -206,17 +206,9 @@ def class_labels(rows: Sequence[Row]) -> set[str]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A column that makes its row one of another task."""
-
-    name: str
-    what: str
-    task: str
-
-
-def foreign_column(row: Row, detected: Detected, classes: Collection[str]) -> Foreign | None:
-    """The first column of a row that belongs to another task; None without one.
+def foreign_column(row: Row, detected: Detected, classes: Collection[str]) -> tuple[str, str, str] | None:
+    """The first column of a row that makes it one of another task, what it holds and that task; None
+    without one.
 
     classes: columns of labels that are no yes and no; so are those of `detected.judged`.
     """
@@ -235,7 +227,7 @@ def foreign_column(row: Row, detected: Detected, classes: Collection[str]) -> Fo
         else:
             is_one = True
         if is_one:
-            return Foreign(name, what, task)
+            return name, what, task
     return None
 
 
@@ -277,11 +269,11 @@ def _unread(row: Row, detected: Detected) -> Iterator[tuple[str, Any]]:
 
 
 def _is_lost(name: str, value: Any, row: Row, detected: Detected, task: str) -> bool:
-    """Whether a column is lost by what its name says it holds."""
+    """Whether a column is lost by what its name says it holds, or for being messages."""
     by = _judged_by(name, detected.format, task)
     if by == "mask":
         return masks_row(value, name)
-    if by == "part":
+    if by == "part" or (by is None and is_content(value) and is_conversation(value)):
         is_meant = detected.judged is not None  # `format: text` is written
         return is_meant and _is_words(value) and not _is_held(value, row, detected)
     return by is not None
@@ -301,10 +293,8 @@ def _judged_by(name: str, fmt: str, task: str) -> Literal["mask", "part", "nothi
     ):
         return "mask"
     is_answer = fmt == TEXT.name and plain.removesuffix("s") in _BESIDE_TEXT
-    related, optional = FORMATS[fmt].related, FORMATS[fmt].optional
-    is_field = any(
-        plain in related.get(field, ()) for field, kind in optional.items() if kind.startswith("text")
-    )
+    optional = [field for field, kind in FORMATS[fmt].optional.items() if kind in ("text", "text or texts")]
+    is_field = any(plain in FORMATS[fmt].related.get(field, ()) for field in optional)
     return "part" if is_answer or is_field or plain in _SHORT_PARTS else None
 
 
@@ -331,8 +321,7 @@ def _chooses(name: str, values: Sequence[Any], detected: Detected) -> bool:
     if _CHOICE_WORDS & words_of(name):
         return True
     ends = {str(value).strip().lower().rpartition("_")[2].partition(" ")[0] for value in values}
-    repeated = len(ends) < len(values) or len(values) == 1
-    return repeated and ends <= _CHOICES and "id" not in words_of(name)
+    return 1 < len(ends) < len(values) and ends <= _CHOICES
 
 
 def _is_words(value: Any) -> bool:
