@@ -156,6 +156,7 @@ def _forms(folder: Path):
             "messages": chat({"type": "image_url", "image_url": {"url": uri}}, "Which?", answer=answer)
         },
         "part-content": {"messages": chat({"type": "image_url", "content": uri}, "Which?", answer=answer)},
+        "part-value": {"messages": chat({"type": "image_url", "value": uri}, "Which?", answer=answer)},
         "column": {"messages": chat(IMAGE, "Which?", answer=answer), "images": ["a.png"]},
         "column-bytes": {"messages": chat(IMAGE, "Which?", answer=answer), "images": [{"path": "a.png"}]},
         "trl-text": {"messages": [{"role": "user", "content": "Which?"}, tagged[1]], "images": ["a.png"]},

@@ -24,7 +24,7 @@ from launcher.train.data.sources import Row, bad_row, kind_of
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-KEYS = ("image", "path", "url", "base64", "bytes", "image_url", "content")
+KEYS = ("image", "path", "url", "base64", "bytes", "image_url", "content", "value")
 """Keys under which a part of a message, or an entry of a list of images, holds its image."""
 _DOWNLOAD = "download the images, and write the paths of the files into the rows"
 _URLS = ("http://", "https://", "s3://", "gs://", "hf://", "ftp://")

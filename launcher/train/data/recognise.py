@@ -172,7 +172,7 @@ def refuse_lost(
     names, them = listed(lost), "them" if len(lost) > 1 else "it"
     subject = f"columns {names} belong" if len(lost) > 1 else f"column {names} belongs"
     message = f"{subject} to what is learned, and {detected.format} rows do not read {them}"
-    found, owner = proposals(), _task_of(rows, lost, task)
+    found, owner = proposals(), _task_of(rows, lost, detected.format, task)
     hints = [f"{_either(found)} reads {'more of them' if len(lost) > 1 else 'it'}"] if found else []
     if owner is not None:
         message += f": such rows are for task {owner}, not for {task}"
@@ -190,15 +190,15 @@ def refuse_lost(
     raise bad_row(next(iter(lost.values())), message, "; ".join(hints), code=code)
 
 
-def _task_of(rows: Sequence[Row], lost: Collection[str], task: str) -> str | None:
-    """Another task whose rows these are: it reads a column that is lost."""
+def _task_of(rows: Sequence[Row], lost: Collection[str], fmt: str, task: str) -> str | None:
+    """Another task whose rows these are, or that reads a column that is lost; fmt: what the rows are."""
     kinds = (kind.task for row in rows if (kind := task_kind(row.values)) is not None)
-    if (other := next(kinds, task)) != task:
+    if (other := next(kinds, task)) != task and fmt not in TASK_FORMATS.get(other, ()):
         return other
     for name, formats in TASK_FORMATS.items():
-        for fmt in set(formats) - set(TASK_FORMATS[task]):
-            needed = FORMATS[fmt].needed  # one column alone, a prompt, is in many rows
-            found = _columns(fmt, rows, {}) if len(needed) > 1 else None
+        for one in set(formats) - set(TASK_FORMATS[task]):
+            needed = FORMATS[one].needed  # one column alone, a prompt, is in many rows
+            found = _columns(one, rows, {}) if len(needed) > 1 else None
             if found and not {found[field] for field in needed}.isdisjoint(lost):
                 return name
     return None
