@@ -20,7 +20,7 @@ from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.recipe.reward_columns import unread
 from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS, TASKS, task_named
-from launcher.tasks.rows import TEXT, FieldKind
+from launcher.tasks.rows import PREFERENCE, TEXT, FieldKind
 from launcher.tasks.sequence_classification import REGRESSION
 from launcher.train.data.class_names import declared, of_labels, with_names
 from launcher.train.data.encoded import Counts
@@ -169,9 +169,10 @@ def refuse_lost(
     lost = lost_columns(rows, detected, task, reward)
     if not lost:
         return
-    names, them = listed(lost), "them" if len(lost) > 1 else "it"
-    subject = f"columns {names} belong" if len(lost) > 1 else f"column {names} belongs"
-    message = f"{subject} to what is learned, and {detected.format} rows do not read {them}"
+    names, them = f"column{'s' * (len(lost) > 1)} {listed(lost)}", "them" if len(lost) > 1 else "it"
+    message = f"{detected.format} rows do not read {names}, which would not be learned"
+    if detected.format == PREFERENCE.name:
+        message += ", or may tell which answer is better"
     found, owner = proposals(), _task_of(rows, lost, detected.format, task)
     hints = [f"{_either(found)} reads {'more of them' if len(lost) > 1 else 'it'}"] if found else []
     if owner is not None:
@@ -382,7 +383,8 @@ def _tried(
 ) -> dict[str, str | None] | None:
     """`columns` that read the rows, with `null` for what they do not read; None where they cannot."""
     fitting = _fitting(rows, asked, columns, task)
-    if len(fitting) != 1 or any(foreign_column(row, fitting[0], class_labels(rows)) for row in rows):
+    classes = class_labels(rows)
+    if len(fitting) != 1 or any(foreign_column(row, fitting[0], classes) for row in rows):
         return None
     detected = fitting[0]
     try:
