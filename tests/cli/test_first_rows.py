@@ -52,6 +52,7 @@ WRONG = [
     ({"path": "rows.jsonl"}, [{"frage": "a", "antwort": "b"}], "format-unknown"),
     ({"path": "rows.jsonl"}, [{**CHAT, "label": False}], "rows-of-another-task"),
     ({"path": "rows.jsonl"}, [{**CHAT, "system": "Be brief."}], "column-unread"),
+    ({"path": "rows.jsonl"}, [{"text": "Which of these?", "answer": "That."}], "column-unread"),
     ({"path": "rows.jsonl"}, [CHAT, {"messages": []}], "bad-row"),
     ({"path": "rowz.jsonl"}, [CHAT], "data-missing"),
 ]
@@ -83,6 +84,10 @@ PAIR, ROW = {"anchor": "a", "positive": "b"}, "data.train[0].path"
 OF_TASKS = [
     ("reward", [{"chosen": "b", "rejected": "c"}, {"chosen": "b"}], {}, "bad-row", ROW),
     ("dpo", [{"chosen": "b", "rejected": "c"}, {"rejected": "b"}], {}, "bad-row", ROW),
+    (
+        "dpo", [{"prompt": "In French.", "chosen": CHAT["messages"], "rejected": CHAT["messages"][:1] * 2}],
+        {}, "column-unread", ROW,
+    ),
     ("embedding", [PAIR, {"anchor": "a"}], {}, "bad-row", ROW),
     ("embedding", [PAIR], {"negatives": 1}, "negatives", ROW),
     ("embedding", [{**PAIR, "negative": "c"}], {}, "negatives", ROW),
