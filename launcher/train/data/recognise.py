@@ -46,7 +46,7 @@ from launcher.train.tasks import train_task
 PEEK = 100
 """Rows that the format is recognised from."""
 _NEAR = 0.8
-_TWIN = re.compile(r"[\W_]*(\d+|_[a-z])$")
+_TWIN = re.compile(r"[\W_]*(\d+|_[a-zA-Z])$")
 """The number or letter at the end of a column's name that distinguishes two alike names."""
 _PROPOSED = 3
 """Most columns that are tried for a field, and most proposals of a message."""
@@ -361,17 +361,12 @@ def _candidates(
                 return
         if near:
             likes[field] = near[:_PROPOSED]
-    if not likes:
-        return
-    for chosen in itertools.product(*likes.values()):
-        made = dict(zip(likes, chosen, strict=True))
+    for chosen in itertools.product(*likes.values()) if likes else ():
         # answer1 and answer2: to train on one of them is not what the rows are for
-        twins = {_TWIN.sub("", name.lower()) for name in chosen if _TWIN.search(name.lower())}
-        others = {
-            _TWIN.sub("", name.lower()) for name in free if name not in chosen and _TWIN.search(name.lower())
-        }
-        if len(set(chosen)) == len(chosen) and not twins & others:
-            yield {**columns, **made}
+        stems = {_TWIN.sub("", name) for name in chosen if _TWIN.search(name)}
+        twins = {name for name in free if _TWIN.search(name) and _TWIN.sub("", name) in stems}
+        if len(set(chosen)) == len(chosen) and twins <= set(chosen):
+            yield {**columns, **dict(zip(likes, chosen, strict=True))}
 
 
 def _tried(
@@ -393,12 +388,11 @@ def _tried(
     except (RecipeError, TypeError, AttributeError, KeyError, ValueError):
         return None
     lost = lost_columns(rows, detected, task, reward)
-    named = [column for field, column in columns.items() if column is not None and _KINDS[field] in _TEXTS]
-    # Of several choices in a column of their own, an answer may be the letter alone.
-    is_written = columns.keys().isdisjoint(lost)  # the key of a field cannot leave out a column of its name
-    if not is_written or (
-        lost and not all(is_text([row.values.get(name) for row in rows]) for name in named)
-    ):
+    named = [column for field, column in columns.items() if column and _KINDS[field] in _TEXTS]
+    held = [[row.values.get(name) for row in rows] for name in named]
+    # Of several choices in a column of their own, an answer may be the letter alone. And the key of a field
+    # cannot leave out a column of its name.
+    if lost and not (all(map(is_text, held)) and columns.keys().isdisjoint(lost)):
         return None
     return {**columns, **dict.fromkeys(lost)}
 
