@@ -111,7 +111,8 @@ def test_made_up_rows_have_the_negatives_that_are_trained():
     settings = SimpleNamespace(loss="MultipleNegativesRankingLoss", prompts={}, negatives=1)
     job = SimpleNamespace(tiny=True, embedding=settings)
     made = made_up_positive(random.Random(0), 0)
-    row = SimpleNamespace(values={**made, "negatives": [made[f"negative_{n}"] for n in range(1, 33)]})
+    negatives = [made[f"negative_{n}"] for n in range(1, 33)]
+    row = SimpleNamespace(values={**made, "positives": [made["positive"]], "negatives": negatives})
     encode = EncodeTexts(job, tiny_tokenizer(512), ("anchor", "positive", "negative_1"), 64, False)
     batch = encode([row])
     assert (batch.kept, len(batch.columns["lengths"][0])) == (1, 3)
