@@ -251,7 +251,8 @@ def _outcome(fitting: Fitting, target: Path, bundle: Bundle) -> Outcome:
             "columns": dict(rows.columns),
             "count": rows.count,
             "more": rows.more,
-            "longest_characters": rows.longest,
+            "longest_characters": None if rows.longest is None else sum(map(len, rows.longest)),
+            "longest_tokens": rows.longest_tokens,
         },
         "next": list(steps),
     }

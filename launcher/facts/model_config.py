@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,10 +225,27 @@ def local_prompts(name_or_path: str, revision: str | None, cache_dir: str | None
     return {}
 
 
+def token_counter(name_or_path: str) -> Callable[[str], int] | None:
+    """A function that counts the tokens of a text, by the local tokenizer.json; None without one."""
+    for folder in _local_folders(name_or_path):
+        if is_file(folder / "tokenizer.json"):
+            try:
+                from tokenizers import Tokenizer
+
+                tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            except Exception:  # it raises nothing narrower for a file that it cannot read
+                return None
+            return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+    return None
+
+
+def _local_folders(name_or_path: str) -> list[Path]:
+    return [resolve_path(name_or_path), _snapshot(name_or_path, "main", None)]
+
+
 def has_chat_template(name_or_path: str) -> bool | None:
     """Whether the local tokenizer files have a chat template; None without such files."""
-    places = [resolve_path(name_or_path), _snapshot(name_or_path, "main", None)]
-    for folder in places:
+    for folder in _local_folders(name_or_path):
         if any(exists(folder / name) for name in ("chat_template.jinja", "chat_template.json")):
             return True
         settings = folder / "tokenizer_config.json"

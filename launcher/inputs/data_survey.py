@@ -200,24 +200,27 @@ def _misfit(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> Recip
     return RecipeError(Problem("goal-columns", message, file=sight.path, hint=hint))
 
 
-def _check_all(sight: Sight, detected: Detected, task: str) -> int | None:
-    """Check every row and return the characters of the longest."""
+def _check_all(sight: Sight, detected: Detected, task: str) -> list[str] | None:
+    """Check every row and return the texts of the longest one; None for images alone."""
     rows = itertools.islice(_rows(sight.path), _MOST)
     if detected.format == "image":
         collect_labels(
             Row({"label": r.values.get(detected.columns["label"])}, r.file, r.number) for r in rows
         )
         return None
-    lengths, reward = [0], _first_reward(sight, task)
+    reward = _first_reward(sight, task)
+    longest, most = list[str](), 0
 
     def shaped() -> Iterator[Row]:
+        nonlocal longest, most
         for row in rows:
             refuse_lost([row], detected, task, reward)
             made = canonical(row, detected)
             texts = {field: text for field, text in made.values.items() if field not in ("label", "labels")}
             if detected.format == "preference":  # of two answers, the longer one counts
-                texts["rejected"] = max(texts["rejected"], texts.pop("chosen"), key=_count)
-            lengths.append(_count(texts))
+                texts["rejected"] = max(texts["rejected"], texts.pop("chosen"), key=_size)
+            if (size := _size(texts)) > most:
+                longest, most = list(_texts(texts)), size
             yield made
 
     if detected.format == "classification":
@@ -226,16 +229,20 @@ def _check_all(sight: Sight, detected: Detected, task: str) -> int | None:
     else:
         for _ in shaped():
             pass
-    return max(lengths)
+    return longest
 
 
-def _count(value: Any) -> int:
-    """Characters of all texts in a value."""
+def _size(value: Any) -> int:
+    """UTF-8 bytes of all texts in a value."""
+    return sum(len(text.encode("utf-8", "replace")) for text in _texts(value))
+
+
+def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(_count, value.values()))
-    return sum(map(_count, value)) if isinstance(value, list | tuple) else 0
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
 
 
 def rows_words(rows: Rows) -> str:
@@ -248,4 +255,4 @@ def rows_words(rows: Rows) -> str:
         return words
     tokens = rows.longest_tokens
     shown = tokens if tokens < 100 else round(tokens, 1 - len(str(tokens)))
-    return f"{words}, the longest about {shown:,} tokens by a guess of 4 characters a token"
+    return f"{words}, the longest about {shown:,} tokens {rows.tokens_by}"

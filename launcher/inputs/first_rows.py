@@ -27,10 +27,11 @@ from launcher.recipe.reward_columns import unread
 from launcher.recipe.schema import DataSource, Recipe
 from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS, task_named
-from launcher.train.data.files import CutOffError, data_suffix, read_file
+from launcher.train.data.files import data_suffix, read_file
 from launcher.train.data.formats import Detected, canonical
+from launcher.train.data.lines import CutOffError
 from launcher.train.data.recognise import PEEK, detect, refuse_lost
-from launcher.train.data.sources import Row, image_row, is_image, source_files
+from launcher.train.data.sources import Row, image_row, is_image, source_files, source_lines
 from launcher.train.data.unread import unread_columns
 from launcher.train.tasks import train_task
 
@@ -42,6 +43,9 @@ _FILES = 16
 _SECONDS = 2.0
 _NEAR = 0.75
 _SIBLINGS = 10_000
+_WRAPPED = 40
+"""Characters from which on a line may be one of wrapped text."""
+_ENDS = (".", "!", "?", ":", ";", '"', ")")
 _COLUMNAR = (".parquet", ".arrow")
 
 
@@ -54,7 +58,7 @@ class Looked:
     wrong: list[Problem] = field(default_factory=list)
     """Data that cannot be trained on, and missing paths that resemble an existing one."""
     unread: list[str] = field(default_factory=list)
-    """Columns that are not read, one line per source."""
+    """Files and columns that are not read, and text files of wrapped lines; one line per source and kind."""
 
 
 def look_at_data(loaded: LoadedRecipe, hooks: Sequence[str]) -> Looked:
@@ -95,7 +99,7 @@ def data_problems(loaded: LoadedRecipe) -> list[Problem]:
 
 
 def judged_data(loaded: LoadedRecipe, on: str | None) -> tuple[list[str], list[str]]:
-    """The warnings about the data, and the columns that are not read.
+    """The warnings about the data, and the files and columns that are not read.
 
     Raises RecipeError if the plan is for this machine and the data cannot be trained on.
     """
@@ -154,11 +158,18 @@ def _look_at(source: DataSource, place: str, recipe: Recipe, hooked: bool, looke
     settings, task = source.model_dump(), recipe.task
     try:
         files = source_files(settings)
+        lines = source_lines(settings, offer=not isinstance(recipe.data.eval, list))
+        if len(lines) > 1:  # some files are left
+            looked.unread.append(f"{place}: {'; '.join(lines)}")
+            if not place.startswith("data.train") and source in recipe.data.train:
+                looked.unread.append(f"{place}: these files are trained on, too; set `split` beside `path`")
         if len(files) == 1 and files[0].stat().st_size == 0:
             raise RecipeError(Problem("no-rows", "is empty", file=source.path, hint="give a file with rows"))
-        by_file = [rows for rows in map(_first_rows, files[:_FILES]) if rows]
+        by_file = [rows for file in files[:_FILES] if (rows := _first_rows(file, settings))]
         if not by_file or hooked:
             return
+        if line := _wrapped(by_file, settings):
+            looked.unread.append(f"{place}: {line}")
         peek = list(itertools.islice(itertools.chain.from_iterable(by_file), PEEK))  # as `prepare` does
         reward = [entry.model_dump() for entry in recipe.reward]
         detected = detect(peek, settings["format"], settings["columns"], task, source.path, reward)
@@ -178,7 +189,28 @@ def _look_at(source: DataSource, place: str, recipe: Recipe, hooked: bool, looke
         looked.wrong.append(Problem("data-unreadable", message, file=source.path, path=f"{place}.path"))
 
 
-def _first_rows(file: Path) -> list[Row]:
+def _wrapped(by_file: Sequence[Sequence[Row]], source: Mapping[str, Any]) -> str | None:
+    """What to do about text files whose lines are parts of sentences, each of which would be a document."""
+    texts = [rows for rows in by_file if data_suffix(Path(rows[0].file)) == ".txt"]
+    if source.get("sample_by", "line") != "line":
+        return None
+    pairs = [pair for rows in texts for pair in itertools.pairwise(rows)]
+    broken = sum(
+        below.number == line.number + 1
+        and len(line.values["text"]) >= _WRAPPED
+        and not line.values["text"].rstrip().endswith(_ENDS)
+        and below.values["text"].lstrip()[:1].islower()
+        for line, below in pairs
+    )
+    if broken * 4 < len(pairs) or broken < 2:
+        return None
+    return (
+        f"{broken} of the first {len(pairs) + len(texts)} lines end in the middle of a sentence, and each "
+        "line is a document: set `sample_by: document` (a document per file) or `sample_by: paragraph`"
+    )
+
+
+def _first_rows(file: Path, source: Mapping[str, Any]) -> list[Row]:
     """The first rows of a file; none if reading them is too expensive."""
     if is_image(file):
         return [image_row(file)]
@@ -186,7 +218,7 @@ def _first_rows(file: Path) -> list[Row]:
         return []  # a compressed file would be unpacked completely
     rows: list[Row] = []
     try:
-        for number, values in itertools.islice(read_file(file, None, _BYTES), _ROWS):
+        for number, values in itertools.islice(read_file(file, None, _BYTES, source), _ROWS):
             rows.append(Row(values, str(file), number))
     except (CutOffError, ModuleNotFoundError, MemoryError):
         pass

@@ -12,7 +12,7 @@ from typing import Any
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import FAMILY_TASKS
-from launcher.facts.model_config import find_model_config, has_chat_template
+from launcher.facts.model_config import find_model_config, has_chat_template, token_counter
 from launcher.facts.probe import resolve_path
 from launcher.facts.safe_files import expanded, is_dir
 from launcher.inputs.model_spec import find_spec
@@ -61,6 +61,8 @@ def fit(model: str, goal: str, rows: Rows, hardware: Hardware) -> Fitting:
     if has_template is None:
         name = keys.get("gguf_file") or keys["name_or_path"].rpartition("/")[2]
         has_template = _CHAT.search(name) is not None
+    if rows.longest and task_named(task).reads_tokens and (count := token_counter(keys["name_or_path"])):
+        rows = replace(rows, counted_tokens=sum(map(count, rows.longest)))
     start = Start(goal, task, keys, spec, rows, hardware, has_template)
     while True:
         try:

@@ -22,8 +22,8 @@ GOALS: Mapping[str, tuple[str, ...]] = {
 METHODS = ("full", "lora", "qlora")
 SMALL = 1_000_000_000
 """Parameters below which all of them are trained where that fits: an adapter of such a model saves little."""
-LETTERS_PER_TOKEN = 4
-"""Characters that a token stands for, about, in English text: nothing installed here knows better."""
+BYTES_PER_TOKEN = 4
+"""UTF-8 bytes that a token stands for, about: 4 Latin letters, 2 Cyrillic ones, 1.3 Chinese characters."""
 SHORTEST, LONGEST = 256, 4096
 """Tokens: data.max_length is chosen between these."""
 MANY_ROWS, FEW_ROWS = 10_000, 200
@@ -56,17 +56,26 @@ class Rows:
     """Field -> column, where they differ."""
     count: int | None
     """None where nobody looked."""
-    longest: int | None
-    """Characters of the longest row; None where nobody looked, and for pictures."""
+    longest: Sequence[str] | None
+    """The texts of the longest row; None where nobody looked, and for pictures."""
     more: bool = False
     """Whether there are more rows than were counted."""
     first: Mapping[str, Sequence[object]] = field(default_factory=dict)
     """Field of the format, and each other column -> the values in the first rows."""
+    counted_tokens: int | None = None
+    """Tokens of the longest row by the model's tokenizer; None where it is not on this machine."""
 
     @property
     def longest_tokens(self) -> int | None:
-        """A guess."""
-        return None if self.longest is None else -(-self.longest // LETTERS_PER_TOKEN)
+        """Tokens of the longest row: counted, else a guess."""
+        if self.counted_tokens is not None or self.longest is None:
+            return self.counted_tokens
+        return -(-sum(len(text.encode("utf-8", "replace")) for text in self.longest) // BYTES_PER_TOKEN)
+
+    @property
+    def tokens_by(self) -> str:
+        """How `longest_tokens` was found."""
+        return "by a guess" if self.counted_tokens is None else "by the model's tokenizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +248,9 @@ def _length_words(start: Start, length: int) -> str:
     if longest is None:
         return "tokens; the rows were not looked at"
     if task_named(start.task).sees_images:
-        return f"tokens, those of images included; the longest text has about {longest:,}, by a guess"
-    guessed = f"the longest row has about {longest:,}, by a guess"
+        found = f"the longest text has about {longest:,}, {start.rows.tokens_by}"
+        return f"tokens, those of images included; {found}"
+    guessed = f"the longest row has about {longest:,}, {start.rows.tokens_by}"
     if longest <= length:
         return f"tokens; {guessed}"
     return f"tokens, all that the model has; {guessed}" if length == most else f"tokens; {guessed}: cut"

@@ -28,6 +28,11 @@ def is_glob(text: str) -> bool:
     return not is_package(text) and not is_url(text) and any(char in text for char in "*?[")
 
 
+def is_file(text: str) -> bool:
+    """Whether `text` ends like a data file, and is no pattern."""
+    return _SUFFIX.search(text) is not None and not any(char in text for char in "*?[")
+
+
 def is_loaded_hub_id(text: str) -> bool:
     """`is_hub_id` for a path of a loaded recipe or a plan, where every local path is absolute."""
     return not (is_package(text) or is_url(text) or Path(text).is_absolute())

@@ -11,7 +11,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.hardware import device_facts
 from launcher.facts.object_store import UNFIT, protocol_of
 from launcher.facts.redaction import is_written_secret, looks_secret, names_secret
-from launcher.recipe.data_paths import is_hub_id, is_url
+from launcher.recipe.data_paths import is_file, is_hub_id, is_url
 from launcher.recipe.env import reference_names, split_references
 from launcher.recipe.field_tables import METRICS, TASK_FORMATS, TRAINER_OWNED
 from launcher.recipe.fields import ADAPTER_KEYS
@@ -46,7 +46,8 @@ _UNSUPPORTED_TASKS = {
     **dict.fromkeys(("orpo", "cpo", "simpo"), _PAIRS),
 }  # fmt: skip
 """Task of other tools -> what trains it."""
-_HUB_ONLY = ("name", "split", "revision")
+_HUB_ONLY = ("name", "revision")
+_FILES_ONLY = ("quoting", "header", "sample_by")
 _TOKEN_KEYS = (
     "data.max_length", "data.overlong", "data.max_truncated", "data.max_dropped",
     "model.tokenizer", "model.chat_template", "model.add_tokens", "model.vocab_multiple",
@@ -438,11 +439,16 @@ def _check_paths(given: _Given, folder: Callable[[str], Path]) -> Problems:
             continue
         if not path:
             yield Problem("wrong-value", "is empty", path=where, hint="name a file")
-        elif not is_hub_id(path, folder(where)):
-            message = f"is only for a hub dataset, but `path` is {describe(path)}"
-            for key in _HUB_ONLY:
-                if source.get(key) is not None:
-                    yield _conflict(f"{place}.{key}", message, "remove it, or set `path: organisation/name`")
+            continue
+        on_hub = is_hub_id(path, folder(where))
+        for key in _FILES_ONLY if on_hub else _HUB_ONLY:
+            if source.get(key) is not None:
+                kind = "files" if on_hub else "a hub dataset"
+                message = f"is only for {kind}, but `path` is {describe(path)}"
+                yield _conflict(f"{place}.{key}", message, "remove it, or change `path`")
+        if source.get("split") is not None and is_file(path):
+            message = f"is for a folder, a pattern or a hub dataset, but `path` is {describe(path)}"
+            yield _conflict(f"{place}.split", message, "remove it")
 
 
 def _unread_url(url: str, where: str) -> Problem | None:

@@ -3,7 +3,13 @@
 # Without `from __future__ import annotations`: pydantic would compile each annotation from its source.
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks import DEFAULT_TASK, FORMATS
@@ -153,11 +159,26 @@ class DataSource(Section):
     """How often an epoch contains the rows of this source: 2.5 is all of them twice, and half of them once
     more. With data.streaming: sampling weight relative to the other sources. For training rows only."""
     split: str = "train"
-    """Split of a hub dataset."""
+    """Split of a hub dataset, or of a folder or glob whose files' names tell splits (`train-1.jsonl`,
+    `test/a.csv`); `all`: every file."""
     name: str | None = None
     """Configuration of a hub dataset that has several."""
     revision: str | None = None
     """Branch, tag or commit of a hub dataset."""
+    quoting: Literal["minimal", "none"] = "minimal"
+    """Quotes in CSV and TSV files: `minimal`: around cells that need them; `none`: they are text."""
+    header: bool | None = None
+    """Whether the first line of CSV and TSV files names the columns; `false`: they are called `column_1`,
+    `column_2`, …; absent: it does, and one that looks like a row is refused."""
+    sample_by: Literal["line", "paragraph", "document"] = "line"
+    """What a row of a .txt file is: a line, the lines between blank lines, or the whole file."""
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the defaults of keys that plans of 0.2.0 do not have, so that these are resumed."""
+        found: dict[str, Any] = dump(self)
+        added = {"quoting": "minimal", "header": None, "sample_by": "line"}
+        return {name: value for name, value in found.items() if name not in added or value != added[name]}
 
 
 class EvalSplit(Section):

@@ -234,6 +234,7 @@ def _split_lines(name: str, split: Mapping[str, Any], held_out: int) -> list[str
             f"  images     per sample: mean {number['mean']:.1f}, median {number['p50']:.0f}, "
             f"95 % {number['p95']:.0f}, maximum {number['max']:,}"
         )
+    lines += [f"  files      {line}" for source in split["sources"] for line in source["files"]]
     unused = [source for source in split["sources"] if source["unused"]]
     return [*lines, *(f"  not read   {listed(source['unused'])} of {source['path']}" for source in unused)]
 

@@ -160,6 +160,8 @@ def _print_notices(
         if found := warning(job, split):
             print(f"WARNING: {found}")
         for source in split["sources"]:
+            for line in source["files"]:
+                print(line)
             if source["unused"]:
                 print(f"{source['path']}: columns that are not read: {listed(source['unused'])}")
 

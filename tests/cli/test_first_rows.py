@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.cli import main
 from launcher.inputs import first_rows
@@ -158,6 +159,54 @@ def test_columns_that_are_not_read_are_named_in_the_plan(asked, tmp_path):
     status, said = asked({"path": "rows.jsonl"}, command="plan")
     assert status == 0
     assert [w for w in said["warnings"] if "id, source" in w and "data.train[0]" in w]
+
+
+def test_files_of_other_splits_are_offered_for_evaluation(asked, tmp_path):
+    (tmp_path / "rows").mkdir()
+    for name in ("train.jsonl", "dev.jsonl"):
+        write(tmp_path / "rows" / name, [CHAT])
+    status, said = asked({"path": "rows"}, command="plan")
+    assert status == 0
+    (line,) = [w for w in said["warnings"] if "dev.jsonl" in w]
+    offered = yaml.safe_load(line[line.index("{eval") : line.rindex("`")])
+    assert offered == {"eval": [{"path": str(tmp_path / "rows"), "split": "validation"}]}
+    status, said = asked(None, data={"train": [{"path": "rows"}], **offered}, command="plan")
+    assert status == 0
+    assert [w for w in said["warnings"] if "{eval" in w or "trained on" in w] == []
+    data = {"train": [{"path": "rows"}], "eval": [{"path": "rows"}]}
+    assert [
+        w
+        for w in asked(None, data=data, command="plan")[1]["warnings"]
+        if "data.eval[0]" in w and "split`" in w
+    ]
+
+
+WRAPPED = """\
+Call me Ishmael. Some years ago, never mind how long precisely, having
+little or no money in my purse, and nothing particular to interest me
+on shore, I thought I would sail about a little.
+
+It is a way I have of driving off the spleen and regulating the circulation
+whenever I find myself growing grim about the mouth.
+"""
+"""Moby-Dick, Herman Melville."""
+
+
+def test_lines_of_wrapped_text_are_no_documents(asked, tmp_path):
+    def warned(**source):
+        status, said = asked({"path": "book.txt", **source}, command="plan")
+        assert status == 0
+        return [w for w in said["warnings"] if "sample_by" in w]
+
+    (tmp_path / "book.txt").write_text(WRAPPED)
+    (line,) = warned()
+    assert "3 of the first 5 lines" in line
+    for unit in ("document", "paragraph"):
+        assert f"sample_by: {unit}" in line
+        assert warned(sample_by=unit) == []
+    for text in ("An article about whales, in one line.\n" * 9, "apple\nbanana\n" * 9):
+        (tmp_path / "book.txt").write_text(text)
+        assert warned() == []
 
 
 def test_rows_that_a_hook_changes_are_not_judged(asked, tmp_path):

@@ -20,6 +20,7 @@ from patience import Deadline, patience
 from launcher.cli import main
 from launcher.commands import init
 from launcher.facts.hardware import Hardware
+from launcher.facts.probe import shipped_model_config
 from launcher.inputs.data_survey import goals_of, look, rows_for
 from launcher.planner.starting import GOALS
 
@@ -103,9 +104,29 @@ def test_json(capsys):
     }  # fmt: skip
     assert said["rows"] == {
         "path": "rows.jsonl", "format": "prompt-completion", "columns": {}, "count": 3, "more": False,
-        "longest_characters": 15,
+        "longest_characters": 15, "longest_tokens": 4,
     }  # fmt: skip
     assert Path(said["path"]).is_file()
+
+
+def test_tokens_are_counted_by_the_models_tokenizer_where_it_is_there(capsys, here):
+    tokenizers = pytest.importorskip("tokenizers")
+    (here / "model").mkdir()
+    (here / "model/config.json").write_text(json.dumps(shipped_model_config("huggyllama/llama-7b")))
+    answer = "请把下面的句子翻译成英文。今天天气很好我们去公园散步。" * 10
+    write_rows("rows.jsonl", PAIR, {"prompt": "", "completion": answer}, times=2)
+
+    def tokens() -> int:
+        said = json.loads(called(capsys, *flags("rows.jsonl", "instructions", "./model"), "--json")[1])
+        return said["rows"]["longest_tokens"]
+
+    assert tokens() == -(-len(answer.encode()) // 4)
+    alphabet = tokenizers.models.BPE(vocab={"<unk>": 0}, merges=[], unk_token="<unk>")
+    tokenizers.Tokenizer(alphabet).save(str(here / "model/tokenizer.json"))
+    assert tokens() == len(answer)
+    assert "by the model's tokenizer" in Path("model_instructions_2.yaml").read_text()
+    (here / "model/tokenizer.json").write_text("{")
+    assert tokens() == -(-len(answer.encode()) // 4)
 
 
 @pytest.mark.parametrize(
@@ -416,7 +437,7 @@ def test_questions_with_what_is_found_as_defaults(capsys, typed):
     said = capsys.readouterr()
     assert "1,204 rows with the columns messages" in said.err
     assert f"Goal ({', '.join(GOALS)}) [chat]: " in said.err
-    assert "1,204 rows, chat messages, the longest about 900 tokens by a guess of 4" in said.err
+    assert "1,204 rows, chat messages, the longest about 900 tokens by a guess" in said.err
     assert f"cpu) [{GPU}]: " in said.err
     assert ".gguf file) [Qwen/Qwen3-8B]: " in said.err
     assert Path("qwen3_8b_chat.yaml").is_file()

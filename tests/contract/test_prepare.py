@@ -391,6 +391,23 @@ def test_columns_that_nothing_reads_are_said(job, tmp_path, capsys):
     assert "columns that are not read: system, history" in capsys.readouterr().out
 
 
+def test_the_files_of_a_folder_are_listed_by_split(job, tmp_path, capsys):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name in ("train-0.jsonl", "train-1.jsonl", "test.jsonl"):
+        write_rows(folder / name, [{"text": f"of {name}"}])
+    record = prepare_run(job(folder))
+    split, printed = record["splits"]["train"], capsys.readouterr().out
+    assert [Path(file).name for file in split["files"]] == ["train-0.jsonl", "train-1.jsonl"]
+    assert split["counts"]["read"] == 2
+    read, left, offered = split["sources"][0]["files"]
+    assert "train-0.jsonl, train-1.jsonl" in read
+    assert "test.jsonl" in left
+    assert "split: test" in offered
+    assert all(line in printed for line in (read, left, offered))
+    assert left in prepared_text(record, [], Page())
+
+
 def test_no_source_vanishes_by_its_weight(job, tmp_path):
     many = write_rows(tmp_path / "many.jsonl", pairs(10))
     few = write_rows(tmp_path / "few.jsonl", pairs(3))

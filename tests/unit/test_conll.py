@@ -55,6 +55,58 @@ def test_comments_tabs_windows_line_ends_and_packed_files(tmp_path):
     assert [row.values["tokens"] for row in iter_rows({"path": str(tmp_path / "c.conll.gz")})] == [["a", "b"]]
 
 
+UNIVERSAL = """\
+# sent_id = 1
+1\tI\tI\tPRON\tPRP\t_\t2\tnsubj\t_\t_
+2-3\tdon't\t_\t_\t_\t_\t_\t_\t_\t_
+2\tdo\tdo\tAUX\tVBP\t_\t4\taux\t_\t_
+3\tn't\tnot\tPART\tRB\t_\t4\tadvmod\t_\t_
+3.1\tgo\tgo\tVERB\tVB\t_\t_\t_\t0:root\t_
+
+# sent_id = 2
+1-2\tdella\t_\t_\t_\t_\t_\t_\t_\t_
+1\tdi\tdi\tADP\tE\t_\t2\tcase\t_\t_
+2\tla\til\tDET\tRD\t_\t0\troot\t_\t_
+"""
+NUMBERED = "#\tnote\n1\tAda\tO\tB-PER\n2\t1815\tO\tO\n\n1\tran\tO\tO\n"
+
+
+def test_numbers_of_words_ranges_and_empty_nodes_are_no_words(tmp_path):
+    for name in ("a.conll", "a.conllu"):
+        found = rows(tmp_path, UNIVERSAL, name)
+        assert [row.values["tokens"] for row in found] == [["I", "do", "n't"], ["di", "la"]]
+        assert [row.number for row in found] == [2, 10]
+        assert found[0].values["upos"] == ["PRON", "AUX", "PART"]
+        with pytest.raises(RecipeError) as caught:  # the labels are one of the columns
+            detect(found, "auto", {}, TASK, name)
+        assert caught.value.problems[0].code == "format-unknown"
+        detected = detect(found, "auto", {"labels": "upos"}, TASK, name)
+        assert canonical(found[1], detected).values["labels"] == ["ADP", "DET"]
+    found = rows(tmp_path, NUMBERED)
+    assert [row.values["tokens"] for row in found] == [["Ada", "1815"], ["ran"]]
+    assert found[0].values["labels"] == ["B-PER", "O"]
+    assert rows(tmp_path, "1 CD O\nman NN O\n\n1 CD O\n")[0].values["tokens"] == ["1", "man"]
+
+
+def test_conll_files_by_other_names(tmp_path):
+    for name, code in (
+        ("a.train", "data-suffix"), ("b.dev", "data-suffix"), ("*.test", "data-suffix"),
+        ("c.tsv", "data-unreadable"),
+    ):  # fmt: skip
+        for text in (OF_2003.replace(" ", "\t"), UNIVERSAL, NUMBERED):
+            file = name.replace("*", "d")
+            with pytest.raises(RecipeError) as caught:
+                rows(tmp_path, text, file)
+            if "*" in name:
+                with pytest.raises(RecipeError) as caught:
+                    list(iter_rows({"path": str(tmp_path / name)}))
+            (problem,) = caught.value.problems
+            assert (problem.code, ".conll" in problem.hint) == (code, True)
+            assert rows(tmp_path, text, f"{file}.conll")
+    for text in ("text\tlabel\na b\t1\n\nc\t2\n", "text\tlabel\na\t1\nb\t2\n\n", "\ufefftext\n\na\n"):
+        assert rows(tmp_path, text, "table.tsv"), "a table with an empty line"
+
+
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [

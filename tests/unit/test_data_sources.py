@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import subprocess
 import tracemalloc
 
 import pytest
@@ -17,7 +18,8 @@ import pyarrow
 from pyarrow import parquet
 
 from launcher.errors import MachineError, RecipeError
-from launcher.train.data.sources import _hub_rows, iter_rows, source_bytes, source_files
+from launcher.train.data.remote import remote_files
+from launcher.train.data.sources import _hub_rows, iter_rows, source_bytes, source_files, source_lines
 
 ROWS = [{"prompt": "a", "completion": "b"}, {"prompt": "ü\u2028c", "completion": "d"}]
 PACKERS = {
@@ -92,6 +94,14 @@ def test_text_is_a_row_a_line(tmp_path):
         (3, " two"),
         (4, "three"),
     ]
+
+
+def test_text_by_paragraph_and_by_document(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\r\none\r\ntwo\n \n\n three\n\n")
+    found = read(tmp_path / "a.txt", sample_by="paragraph")
+    assert [(row.number, row.values["text"]) for row in found] == [(2, "one\ntwo"), (6, " three")]
+    found = read(tmp_path / "a.txt", sample_by="document")
+    assert [(row.number, row.values["text"]) for row in found] == [(2, "one\ntwo\n \n\n three")]
 
 
 def test_arrow_files_of_both_forms(tmp_path):
@@ -189,6 +199,69 @@ def test_a_file_whose_name_looks_like_a_glob(tmp_path):
     assert values(tmp_path / "a[1].jsonl") == [{"a": 1}]
 
 
+HUB_CLONE = ("train.jsonl", "my_dev.jsonl", "test-0.jsonl", "extra.jsonl", "dataset_infos.json")
+SPLITS = [
+    ("", {}, ["train.jsonl"]),
+    ("*.jsonl", {}, ["train.jsonl"]),
+    ("", {"split": "validation"}, ["my_dev.jsonl"]),
+    ("", {"split": "all"}, ["extra.jsonl", "my_dev.jsonl", "test-0.jsonl", "train.jsonl"]),
+    ("[et]*.jsonl", {"split": "all"}, ["extra.jsonl", "test-0.jsonl", "train.jsonl"]),
+    ("test*.jsonl", {}, ["test-0.jsonl"]),  # a pattern that names one split
+    ("[e]*t*.jsonl", {}, ["extra.jsonl"]),
+    ("test*.jsonl", {"split": "test"}, ["test-0.jsonl"]),
+    ("test-0.jsonl", {}, ["test-0.jsonl"]),
+]
+
+
+def clone(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(json_lines([{"file": name}]))
+
+
+def test_splits_that_the_names_of_files_tell(tmp_path):
+    clone(tmp_path / "clone", *HUB_CLONE)
+    for pattern, settings, expected in SPLITS:
+        path = str(tmp_path / "clone" / pattern)
+        assert [row["file"] for row in values(path, **settings)] == expected, (pattern, settings)
+        if pattern != "test-0.jsonl" and not pattern.startswith("test*"):
+            found = [file.name for file in remote_files(f"file://{path}", settings.get("split", "train"))]
+            assert found == expected, (pattern, settings)
+    lines = source_lines({"path": str(tmp_path / "clone")}, offer=True)
+    assert [name for name in HUB_CLONE if name in lines[0]] == ["train.jsonl"]
+    assert [name for name in HUB_CLONE if name in lines[1]] == ["my_dev.jsonl", "test-0.jsonl", "extra.jsonl"]
+    assert "split: validation" in lines[2]
+    assert source_lines({"path": str(tmp_path / "clone/train.jsonl")}, offer=True) == []
+
+
+NOT_CHOSEN = [
+    (("test.jsonl",), {}, "data-split"),
+    (("validation.jsonl", "test.jsonl"), {}, "data-split"),
+    (("train.jsonl", "test.jsonl"), {"split": "validation"}, "data-split"),
+    (("a.jsonl",), {"split": "test"}, "data-split"),
+    (("train_test.jsonl", "dev.jsonl"), {}, "data-split"),
+    (("data/train_sft-00000-of-00001.jsonl", "data/test_sft-00000-of-00001.jsonl"), {}, "data-split"),
+    (("a.jsonl", "a.jsonl.gz"), {}, "data-twice"),
+    (("train/a.jsonl", "train/a.json", "test/a.json"), {}, "data-twice"),
+]
+
+
+def test_files_between_which_the_recipe_has_to_choose(tmp_path):
+    for number, (names, settings, code) in enumerate(NOT_CHOSEN):
+        folder = tmp_path / str(number)
+        clone(folder, *names)
+        with pytest.raises(RecipeError) as caught:
+            read(folder, **settings)
+        problem = caught.value.problems[0]
+        assert (problem.code, problem.file) == (code, str(folder)), names
+        if code == "data-split" and names != ("a.jsonl",):
+            assert len(read(folder, split="all")) == len(names)
+    assert len(read(tmp_path / "5", split="train_sft")) == 1
+    with pytest.raises(RecipeError) as caught:
+        read(tmp_path / "0/test.jsonl", split="validation")
+    assert caught.value.problems[0].code == "data-split"
+
+
 def test_what_datasets_saved_to_disk(tmp_path):
     from datasets import Dataset, DatasetDict
 
@@ -196,6 +269,7 @@ def test_what_datasets_saved_to_disk(tmp_path):
     both.save_to_disk(str(tmp_path / "saved"))
     assert values(tmp_path / "saved") == ROWS
     assert values(tmp_path / "saved", split="test") == ROWS[:1]
+    assert len(read(tmp_path / "saved", split="all")) == len(ROWS) + 1
     with pytest.raises(RecipeError, match=r"saved/tset: no such file or folder \(did you mean .*/test\?\)"):
         read(tmp_path / "saved", split="tset")
 
@@ -244,6 +318,8 @@ FAULTS = [
     ("a.csv", b"a,b,a\n1,2,3\n", r"a\.csv:1: the header names 'a' twice"),
     ("a.csv", b"a;b\n1;2\n", r"a\.csv:1: the cells seem to be separated by ';'"),
     ("a.csv", b"a\n\xe9\n", r"a\.csv:2: not UTF-8"),
+    ("a.jsonl.gz", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n", "git lfs pull"),
+    ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n", "git lfs pull"),
     ("a.parquet", b"PAR1 this is none", r"a\.parquet: is not Parquet, or damaged"),
     ("a.arrow", b"this is none at all", r"a\.arrow: is not Arrow, or damaged"),
     ("a.parquet.gz", b"PAR1 this is none", r"a\.parquet\.gz: cannot be read"),
@@ -257,6 +333,79 @@ def test_faults_are_named(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(RecipeError, match=message):
         read(tmp_path / name)
+
+
+def problem_of(path, **settings):
+    with pytest.raises(RecipeError) as caught:
+        read(path, **settings)
+    return caught.value.problems[0]
+
+
+STS = 'index\tsentence1\tscore\n0\t"It is late, he said.\t1.5\n1\ta "quoted" word\t2\n2\t"both ends"\t"3"\n'
+
+
+def test_quotes_are_text_where_the_source_says_so(tmp_path):
+    (tmp_path / "a.tsv").write_text(STS)
+    assert "quoting: none" in problem_of(tmp_path / "a.tsv").hint
+    found = [list(row.values()) for row in values(tmp_path / "a.tsv", quoting="none")]
+    assert found == [line.split("\t") for line in STS.splitlines()[1:]]
+    (tmp_path / "a.csv").write_text('a,b\n"x, y",1\n"z,2\n')  # read so, a line has three cells
+    assert "quoting" not in problem_of(tmp_path / "a.csv").hint
+    assert problem_of(tmp_path / "a.csv", quoting="none").line == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5.000,A plane is taking off.\n3.800,A man plays.\n",
+        "3,Wall St. Bears Claw Back Into the Black (Reuters) again\n4,b\n",
+        "ham,Ok lar\nspam,Free entry\nham,U dun\n",
+        "-1,a\n1,b\n",
+        "0,0,a\n",
+    ],
+)
+def test_files_without_a_header_line(tmp_path, text):
+    (tmp_path / "a.csv").write_text(text)
+    assert "header: false" in problem_of(tmp_path / "a.csv").hint
+    found = values(tmp_path / "a.csv", header=False)
+    assert [list(row.values()) for row in found] == [line.split(",") for line in text.splitlines()]
+    assert list(found[0])[:2] == ["column_1", "column_2"]
+
+
+def test_headers_that_look_like_rows(tmp_path):
+    question = "How did you like the food that was served"
+    (tmp_path / "b.csv").write_text(f"{question},-1\nwell,-1\n")
+    assert "header: true" in problem_of(tmp_path / "b.csv").hint
+    assert values(tmp_path / "b.csv", header=True) == [{question: "well", "-1": "-1"}]
+    (tmp_path / "a.csv").write_text("text,0,1\na,1,0\nb,0,1\n")
+    assert values(tmp_path / "a.csv")[0] == {"text": "a", "0": "1", "1": "0"}
+    (tmp_path / "a.jsonl").write_bytes(json_lines(ROWS))
+    for settings in ({"header": False}, {"quoting": "none"}, {"sample_by": "document"}):
+        assert problem_of(tmp_path / "a.jsonl", **settings).code == "data-unreadable"
+
+
+TEXTS = {
+    "gb18030": "请把下面的句子翻译成英文。今天天气很好我们去公园散步。",
+    "cp1252": "L'élève a été reçu à l'école où il étudiait déjà l'été dernier.",
+    "cp1251": "Сегодня хорошая погода, и мы идём гулять в парк.",
+    "euc_kr": "오늘은 날씨가 좋아서 공원에 산책하러 갑니다.",
+    "cp932": "今日は天気がいいので、公園を散歩します。",
+}
+
+
+@pytest.mark.parametrize("encoding", TEXTS)
+def test_the_encoding_of_other_files_is_proposed(tmp_path, encoding):
+    text = "".join(json.dumps({"a": TEXTS[encoding][n:]}, ensure_ascii=False) + "\n" for n in (0, 3, 7))
+    (tmp_path / "a.jsonl").write_bytes(text.encode(encoding))
+    command = problem_of(tmp_path / "a.jsonl").hint.split("`")[1].split()
+    made = subprocess.run([*command, tmp_path / "a.jsonl"], capture_output=True, check=True)
+    assert made.stdout.decode() == text
+
+
+def test_one_damaged_line_is_no_other_encoding(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes('{"a": "é"}\n{"a": "ü"}\n'.encode() + b'{"a": "\xe9"}\n')
+    problem = problem_of(tmp_path / "a.jsonl")
+    assert (problem.line, "iconv" in problem.hint) == (3, False)
 
 
 @pytest.mark.parametrize("packing", [name for name in PACKERS if name])

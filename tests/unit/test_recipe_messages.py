@@ -99,6 +99,7 @@ RECIPES: list[dict[str, str]] = [
     {"data": data("path: 's3:a/b'")}, {"data": data("path: 'hf://a/b'")}, {"data": data("path: ''")},
     {"data": data("path: '${ENV:NOT_SET_:s3://key:swordfish@a/b.jsonl}'")},
     {"data": data("path: a.jsonl, split: test")},
+    {"data": data("path: a.jsonl, revision: main")},
     {"runtime": "{mirror: /mnt/runs}"}, {"runtime": "{mirror: 'https://a/b'}"},
     {"runtime": "{mirror: 's3://a/{run}'}"},
     {"runtime": "{mirror: '${ENV:NOT_SET_:s3://key:swordfish@a/b}'}"},

@@ -191,6 +191,8 @@ def test_other_names_of_a_task(tmp_path, task, meant):
         ({"source": "path: a.jsonl, weight: 0"}, "wrong-value", "data.train[0].weight"),
         ({"source": "path: a.jsonl, weight: .inf"}, "wrong-type", "data.train[0].weight"),
         ({"source": "path: a.jsonl, split: test"}, "conflict", "data.train[0].split"),
+        ({"source": "path: folder/*.jsonl, revision: main"}, "conflict", "data.train[0].revision"),
+        ({"source": "path: org/rows, header: false"}, "conflict", "data.train[0].header"),
         ({"source": "path: 'https://huggingface.co/datasets/a/b'"}, "unsupported", "data.train[0].path"),
         ({"source": "path: 's3:a/b.jsonl'"}, "unsupported", "data.train[0].path"),
         ({"source": "path: 's3://a/b.jsonl', split: test"}, "conflict", "data.train[0].split"),

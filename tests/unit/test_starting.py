@@ -32,6 +32,8 @@ def machine(text: str) -> Hardware:
 
 def rows(goal: str, **changes) -> Rows:
     values = {"format": FORMATS[goal], "columns": {}, "count": 1204, "longest": 3600, **changes}
+    if isinstance(values["longest"], int):
+        values["longest"] = ["x" * values["longest"]]
     values.setdefault("first", {"answer": ["4", "7"]} if goal == "reasoning" else {})
     return Rows("rows.jsonl", **values)
 
@@ -130,6 +132,11 @@ def start(goal="chat", model="Qwen/Qwen3-0.6B", label="1xRTX4090-24GB", **change
 )
 def test_the_length_holds_the_longest_row(characters, tokens):
     assert first_length(start(longest=characters)) == tokens
+
+
+def test_texts_of_other_scripts_have_more_tokens():
+    for text, length in (("x" * 1600, 512), ("ж" * 1600, 1024), ("汉" * 1600, 2048)):
+        assert first_length(start(longest=[text])) == length
 
 
 def test_the_length_is_no_longer_than_the_model_can_see():

@@ -264,6 +264,7 @@ def _sources(splits: Mapping[str, Mapping[str, Any]]) -> list[Markup]:
             unused = ", ".join(map(str, listed(source.get("unused"))))
             text = f" ({name}): {count(source.get('rows'))} rows, read as {source.get('format')}"
             text += f"; columns that were not read: {unused}" if unused else ""
+            text += "".join(f"; {line}" for line in listed(source.get("files")))
             items.append(joined([code(source.get("path")), escaped(text)], ""))
         dropped, notes = (mapping(at(split, "counts", key)) for key in ("dropped", "notes"))
         items += [f"{name}: {count(rows)} rows dropped: {why}" for why, rows in dropped.items()]

@@ -7,34 +7,43 @@ completely. Every fault is a RecipeError with file and line.
 
 from __future__ import annotations
 
-import bz2
-import codecs
 import contextlib
-import csv
-import gzip
-import io
 import json
-import lzma
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import RecipeError
 from launcher.recipe.suggestions import listed
 from launcher.train.data import conll
+from launcher.train.data.lines import (
+    BROKEN_PACKING,
+    BUFFER_BYTES,
+    OPENERS,
+    Numbered,
+    fault,
+    open_file,
+    read_lines,
+    refuse_pointer,
+    unpacked_name,
+)
+from launcher.train.data.tables import DELIMITERS, read_table
 
+_READ_AS: Mapping[str, tuple[Any, Sequence[str]]] = {
+    "quoting": ("minimal", tuple(DELIMITERS)),
+    "header": (None, tuple(DELIMITERS)),
+    "sample_by": ("line", (".txt",)),
+}
+"""Setting of a source -> its default, and the suffixes that it is for."""
+_NO_ROWS = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"})
+"""Files beside the rows in folders of data sets of the hub."""
 TWICE_HINT = "which of the two values is meant? remove the other one"
-Numbered = tuple[int, dict[str, Any]]
-"""(1-based physical line, or row where the file has no lines; the row's values)."""
-_BUFFER_BYTES = 1 << 20
 _BATCH_ROWS = 256  # of Parquet and Arrow: a batch of images must fit in memory too
-_CELL_CHARACTERS = 1 << 26  # of CSV: an unclosed quote must not swallow a whole file
 _ROW_KEYS = ("data", "rows")
 _ROW_HINT = 'a row is written {"column": value, ...}'
-_BROKEN_PACKING = (EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
 class KeyTwiceError(ValueError):
@@ -66,97 +75,66 @@ def keys_alike(value: Any, rows: list[Any]) -> list[str]:
 
 def data_suffix(path: Path) -> str:
     """The suffix of what a file holds, in lower case: `.jsonl` for `a.JSONL.gz`."""
-    name = path.name.lower()
-    for packing in _OPENERS:
-        name = name.removesuffix(packing)
-    return Path(name).suffix
+    return unpacked_name(path).suffix.lower()
+
+
+def rows_name(name: str) -> str:
+    """A file's name without its suffixes: two files with the same one seem to hold the same rows."""
+    return str(unpacked_name(Path(name)).with_suffix(""))
 
 
 def is_data_file(path: Path) -> bool:
     return data_suffix(path) in KINDS
 
 
+def holds_rows(path: Path) -> bool:
+    """`is_data_file` for a file that a folder or a pattern gives."""
+    return is_data_file(path) and path.name not in _NO_ROWS
+
+
 def known_suffixes() -> str:
     """For messages: `.jsonl .ndjson ... , each also as .gz ...`."""
-    return f"{' '.join(KINDS)}, each also as {' '.join(_OPENERS)}"
+    return f"{' '.join(KINDS)}, each also as {' '.join(OPENERS)}"
 
 
-class CutOffError(Exception):
-    """The bytes that were to be read are used up, and the file is not."""
+def read_as(source: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a source that decide what a row of its files is, where they are not the defaults."""
+    return {
+        name: source[name] for name, (default, _) in _READ_AS.items() if source.get(name, default) != default
+    }
 
 
-def read_file(path: Path, scratch: Path | None = None, limit: int | None = None) -> Iterator[Numbered]:
+def read_file(
+    path: Path,
+    scratch: Path | None = None,
+    limit: int | None = None,
+    source: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[Numbered]:
     """Rows of a file whose `is_data_file` holds. `scratch` is where a packed Parquet file is unpacked.
 
-    limit: bytes after which a file that is read by lines raises CutOffError. RecipeError names file and line.
+    limit: bytes after which a file that is read by lines raises CutOffError. source: with the settings of
+    `read_as`. RecipeError names file and line.
     """
     try:
-        if reader := _LINE_READERS.get(data_suffix(path)):
+        refuse_pointer(path)
+        suffix = data_suffix(path)
+        for name, value in read_as(source).items():
+            if suffix not in _READ_AS[name][1]:
+                hint = f"it is for {' and '.join(_READ_AS[name][1])} files: make these a source of their own"
+                raise fault(path, None, f"is a {suffix} file, without meaning for `{name}: {value}`", hint)
+        if suffix in DELIMITERS:
+            yield from read_table(path, limit, DELIMITERS[suffix], source)
+            return
+        if suffix == ".txt":
+            yield from _read_text(path, limit, source)
+            return
+        if reader := _LINE_READERS.get(suffix):
             yield from reader(path, limit)
             return
-        with _unpacked(path, scratch) as plain:
+        with _unpacked_file(path, scratch) as plain:
             yield from _columnar_rows(plain, path)
-    except _BROKEN_PACKING as error:  # of opening; the line readers name the line themselves
+    except BROKEN_PACKING as error:  # of opening; the line readers name the line themselves
         raise fault(path, None, f"cannot be read: {error}", "is the file complete?") from error
-
-
-def fault(path: Path, line: int | None, message: str, hint: str | None = None) -> RecipeError:
-    """A RecipeError about a place in a data file."""
-    return RecipeError(Problem("data-unreadable", message, file=str(path), line=line, hint=hint))
-
-
-def _open(path: Path) -> IO[bytes]:
-    """The file's bytes, unpacked on the way."""
-    opener = _OPENERS.get(path.suffix.lower())
-    return io.BufferedReader(opener(path), _BUFFER_BYTES) if opener else path.open("rb", _BUFFER_BYTES)
-
-
-def _open_zst(path: Path) -> Any:
-    import pyarrow  # comes with datasets; the standard library reads zstd from Python 3.14 on
-
-    return pyarrow.input_stream(str(path), compression="zstd")
-
-
-_OPENERS: Mapping[str, Callable[[Path], Any]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-    ".zst": _open_zst,
-}
-
-
-def _lines(path: Path, limit: int | None) -> Iterator[tuple[int, str]]:
-    """Numbered lines with their line ends, only `\\n` counting as one (JSON text may hold U+2028)."""
-    number = 0
-    try:
-        with _open(path) as stream:
-            lines = stream if limit is None else _first_lines(stream, limit)
-            for number, raw in enumerate(lines, start=1):
-                if number == 1:
-                    raw = _without_mark(path, raw)
-                yield number, raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        why = f"not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1} of the line"
-        hint = "convert it, for example with `iconv -f latin1 -t utf-8`"
-        raise fault(path, number, why, hint) from error
-    except _BROKEN_PACKING as error:
-        hint = "the file is cut off or damaged; copy it anew"
-        raise fault(path, number or None, f"cannot be read further: {error}", hint) from error
-
-
-def _first_lines(stream: IO[bytes], limit: int) -> Iterator[bytes]:
-    while raw := stream.readline(limit + 1):
-        limit -= len(raw)
-        if limit < 0:
-            raise CutOffError
-        yield raw
-
-
-def _without_mark(path: Path, first: bytes) -> bytes:
-    """The first line without UTF-8's byte order mark; UTF-16 is named as what it is."""
-    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise fault(path, 1, "is UTF-16, expected UTF-8", "convert it: `iconv -f utf-16 -t utf-8`")
-    return first.removeprefix(codecs.BOM_UTF8)
 
 
 def _read_json_lines(path: Path, limit: int | None) -> Iterator[Numbered]:
@@ -164,7 +142,7 @@ def _read_json_lines(path: Path, limit: int | None) -> Iterator[Numbered]:
     # into one struct and fills the keys which a row lacks with None (so a tool call gets the
     # arguments of all other tools), and it does not report the line of a fault.
     decode = ROWS.decode
-    for number, line in _lines(path, limit):
+    for number, line in read_lines(path, limit):
         try:
             row = decode(line)
         except KeyTwiceError as error:
@@ -208,7 +186,7 @@ def _read_json(path: Path, limit: int | None) -> Iterator[Numbered]:
     if _looks_like_lines(path, limit):
         yield from _read_json_lines(path, limit)
         return
-    text = "".join(line for _, line in _lines(path, limit))
+    text = "".join(line for _, line in read_lines(path, limit))
     if not text.strip():
         return
     try:
@@ -236,7 +214,7 @@ def _read_json(path: Path, limit: int | None) -> Iterator[Numbered]:
 
 def _looks_like_lines(path: Path, limit: int | None) -> bool:
     """Whether the first line that is not blank is a whole row."""
-    for _, line in _lines(path, limit):
+    for _, line in read_lines(path, limit):
         if not line.strip():
             continue
         if not line.lstrip().startswith("{"):
@@ -258,85 +236,43 @@ def _listed_rows(value: Any) -> list[Any] | None:
     return None
 
 
-def _read_csv(path: Path, limit: int | None, delimiter: str = ",") -> Iterator[Numbered]:
-    csv.field_size_limit(_CELL_CHARACTERS)
-    reader = csv.reader((line for _, line in _lines(path, limit)), delimiter=delimiter, strict=True)
-    header: list[str] | None = None
-    start = 1
-    while True:
-        start = reader.line_num + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            hint = "is a quote left open? a quote inside a quoted cell is written twice"
-            raise fault(path, start, f"is not CSV: {error}", hint) from error
-        if cells is None:
-            return
-        if not cells:
-            continue
-        if header is None:
-            header = _checked_header(path, cells, delimiter, start)
-            continue
-        if len(cells) != len(header):
-            message = f"has {len(cells)} cells, but the header has {len(header)} ({listed(header)})"
-            hint = "put quotes around a cell that holds the separator or a line break"
-            raise fault(path, start, message, hint)
-        yield start, dict(zip(header, cells, strict=True))
-
-
-def _read_tsv(path: Path, limit: int | None) -> Iterator[Numbered]:
-    """As CSV with tabs. A cell with a tab after a line break is refused: a single quote that begins a cell
-    takes the rows up to the next quote into it."""
-    for line, row in _read_csv(path, limit, "\t"):
-        for name, cell in row.items():
-            if "\t" in cell.partition("\n")[2]:
-                message = f"column {name} holds a line break and a tab after it: are these several rows?"
-                hint = "quote a cell that holds quotes and write each inner one twice, or use .jsonl"
-                raise fault(path, line, message, hint)
-        yield line, row
-
-
-def _checked_header(path: Path, header: list[str], delimiter: str, line: int) -> list[str]:
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        message = f"the header names {listed(map(repr, twice))} twice"
-        raise fault(path, line, message, "rename or delete one of them")
-    others = [mark for mark in (",", ";", "\t") if mark != delimiter and mark in header[0]]
-    if len(header) == 1 and others:
-        hint = "save it with commas as .csv, or with tabs as .tsv"
-        raise fault(path, line, f"the cells seem to be separated by {others[0]!r}", hint)
-    return header
-
-
-def _read_text(path: Path, limit: int | None) -> Iterator[Numbered]:
-    """A row for each line that is not blank."""
-    for number, line in _lines(path, limit):
+def _read_text(path: Path, limit: int | None, source: Mapping[str, Any]) -> Iterator[Numbered]:
+    """A row for each line that is not blank, for each paragraph between blank lines, or for the file."""
+    unit = source.get("sample_by", "line")
+    start, lines = 0, list[str]()
+    for number, line in read_lines(path, limit):
         text = line.rstrip("\r\n")
-        if text.strip():
-            yield number, {"text": text}
+        if unit != "document" and lines and (unit == "line" or not text.strip()):
+            yield start, {"text": "\n".join(lines)}
+            lines = []
+        if text.strip() or (unit == "document" and lines):
+            start = start if lines else number
+            lines.append(text)
+    if lines:
+        yield start, {"text": "\n".join(lines).rstrip("\n") if unit == "document" else "\n".join(lines)}
 
 
 def _read_conll(path: Path, limit: int | None) -> Iterator[Numbered]:
     """A row for each sentence."""
     try:
-        yield from conll.read_sentences(_lines(path, limit))
+        yield from conll.read_sentences(read_lines(path, limit))
     except conll.ColumnError as error:
         hint = "give each word a line with as many columns, and separate sentences by an empty line"
         raise fault(path, error.line, str(error), hint) from error
 
 
 @contextlib.contextmanager
-def _unpacked(path: Path, scratch: Path | None) -> Iterator[Path]:
+def _unpacked_file(path: Path, scratch: Path | None) -> Iterator[Path]:
     """The path of a columnar file, unpacked into a temporary folder where needed: it is read by seeking."""
-    if path.suffix.lower() not in _OPENERS:
+    if path.suffix.lower() not in OPENERS:
         yield path
         return
     if scratch is not None:
         scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="effilaunch-", dir=scratch) as folder:
         plain = Path(folder) / path.stem
-        with _open(path) as packed, plain.open("wb") as target:
-            shutil.copyfileobj(packed, target, _BUFFER_BYTES)
+        with open_file(path) as packed, plain.open("wb") as target:
+            shutil.copyfileobj(packed, target, BUFFER_BYTES)
         yield plain
 
 
@@ -383,7 +319,7 @@ def _batches(plain: Path) -> Iterator[Any]:
 
     if plain.suffix.lower() == ".parquet":
         # Buffered instead of pre-buffered: one row group may be as large as the file.
-        with parquet.ParquetFile(plain, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+        with parquet.ParquetFile(plain, pre_buffer=False, buffer_size=BUFFER_BYTES) as file:
             yield from file.iter_batches(batch_size=_BATCH_ROWS)
         return
     with pyarrow.OSFile(str(plain)) as file:
@@ -419,10 +355,7 @@ _LINE_READERS: Mapping[str, Callable[[Path, int | None], Iterator[Numbered]]] = 
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
     ".json": _read_json,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
-    ".txt": _read_text,
     **dict.fromkeys(conll.SUFFIXES, _read_conll),
 }
-KINDS = (*_LINE_READERS, ".parquet", ".arrow")
+KINDS = (*_LINE_READERS, *DELIMITERS, ".txt", ".parquet", ".arrow")
 """Suffixes of data files, without the packing."""

@@ -27,7 +27,7 @@ from launcher.train.data.chat import turns_end_open
 from launcher.train.data.encoded import Counts, EncodedBatch, Encoder, dropped_text, encode_rows
 from launcher.train.data.formats import label_counts
 from launcher.train.data.recognise import Source, recognise
-from launcher.train.data.sources import Row, source_bytes
+from launcher.train.data.sources import Row, source_bytes, source_lines
 from launcher.train.data.special_tokens import text_encoder
 from launcher.train.data.store import (
     RECORD,
@@ -98,7 +98,8 @@ def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
         # The files may have been moved since their contents were cached.
         record["splits"][name]["files"] = [file for source in sources for file in source.files]
         for entry, source in zip(record["splits"][name]["sources"], sources, strict=True):
-            entry |= {"path": source.settings["path"], "unused": list(source.unused)}
+            lines = [] if job.tiny else source_lines(source.settings, offer="eval" not in splits)
+            entry |= {"path": source.settings["path"], "files": lines, "unused": list(source.unused)}
     return {**record, "folder": str(target), "formats": formats}
 
 

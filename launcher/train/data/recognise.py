@@ -22,8 +22,10 @@ from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS, TASKS, task_named
 from launcher.tasks.rows import PREFERENCE, TEXT, FieldKind
 from launcher.tasks.sequence_classification import REGRESSION
+from launcher.train.data import conll
 from launcher.train.data.class_names import declared, of_labels, with_names
 from launcher.train.data.encoded import Counts
+from launcher.train.data.files import data_suffix, read_as
 from launcher.train.data.formats import Detected, canonical, is_number
 from launcher.train.data.messages import is_conversation
 from launcher.train.data.remote import name_of
@@ -537,7 +539,9 @@ def _digested(job: Job, source: Source, files: list[Path]) -> Source:
     digests, lines = [], 0
     for file in files:
         content, count = file_digest(file)
-        digests.append(f"{file.absolute() if images else ''}:{content}")
+        # Of CoNLL files, numbers of words were once read as words.
+        form = "numbered" if data_suffix(file) in conll.SUFFIXES else read_as(source.settings) or ""
+        digests.append(f"{form}{file.absolute() if images else ''}:{content}")
         lines += count
     plain = all(file.suffix in _LINES for file in files)
     names = tuple(map(name_of, files))

@@ -21,7 +21,8 @@ from launcher.facts.object_store import Store, StoreError, lacks_package
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import read_json, write_json
 from launcher.facts.software import require_modules
-from launcher.train.data.files import is_data_file, known_suffixes
+from launcher.train.data.files import holds_rows, is_data_file, known_suffixes, rows_name
+from launcher.train.data.splits import TRAIN, choose, split_lines
 
 _VERSION = ("ETag", "etag", "generation", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified")
 """Keys of an object's facts that change with its content; the size does, too."""
@@ -35,8 +36,8 @@ def name_of(file: Path) -> str:
 
 
 @functools.cache
-def remote_files(url: str) -> Sequence[Path]:
-    """Copies of the data files of a URL: of a file, a folder or a pattern; sorted by URL.
+def remote_files(url: str, split: str = TRAIN) -> Sequence[Path]:
+    """Copies of the data files of a split of a URL: of a file, a folder or a pattern; sorted by URL.
 
     The store is asked once per process, so that all epochs of a stream read the same version.
 
@@ -44,9 +45,11 @@ def remote_files(url: str) -> Sequence[Path]:
     """
     if absent := lacks_package(url):
         require_modules([absent])
-    note = cache_root() / "remote" / f"{_digest(url)}.json"
+    note = cache_root() / "remote" / f"{_digest(f'{split} {url}')}.json"
     try:
-        found = {object_url: _copy(store, name, object_url) for store, name, object_url in _objects(url)}
+        found = {
+            object_url: _copy(store, name, object_url) for store, name, object_url in _objects(url, split)
+        }
     except StoreError as error:
         before = _noted(note) if error.kind == "unreachable" else {}
         if not before:
@@ -69,29 +72,34 @@ def _noted(note: Path) -> dict[str, Path]:
     return found if all(path.is_file() for path in found.values()) else {}
 
 
-def _objects(url: str) -> list[tuple[Store, str, str]]:
-    """(store, path in it, URL) of every data file that a URL names."""
-    if glob.has_magic(url) and urlsplit(url).scheme not in ("http", "https"):
+def _objects(url: str, split: str) -> list[tuple[Store, str, str]]:
+    """(store, path in it, URL) of every data file of a split that a URL names."""
+    is_pattern = glob.has_magic(url) and urlsplit(url).scheme not in ("http", "https")
+    if is_pattern:
         parts = url.split("/")
         first = next(index for index, part in enumerate(parts) if glob.has_magic(part))
         store = Store("/".join(parts[:first]))
-        return _chosen(store, store.glob("/".join(parts[first:])), url, "the pattern matches no data file")
-    store = Store(url)
-    if is_data_file(Path(urlsplit(url).path)):
-        return [(store, "", url)]
-    return _chosen(store, list(store.sizes()), url, "there is no data file below it")
+        names = _data_files(store.glob("/".join(parts[first:])), url, "the pattern matches no data file")
+    else:
+        store = Store(url)
+        if is_data_file(Path(urlsplit(url).path)):
+            return [(store, "", url)]
+        names = _data_files(list(store.sizes()), url, "there is no data file below it")
+    chosen = choose(sorted(names), split, url, rows_name, is_pattern=is_pattern)
+    print("; ".join(split_lines(url, chosen, offer=False)), flush=True)
+    return [(store, name, f"{store.url}/{name}") for name in chosen.names]
 
 
-def _chosen(store: Store, names: list[str], url: str, why: str) -> list[tuple[Store, str, str]]:
+def _data_files(names: list[str], url: str, why: str) -> list[str]:
     hidden = (".", "_")
     data = [
         name for name in names
-        if is_data_file(Path(name)) and not any(part.startswith(hidden) for part in name.split("/"))
+        if not any(part.startswith(hidden) for part in name.split("/")) and holds_rows(Path(name))
     ]  # fmt: skip
     if not data:
         hint = f"known kinds are {known_suffixes()}"
         raise RecipeError(Problem("data-missing", why, file=url, hint=hint))
-    return [(store, name, f"{store.url}/{name}") for name in data]
+    return data
 
 
 def _copy(store: Store, name: str, url: str) -> Path:

@@ -20,8 +20,18 @@ from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import resolve_path
 from launcher.facts.safe_files import exists, expanded, is_dir, parse_json
 from launcher.recipe.data_paths import is_loaded_hub_id, is_url
-from launcher.train.data.files import data_suffix, is_data_file, known_suffixes, read_file, without_none
+from launcher.train.data.conll import is_conll
+from launcher.train.data.files import (
+    data_suffix,
+    holds_rows,
+    is_data_file,
+    known_suffixes,
+    read_file,
+    rows_name,
+    without_none,
+)
 from launcher.train.data.remote import name_of, remote_files
+from launcher.train.data.splits import ALL, TRAIN, SplitFiles, choose, split_lines
 
 _IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _HELD_BY_SAVE_TO_DISK = {"dataset_info.json", "state.json"}
@@ -109,7 +119,7 @@ def iter_rows(source: Mapping[str, Any], cache_dir: Path | str | None = None) ->
             rows = map(image_row, files)
         else:
             scratch = None if cache_dir is None else Path(cache_dir)
-            rows = (row for file in files for row in _rows_of(file, scratch))
+            rows = (row for file in files for row in _rows_of(file, scratch, source))
     row = None
     for row in rows:
         yield row
@@ -119,11 +129,11 @@ def iter_rows(source: Mapping[str, Any], cache_dir: Path | str | None = None) ->
         raise RecipeError(Problem("no-rows", message, file=source["path"], hint="give a file with rows"))
 
 
-def _rows_of(file: Path, scratch: Path | None) -> Iterator[Row]:
+def _rows_of(file: Path, scratch: Path | None, source: Mapping[str, Any]) -> Iterator[Row]:
     """Rows of one file; a copy of a URL is called by its URL."""
     name = name_of(file)
     try:
-        for number, values in read_file(file, scratch):
+        for number, values in read_file(file, scratch, source=source):
             yield Row(values, name, number)
     except RecipeError as error:
         if name == str(file):
@@ -132,20 +142,54 @@ def _rows_of(file: Path, scratch: Path | None) -> Iterator[Row]:
 
 
 def source_files(source: Mapping[str, Any]) -> list[Path]:
-    """The files that a source names, sorted: data files, or images alone. Empty for a hub id.
+    """The files that a source reads, sorted: data files of its split, or images alone. Empty for a hub id.
 
     Those of a URL are copied into the cache. RecipeError when there are none.
     """
     reference = source["path"]
     if is_url(reference):
-        return list(remote_files(reference))
+        return list(remote_files(reference, source.get("split") or TRAIN))
     if is_loaded_hub_id(reference):
         return []
+    folder, found = _found(source)
+    return [folder / name for name in found.names]
+
+
+def source_lines(source: Mapping[str, Any], *, offer: bool) -> list[str]:
+    """For people: the files that a folder or a pattern gives, by split; empty for other sources.
+
+    offer: with how to evaluate on a split that is not read.
+    """
+    reference = source["path"]
+    if is_url(reference) or is_loaded_hub_id(reference):
+        return []
+    folder, found = _found(source)
+    if [str(folder / name) for name in found.names] == [str(resolve_path(reference))]:
+        return []
+    return split_lines(reference, found, offer=offer)
+
+
+def _found(source: Mapping[str, Any]) -> tuple[Path, SplitFiles]:
+    """A folder, and the files below it that a local source reads."""
+    reference, split = source["path"], source.get("split") or TRAIN
     path, pattern = _split_glob(reference)
+    if pattern is None and not is_dir(path):
+        return path.parent, choose([_checked_file(path).name], split, reference, rows_name, is_pattern=True)
     if pattern is not None:
-        return _matching(path, pattern, reference)
-    if is_dir(path):
-        return _files_below(path, source.get("split") or "train")
+        folder, files = path, _matching(path, pattern, reference)
+    else:
+        if split != ALL and (path / "dataset_dict.json").is_file():  # of DatasetDict.save_to_disk
+            path, split = path / split, TRAIN
+            if not path.is_dir():
+                raise _absent(path)
+        folder, files = path, _files_below(path)
+        if is_image(files[0]) and split in (ALL, TRAIN):  # the folders are labels
+            return folder, SplitFiles([file.relative_to(folder).as_posix() for file in files])
+    names = [file.relative_to(folder).as_posix() for file in files]
+    return folder, choose(names, split, reference, rows_name, is_pattern=pattern is not None)
+
+
+def _checked_file(path: Path) -> Path:
     if not exists(path):
         raise _absent(path)
     if not is_data_file(path):
@@ -155,7 +199,7 @@ def source_files(source: Mapping[str, Any]) -> list[Path]:
         raise RecipeError(
             Problem("data-unreadable", message, file=str(path), hint="write the rows into a file")
         )
-    return [path]
+    return path
 
 
 def source_bytes(source: Mapping[str, Any]) -> int | None:
@@ -183,18 +227,14 @@ def _matching(folder: Path, pattern: str, reference: str) -> list[Path]:
         raise RecipeError(
             Problem("data-missing", "the pattern matches nothing", file=reference, hint=_what_is_near(folder))
         )
-    files = {file for file in found if file.is_file() and is_data_file(file)}
+    files = {file for file in found if file.is_file() and holds_rows(file)}
     files.update(file for match in found if match.is_dir() for file in _visible_files(match)[0])
     if not files:
-        raise _unknown_kind(Path(reference))
+        raise _unknown_kind(min(found))
     return sorted(files)
 
 
-def _files_below(folder: Path, split: str) -> list[Path]:
-    if (folder / "dataset_dict.json").is_file():  # written by DatasetDict.save_to_disk, a folder a split
-        folder = folder / split
-        if not folder.is_dir():
-            raise _absent(folder)
+def _files_below(folder: Path) -> list[Path]:
     data, images = _visible_files(folder)
     # Notes such as labels.txt beside folders of images are no rows.
     if data and not (images and all(data_suffix(file) == ".txt" for file in data)):
@@ -218,7 +258,7 @@ def _visible_files(folder: Path) -> tuple[list[Path], list[Path]]:
             file = Path(place, name)
             if name.startswith("."):
                 continue
-            if is_data_file(file) and file.is_file():
+            if holds_rows(file) and file.is_file():
                 data.append(file)
             elif is_image(file):
                 images.append(file)
@@ -256,7 +296,8 @@ def _absent(path: Path) -> RecipeError:
 
 def _unknown_kind(path: Path) -> RecipeError:
     message = f"unknown kind of file; known are {known_suffixes()}"
-    hint = "convert it, for example to .jsonl"
+    words = path.is_file() and is_conll(path)
+    hint = f"convert it, for example to .jsonl{'; it seems to be CoNLL: rename it to end in .conll' * words}"
     return RecipeError(Problem("data-suffix", message, file=str(path), hint=hint))
 
 
@@ -276,7 +317,7 @@ def _hub_stream(source: Mapping[str, Any], cache_dir: Path | str | None) -> Any:
     return load_dataset(
         source["path"],
         name=source.get("name"),
-        split=source.get("split") or "train",
+        split=source.get("split") or TRAIN,
         revision=source.get("revision"),
         cache_dir=None if cache_dir is None else str(cache_dir),
         streaming=True,
