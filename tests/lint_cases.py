@@ -10,6 +10,16 @@ def zero(body: str, stage: int = 3) -> str:
     return f'{{{BASE},\n"zero_optimization": {{"stage": {stage},\n{body}}}}}'
 
 
+def optimizer(kind: str, params: str) -> str:
+    """A config whose optimizer has these parameters in line 3."""
+    return top(f'"optimizer": {{"type": "{kind}", "params": {{\n{params}}}}}')
+
+
+def scheduler(kind: str, params: str) -> str:
+    """A config whose scheduler has these parameters in line 3."""
+    return top(f'"scheduler": {{"type": "{kind}", "params": {{\n{params}}}}}')
+
+
 def top(body: str) -> str:
     """A config with the body in line 2."""
     return f"{{{BASE},\n{body}}}"
@@ -262,8 +272,9 @@ BROKEN = {
         "ds-wrong-value", 3, 83, "fp16.fp16_master_weights_and_grads",
     ),
     "16-bit weights without ZeRO": (
-        top('"zero_optimization": {"stage": 0},\n"bf16": {"bf16_master_weights_and_grads": true}'),
-        "ds-stage-refuses", 3, 43, "bf16.bf16_master_weights_and_grads",
+        top('"zero_optimization": {"stage": 0},\n"bf16": {"enabled": true, '
+            '"bf16_master_weights_and_grads": true}'),
+        "ds-stage-refuses", 3, 60, "bf16.bf16_master_weights_and_grads",
     ),
     "clipping below 0": (top('"gradient_clipping": -1'), "ds-wrong-value", 2, 22, "gradient_clipping"),
     "progress every 0 steps": (top('"steps_per_print": 0'), "ds-wrong-value", 2, 20, "steps_per_print"),
@@ -300,6 +311,81 @@ BROKEN = {
         top('"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}'),
         "ds-max-grad-norm-param", 2, 43, "optimizer.params.max_grad_norm",
     ),
+    "no type of optimizer": (top('"optimizer": {"params": {}}'), "ds-optimizer-type", 2, 1, "optimizer"),
+    "no type of scheduler": (top('"scheduler": {}'), "ds-scheduler-type", 2, 1, "scheduler"),
+    "fp16 that is not enabled": (top('"fp16": {"loss_scale": 0}'), "ds-not-enabled", 2, 1, "fp16"),
+    "bf16 that is not enabled": (top('"bf16": {}'), "ds-not-enabled", 2, 1, "bf16"),
+    "SGD under ZeRO": (
+        zero('"overlap_comm": true}, "optimizer": {"type": "SGD"', 1),
+        "ds-untested-optimizer", 3, 46, "optimizer.type",
+    ),
+    "checkpointing under the Trainer": (
+        zero('"overlap_comm": true}, "gradient_clipping": "auto",\n'
+             '"activation_checkpointing": {"partition_activations": true, '
+             '"contiguous_memory_optimization": true'),
+        "ds-no-effect", 4, 1, "activation_checkpointing",
+    ),
+    "zero as false under the Trainer": (
+        top('"gradient_clipping": "auto", "zero_optimization": false'),
+        "ds-wrong-type", 2, 51, "zero_optimization",
+    ),
+    # values of an optimizer and a scheduler
+    "a rate as text": (optimizer("AdamW", '"lr": "1e-4"'), "ds-wrong-type", 3, 7, "optimizer.params.lr"),
+    "a rate below 0": (optimizer("SGD", '"lr": -1'), "ds-wrong-value", 3, 7, "optimizer.params.lr"),
+    "one beta": (
+        optimizer("Adam", '"betas": [0.9]'), "ds-wrong-value", 3, 10, "optimizer.params.betas"
+    ),
+    "a beta alone": (optimizer("Lion", '"betas": 0.9'), "ds-wrong-type", 3, 10, "optimizer.params.betas"),
+    "a beta of 1": (
+        optimizer("Adam", '"betas": [0.9, 1.0]'), "ds-wrong-value", 3, 16, "optimizer.params.betas[1]"
+    ),
+    "a beta as text": (
+        optimizer("Adam", '"betas": ["0.9", 0.99]'), "ds-wrong-type", 3, 11, "optimizer.params.betas[0]"
+    ),
+    "a flag as text": (
+        optimizer("AdamW", '"adam_w_mode": "false"'), "ds-wrong-type", 3, 16, "optimizer.params.adam_w_mode"
+    ),
+    "one eps of Adafactor": (
+        optimizer("Adafactor", '"eps": 1e-3'), "ds-wrong-type", 3, 8, "optimizer.params.eps"
+    ),
+    "steps as text": (
+        scheduler("WarmupDecayLR", '"total_num_steps": "1000"'),
+        "ds-wrong-type", 3, 20, "scheduler.params.total_num_steps",
+    ),
+    "half a step": (
+        scheduler("WarmupDecayLR", '"total_num_steps": 1000.5'),
+        "ds-wrong-value", 3, 20, "scheduler.params.total_num_steps",
+    ),
+    "steps below 0": (
+        scheduler("WarmupCosineLR", '"total_num_steps": -5'),
+        "ds-wrong-value", 3, 20, "scheduler.params.total_num_steps",
+    ),
+    "a share as warm-up": (
+        scheduler("WarmupLR", '"warmup_num_steps": 0.1'),
+        "ds-wrong-type", 3, 21, "scheduler.params.warmup_num_steps",
+    ),
+    "100.0 steps": (
+        scheduler("WarmupLR", '"warmup_num_steps": 100.0'),
+        "ds-wrong-type", 3, 21, "scheduler.params.warmup_num_steps",
+    ),
+    "cycle as text": (
+        scheduler("OneCycle", '"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_first_step_size": "5"'),
+        "ds-wrong-type", 3, 64, "scheduler.params.cycle_first_step_size",
+    ),
+    "a floor above the rate": (
+        scheduler("WarmupLR", '"warmup_min_lr": 0.1, "warmup_max_lr": 0.01'),
+        "ds-wrong-value", 3, 18, "scheduler.params.warmup_min_lr",
+    ),
+    "two rates": (
+        top('"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},\n'
+            '"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-4}}'),
+        "ds-rate-replaced", 2, 49, "optimizer.params.lr",
+    ),
+    "a rate that nobody reads": (
+        top('"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},\n'
+            '"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 5000}}'),
+        "ds-rate-replaced", 2, 49, "optimizer.params.lr",
+    ),
     # "auto"
     "auto that nobody fills": (
         zero('"overlap_comm": "auto"'), "ds-auto-unresolved", 3, 17, "zero_optimization.overlap_comm"
@@ -316,20 +402,20 @@ BROKEN = {
     "True": (top('"wall_clock_breakdown": True'), "ds-json-word", 2, 25, "wall_clock_breakdown"),
     "NaN": (top('"gradient_clipping": NaN'), "ds-json-number", 2, 22, "gradient_clipping"),
     "single quotes": ("{\n 'train_batch_size': 8}", "ds-json-syntax", 2, 2, ""),
-    "missing comma": ('{"train_batch_size": 8\n"fp16": {}}', "ds-json-syntax", 2, 1, ""),
+    "missing comma": ('{"train_batch_size": 8\n"dump_state": true}', "ds-json-syntax", 2, 1, ""),
     "missing colon": ('{"train_batch_size" 8}', "ds-json-syntax", 1, 21, ""),
     "never ends": ('{"train_batch_size": 8', "ds-json-syntax", 1, 23, ""),
     "template": ('{"train_batch_size": GB_SIZE}', "ds-json-syntax", 1, 22, ""),
     "two objects": ("{}\n{}", "ds-json-syntax", 2, 1, ""),
     "leading zero": ('{"train_batch_size": 08}', "ds-json-syntax", 1, 22, ""),
-    "text over two lines": ('{"a": "x\ny"}', "ds-json-syntax", 1, 7, ""),
-    "bad escape": ('{"a": "\\x41"}', "ds-json-syntax", 1, 7, ""),
+    "text over two lines": (top('"log_level": "x\ny"'), "ds-json-syntax", 2, 14, ""),
+    "bad escape": (top('"log_level": "\\x41"'), "ds-json-syntax", 2, 14, ""),
     "empty": ("", "ds-json-syntax", 1, 1, ""),
     "blank": (" \n ", "ds-json-syntax", 1, 1, ""),
     "a list": ('[{"train_batch_size": 8}]', "ds-not-an-object", 1, 1, ""),
     "null": ("null", "ds-not-an-object", 1, 1, ""),
     "nested too deeply": ("[" * 100_000, "ds-json-syntax", 1, 66, ""),
-    "number without end": (f'{{"a": {"1" * 10_000}}}', "ds-json-syntax", 1, 7, ""),
+    "number without end": (top(f'"gradient_clipping": {"1" * 10_000}'), "ds-json-syntax", 2, 22, ""),
     # JSON of another kind
     "model": ('{"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "vocab_size": 9, "bf16": true}',
               "ds-not-a-config", 1, 1, ""),

@@ -115,6 +115,16 @@ def test_an_official_template_is_no_json(name):
         # torch's own Adam takes what FusedAdam does not.
         '{"train_batch_size": 8, "optimizer": {"type": "Adam", "params":{"fused":true, "torch_adam": true}}}',
         '{"train_batch_size": 8, "optimizer": {"type": "aDaM", "params": {"lr": 1e-4, "adam_w_mode": true}}}',
+        # What the classes of optimizers and schedules take.
+        '{"train_batch_size": 8, "optimizer": {"type": "Adafactor", "params": {"eps": [null, 1e-3]}}}',
+        '{"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0, 0.95]}}, '
+        '"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 1e5, "warmup_max_lr": 3e-5}}}',
+        '{"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": null, '
+        '"warmup_min_lr": [0, 1e-6]}}}',
+        '{"train_batch_size": 8, "zero_allow_untested_optimizer": true, "zero_optimization": {"stage": 2}, '
+        '"optimizer": {"type": "SGD", "params": {"lr": 1}}}',
+        # DeepSpeed reads this form, too.
+        '{"train_batch_size": 8, "zero_optimization": false}',
         '{"train_batch_size": 8, "data_efficiency": {"data_sampling": {"curriculum_learning": '
         '{"curriculum_metrics": {"seqlen": {"difficulty_type": "value"}}}}}}',
     ],
@@ -147,7 +157,8 @@ def test_every_key_of_one_stage_is_one_that_deepspeed_knows():
 
 
 def test_the_table_has_what_the_rules_read():
-    assert {"version", "keys", "removed", "optimizers", "schedulers", "auto"} == set(vocabulary())
+    blocks = {"optimizers", "optimizer_params", "schedulers", "scheduler_params"}
+    assert {"version", "keys", "removed", "auto"} | blocks == set(vocabulary())
     assert len(spellings(known_keys())) >= 45
     assert known_keys()["zero_optimization"]["strict"] is True
     assert known_keys()["activation_checkpointing"]["strict"] is False

@@ -21,10 +21,6 @@ MENDED = {
         '{"train_batch_size": 8, "steps_per_print": 1e5}',
         '{"train_batch_size": 8, "steps_per_print": 100000}',
     ),
-    "below 1": (
-        '{"train_batch_size": 8, "fp16": {"enabled": true, "min_loss_scale": 1e-10}}',
-        '{"train_batch_size": 8, "fp16": {"enabled": true, "min_loss_scale": 1}}',
-    ),
     "first removed": ('{"amp": {},\n "train_batch_size": 8}', '{"train_batch_size": 8}'),
     "last removed": ('{"train_batch_size": 8,\n "amp": {}\n}', '{"train_batch_size": 8\n}'),
     "bfloat16": (
@@ -47,9 +43,9 @@ MENDED = {
         '{"train_batch_size": 8, "dump_state": true, "dump_state": true}',
         '{"train_batch_size": 8, "dump_state": true}',
     ),
-    "batch": (
-        '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 5}',
-        '{"train_micro_batch_size_per_gpu": 5}',
+    "steps": (
+        '{"train_batch_size": 8, "scheduler": {"type": "StepLR", "params": {"step_size": "5e2"}}}',
+        '{"train_batch_size": 8, "scheduler": {"type": "StepLR", "params": {"step_size": 500}}}',
     ),
     "mistake behind a mistake": (
         '{"train_batch_size": 8, "zero_optimisation": {"stage": "2", "overlap_com": "true"}}',
@@ -73,11 +69,43 @@ def test_what_is_fixed(name):
         ('{"train_batch_size": 8, "gradient_accumulation_dtype": "fp32"}', "ds-typo-toplevel"),
         ('{"train_batch_size": 8, "gradient_clippings": "norm"}', "ds-typo-toplevel"),
         ('{"train_batch_size": 8', "ds-json-syntax"),
+        ('{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 5}', "ds-batch-mismatch"),
+        ('{"train_batch_size": 8, "fp16": {"enabled": true, "min_loss_scale": 1e-10}}', "ds-float-bucket"),
+        ('{"train_batch_size": 8, "amp": {"enabled": true}}', "ds-removed-key"),
+        (
+            '{"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}',
+            "ds-stage2-offload-param",
+        ),
+        ('{"train_batch_size": 8, "zero_optimization": {"stage": 2, "sub_group_size": 5}}', "ds-no-effect"),
+        (
+            '{"train_batch_size": 8, "bfloat16": {"enabled": true}, "bf16": {"enabled": false}}',
+            "ds-bfloat16-alias",
+        ),
+        (
+            '{"train_batch_size": 8, "gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": '
+            '{"max_grad_norm": 1.0}}}',
+            "ds-max-grad-norm-param",
+        ),
         ("{}", "ds-no-batch-size"),
     ],
 )
 def test_what_has_two_readings_is_left(text, code):
     assert [finding.code for finding in apply_fixes(text, "ds.json")[1]] == [code]
+    assert apply_fixes(text, "ds.json")[0] == text
+
+
+def test_a_text_that_is_not_json_is_read_on_and_not_changed():
+    text = """{"train_batch_size": 8
+ "gradient_cliping": 1.0, 'dump_state': true,
+ "fp16": {"enabled": truth, "overlap": 1},
+ "zero_optimization": {"stage": 2, "amp": }, "bf_16": {"enabled": True"""
+    found = [(f.code, f.line, f.column) for f in lint_text(text, "ds.json")]
+    assert found == [
+        ("ds-json-syntax", 2, 2), ("ds-typo-toplevel", 2, 2), ("ds-json-syntax", 2, 27),
+        ("ds-json-syntax", 3, 22), ("ds-typo-nested", 3, 29), ("ds-typo-nested", 4, 36),
+        ("ds-json-syntax", 4, 43), ("ds-typo-toplevel", 4, 46), ("ds-json-word", 4, 67),
+        ("ds-json-syntax", 4, 71),
+    ]  # fmt: skip
     assert apply_fixes(text, "ds.json")[0] == text
 
 

@@ -18,6 +18,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tools.tables import deepspeed_parameters
+
 PROBE = "__probe__"
 MISSING = object()
 DEEPEST = 4
@@ -282,12 +284,21 @@ def vocabulary() -> dict[str, Any]:
     for key, row in OUTSIDE.items():
         keys.setdefault(key, row)
     keys.setdefault("bfloat16", keys["bf16"])
+    classes, schedules = optimizers(), schedulers()
+    lists = {
+        name: [key for kind in ("device", "offload", "torch") for key in row.get(kind, ())]
+        for name, row in classes.items()
+    }
     return {
         "version": deepspeed.__version__,
         "keys": dict(sorted(keys.items())),
         "removed": {**removed, **{f"zero_optimization.{key}": text for key, text in removed_zero.items()}},
-        "optimizers": optimizers(),
-        "schedulers": schedulers(),
+        "optimizers": classes,
+        "optimizer_params": deepspeed_parameters.checked(deepspeed_parameters.OF_OPTIMIZERS, lists),
+        "schedulers": schedules,
+        "scheduler_params": deepspeed_parameters.checked(
+            deepspeed_parameters.OF_SCHEDULERS, {name: list(row) for name, row in schedules.items()}
+        ),
         "auto": filled_autos(),
     }
 

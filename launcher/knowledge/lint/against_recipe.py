@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from launcher.knowledge.lint.consistency import ZERO, overlap, stage
+from launcher.knowledge.lint.consistency import ZERO, overlap, stage, trainers_checkpointing
 from launcher.knowledge.lint.document import Document, Finding
+from launcher.knowledge.lint.values import for_trainer
 from launcher.plan.draft import EXPLICIT
 from launcher.plan.plan import Plan
 
@@ -48,6 +49,8 @@ class AgainstRecipe:
         yield from self._missing(document)
         yield from self._blocks(document)
         yield from self._zero(document)
+        if not for_trainer(document):  # else check_effects has found it
+            yield from trainers_checkpointing(document)
         bytes_here = self.plan.hardware.device_bytes
         if bytes_here is not None and not self.plan.hardware.is_cpu:
             found = {f.path for f in overlap(document, None)}
@@ -107,7 +110,8 @@ class AgainstRecipe:
         ):
             if document.value(f"{name}.type") is not None:
                 message = f"a {name} block replaces the recipe's {ours} {effect}"
-                yield document.report(name, code, message, f"remove the block and set {ours}", remove=True)
+                hint = f"remove the block and set {ours}, or train without the recipe's"
+                yield document.report(name, code, message, hint)
 
     def _zero(self, document: Document) -> Iterator[Finding]:
         where = f"{ZERO}.offload_optimizer.device"

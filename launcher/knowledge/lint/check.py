@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -104,10 +105,12 @@ RULES: tuple[Rule, ...] = (
 
 def lint_text(text: str, file: str, *more: Rule) -> list[Finding]:
     """Findings of a ds_config's text; `more` are rules besides RULES."""
-    document = read_json(text, file)
+    document = read_json(text, file, in_part=True)
     found = list(document.findings)
     root = document.root
     if root is None:
+        return found
+    if root.members is None and document.is_broken:
         return found
     if root.members is None:
         what = "a list" if root.kind == "list" else "a single value"
@@ -115,9 +118,12 @@ def lint_text(text: str, file: str, *more: Rule) -> list[Finding]:
         return [*found, document.found(root.start, "", "ds-not-an-object", message, 'write {"…": …}')]
     other = another_kind(document)
     if other is not None:
-        return [other]
-    for rule in (*RULES, *more):
+        return found if document.is_broken else [other]
+    # What a text that ends too early does not have may stand in the rest.
+    for rule in (check_keys, check_types) if document.is_cut else (*RULES, *more):
         found += islice(rule(document), MOST)
+    if document.is_broken:  # what an edit does to a text that cannot be read is not known
+        found = [replace(finding, edits=()) for finding in found]
     return sorted(found, key=lambda finding: (finding.line, finding.column, finding.code))
 
 
@@ -151,7 +157,7 @@ def lint_bytes(raw: bytes, file: str, *more: Rule) -> list[Finding]:
 
 
 # A recipe's plan decides these, so a base profile may leave them open.
-PLAN_DECIDES = frozenset({"ds-auto-unresolved", "ds-no-batch-size", "ds-no-zero-block"})
+PLAN_DECIDES = frozenset({"ds-auto-unresolved", "ds-no-batch-size", "ds-no-zero-block", "ds-not-enabled"})
 
 
 def read_profile(raw: bytes, file: str) -> tuple[dict[str, Any] | None, list[Finding]]:

@@ -15,7 +15,7 @@ from typing import Any
 from launcher.engines.deepspeed_config import STAGE3_ONLY
 from launcher.knowledge.lint.document import Document, Edit, Finding, Member
 from launcher.knowledge.lint.keys import deepspeed_version, vocabulary
-from launcher.knowledge.lint.values import for_trainer
+from launcher.knowledge.lint.values import check_value, for_trainer
 from launcher.recipe.suggestions import close_key
 
 ZERO = "zero_optimization"
@@ -49,6 +49,10 @@ _DYNAMIC_SCALE = (
 )  # fmt: skip
 """Read by the dynamic loss scaler, which a fixed loss_scale replaces."""
 _WARMUPS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+_DECAY_FROM = 0.001
+"""WarmupDecayLR's warmup_max_lr where the file has none."""
+ZERO_TESTED = ("adam", "adamw", "adagrad", "lion", "muon", "muadam", "muadamw")
+"""Optimizers with which ZeRO trains without `zero_allow_untested_optimizer`, in small letters."""
 
 
 def stage(document: Document) -> int | None:
@@ -89,6 +93,11 @@ def check_conflicts(document: Document) -> Iterator[Finding]:
 
 
 def _precision(document: Document) -> Iterator[Finding]:
+    for name in ("fp16", "bf16"):
+        section = document.member(name)
+        if section is not None and section.node.members is not None and section.node.get("enabled") is None:
+            message = f"`{name}` without `enabled` is off, and the Trainer does not switch it on"
+            yield document.report(name, "ds-not-enabled", message, 'write "enabled": "auto", true or false')
     fp16 = document.member("fp16.enabled")
     for name in ("bf16", "bfloat16"):
         bf16 = document.member(f"{name}.enabled")
@@ -114,8 +123,8 @@ def _batch(document: Document) -> Iterator[Finding]:
     product = f"{each} x {steps}" if (steps or 1) > 1 else f"{each}"
     message = f"train_batch_size {total} is not a multiple of {product} (micro-batch x accumulation) for any "
     message += "number of ranks"
-    hint = "remove train_batch_size: DeepSpeed computes it"
-    yield document.report(keys[0], "ds-batch-mismatch", message, hint, at_value=True, remove=True)
+    hint = "write a multiple, or remove it: DeepSpeed computes it"
+    yield document.report(keys[0], "ds-batch-mismatch", message, hint, at_value=True)
 
 
 def _zero(document: Document) -> Iterator[Finding]:
@@ -125,10 +134,11 @@ def _zero(document: Document) -> Iterator[Finding]:
             hint = 'write "zero_optimization": {"stage": 0}'
             yield document.report(ZERO, "ds-no-zero-block", message, hint)
         return
-    old = f"{ZERO}.cpu_offload"
-    if document.value(old) is not None and document.member(f"{ZERO}.offload_optimizer") is not None:
+    old, new = f"{ZERO}.cpu_offload", f"{ZERO}.offload_optimizer"
+    if document.value(old) is not None and document.member(new) is not None:
         message = "cpu_offload and offload_optimizer are the same setting; DeepSpeed refuses both together"
-        yield document.report(old, "ds-alias-twice", message, "remove cpu_offload", remove=True)
+        is_same = document.value(old) is (document.value(f"{new}.device") == "cpu")
+        yield document.report(old, "ds-alias-twice", message, "remove cpu_offload", remove=is_same)
 
 
 def overlap(document: Document, device_bytes: float | None) -> Iterator[Finding]:
@@ -205,16 +215,32 @@ def _refused_gradients(document: Document, level: int | None) -> _Refusals:
 
 
 def _refused_warmup(document: Document, _: int | None) -> _Refusals:
-    if document.value("scheduler.type") not in _WARMUPS:
+    kind = document.value("scheduler.type")
+    if kind not in _WARMUPS:
         return
-    where = "scheduler.params.warmup_type"
-    if document.value(where) not in (None, "log", "linear", "auto"):
-        yield where, "must be log or linear; DeepSpeed falls back to log", 'write "log" or "linear"', _VALUE
     where = "scheduler.params.total_num_steps"
     total, warmup = _number(document, where), _number(document, "scheduler.params.warmup_num_steps")
     if total is not None and warmup is not None and 0 < total < warmup:
         why = f"fewer than the {warmup:g} warm-up steps"
         yield where, why, "write the number of steps of the run", _VALUE
+    low, high, rate = (
+        _number(document, where)
+        for where in (
+            "scheduler.params.warmup_min_lr",
+            "scheduler.params.warmup_max_lr",
+            "optimizer.params.lr",
+        )
+    )
+    if kind == "WarmupDecayLR" and document.member("scheduler.params.warmup_max_lr") is None:
+        high = _DECAY_FROM
+    if kind == "WarmupCosineLR" or high is None:
+        return
+    if low is not None and low > high:
+        why = f"above warmup_max_lr {high:g}: the rate falls during the warm-up"
+        yield "scheduler.params.warmup_min_lr", why, "write a lower rate", _VALUE
+    if rate is not None and rate != high:
+        why = f"{kind} replaces it by its warmup_max_lr {high:g}"
+        yield "optimizer.params.lr", why, "write one rate for both", "ds-rate-replaced"
 
 
 def check_effects(document: Document) -> Iterator[Finding]:
@@ -224,7 +250,9 @@ def check_effects(document: Document) -> Iterator[Finding]:
             if document.value(where := f"fp16.{key}") not in (None, False):
                 hint = 'remove it, or write "loss_scale": 0'
                 yield _no_effect(document, where, "with a fixed loss_scale", hint)
-    yield from _contiguous_checkpoints(document)
+    yield from (
+        trainers_checkpointing(document) if for_trainer(document) else _contiguous_checkpoints(document)
+    )
     section, level = document.member(ZERO), written_stage(document)
     for member in (section.node.members or ()) if section is not None else ():
         where = f"{ZERO}.{member.key}"
@@ -242,8 +270,9 @@ def check_effects(document: Document) -> Iterator[Finding]:
 
 def _no_effect(document: Document, where: str, why: str, hint: str, member: Member | None = None) -> Finding:
     message = f"`{where.rpartition('.')[2]}` has no effect {why}"
+    remove = hint == "remove it"
     return document.report(
-        where, "ds-no-effect", message, hint, member=member, severity="warning", remove=True
+        where, "ds-no-effect", message, hint, member=member, severity="warning", remove=remove
     )
 
 
@@ -284,13 +313,13 @@ def _offload(document: Document, section: Member, where: str, level: int | None)
     if section.key == "offload_param" and level in (0, 1, 2):
         message = f"offload_param has no effect at stage {level}: only stage 3 shards the weights"
         hint = "set stage 3, or remove it"
-        yield document.report(where, "ds-stage2-offload-param", message, hint, member=section, remove=True)
+        yield document.report(where, "ds-stage2-offload-param", message, hint, member=section)
         return
     if level == 0:
         message = "offload_optimizer at stage 0: the CPU optimizer is created, and its first step refuses "
         message += "weights on a GPU"
         hint = "set a stage from 1 to 3, or remove it"
-        yield document.report(where, "ds-stage-refuses", message, hint, member=section, remove=True)
+        yield document.report(where, "ds-stage-refuses", message, hint, member=section)
         return
     at = f"{where}.device"
     if device == "nvme" and level in (1, 2):
@@ -321,11 +350,20 @@ def _offload_key(
     elif member.key == "ratio" and level in (1, 2) and isinstance(given, int | float) and given < 1:
         message = f"`ratio` below 1 is refused at stage {level}: only stage 3 supports partial offload"
         hint = "set it to 1, or stage 3"
-        yield document.report(where, "ds-stage-refuses", message, hint, member=member, remove=True)
+        yield document.report(where, "ds-stage-refuses", message, hint, member=member)
         return
     else:
         return
     yield _no_effect(document, where, why, "remove it", member)
+
+
+def trainers_checkpointing(document: Document) -> Iterator[Finding]:
+    """A section that neither the Trainer nor accelerate passes to deepspeed.checkpointing.configure."""
+    block = "activation_checkpointing"
+    section = document.value(block)
+    if isinstance(section, dict) and any(section.values()):
+        hint = "set gradient_checkpointing in TrainingArguments, or remove it"
+        yield _no_effect(document, block, "under the Trainer: it checkpoints activations itself", hint)
 
 
 def _contiguous_checkpoints(document: Document) -> Iterator[Finding]:
@@ -355,6 +393,9 @@ def check_blocks(document: Document) -> Iterator[Finding]:
     """Find classes and parameters of `optimizer` and `scheduler` that DeepSpeed does not have."""
     for block, others in (("optimizer", ("AdamW", "Adam", "Lamb", "Lion")), ("scheduler", ())):
         name = document.value(f"{block}.type")
+        if document.value(block) is not None and document.member(f"{block}.type") is None:
+            message = f"`{block}` without `type`: DeepSpeed ignores its params, and the Trainer's start fails"
+            yield document.report(block, f"ds-{block}-type", message, "write `type`, or remove the section")
         if not isinstance(name, str) or name == "auto":
             continue
         table: dict[str, dict[str, Any]] = vocabulary()[f"{block}s"]
@@ -363,8 +404,20 @@ def check_blocks(document: Document) -> Iterator[Finding]:
             yield _unknown_class(document, block, name, [*others, *table])
         elif block == "scheduler":
             yield from _scheduler(document, name, row)
-        elif row.get("device"):
-            yield from _params(document, block, name, _accepted(document, row))
+        else:
+            if row.get("device"):
+                yield from _params(document, block, name, _accepted(document, row))
+            if (written_stage(document) or 0) > 0 and name.lower() not in ZERO_TESTED:
+                yield from _untested(document, name)
+
+
+def _untested(document: Document, name: str) -> Iterator[Finding]:
+    """`_do_optimizer_sanity_check` of runtime/engine.py."""
+    key = "zero_allow_untested_optimizer"
+    if document.value(key) is not True:
+        message = f"ZeRO refuses {name} unless {key} is true; the engine fails to start"
+        hint = f'write "{key}": true, or use AdamW'
+        yield document.report("optimizer.type", "ds-untested-optimizer", message, hint, at_value=True)
 
 
 def _unknown_class(document: Document, block: str, name: str, names: list[str]) -> Finding:
@@ -391,16 +444,21 @@ def _params(document: Document, block: str, name: str, accepted: list[str]) -> I
     params = document.member(f"{block}.params")
     for member in (params.node.members or ()) if params is not None else ():
         where = f"{block}.params.{member.key}"
-        if member.key == "max_grad_norm" and block == "optimizer":
+        if member.key in accepted and member.key != "max_grad_norm":
+            rows = vocabulary()[f"{block}_params"]
+            row = rows.get(f"{name}.{member.key}") or rows[member.key]
+            yield from check_value(document, member, where, row, converted=bool(row.get("converted")))
+        elif member.key == "max_grad_norm" and block == "optimizer":
             clips = document.member("gradient_clipping") is not None
+            same = clips and document.value("gradient_clipping") == member.node.value
             message = "`max_grad_norm` is not an optimizer parameter; the engine fails to start"
             hint = (
                 "remove it: `gradient_clipping` is set"
                 if clips
                 else "set `gradient_clipping` at the top level"
             )
-            yield document.report(where, "ds-max-grad-norm-param", message, hint, member=member, remove=clips)
-        elif member.key not in accepted:
+            yield document.report(where, "ds-max-grad-norm-param", message, hint, member=member, remove=same)
+        else:
             near = close_key(member.key, accepted) or {"learning_rate": "lr"}.get(member.key)
             effect = "it is silently ignored" if name.lower() == "muon" else "the engine fails to start"
             hint = f"did you mean `{near}`?" if near else f"known parameters: {', '.join(accepted)}"

@@ -69,20 +69,16 @@ MOST = 500
 """Most findings about syntax that is not strict JSON."""
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?![\w.+-])")
 _STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"')
+_QUOTED = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"|' + r"'(?:[^'\\\x00-\x1f]|\\.)*'")
+"""A string in one line that JSON does not have."""
+_UNREAD = re.compile(r"(?:\$\{[^}\r\n]*\}|[^,{}\[\]\r\n])*")
+"""Up to where the next key or the end of an object may be."""
 _BLANK = re.compile(r"[ \t\r\n]*")
 _COMMENT = re.compile(r"//[^\n]*|#[^\n]*|/\*.*?\*/", re.DOTALL)
 _WORD = re.compile(r"[-+]?[A-Za-z_][\w.]*")
 _WORDS = {"true": True, "false": False, "null": None}
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
-
-
-class _Broken(Exception):
-    """The text cannot be read further than `offset`."""
-
-    def __init__(self, message: str, offset: int, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.offset, self.hint = offset, hint
 
 
 @dataclass(slots=True)
@@ -96,6 +92,8 @@ class Node:
     members: list[Member] | None = None
     """Those of an object, in order, duplicates included."""
     items: list[Node] | None = None
+    unread: bool = False
+    """Whether the text is no value; what is not known counts as "auto"."""
 
     @property
     def kind(self) -> str:
@@ -131,12 +129,18 @@ class Member:
 
 @dataclass(slots=True)
 class Document:
-    """A text that was read. `root` is None where it is not JSON; then there is a finding."""
+    """A text that was read. `root` is None where nothing could be read; then there is a finding.
+
+    After a mistake the reader continues, if it can: `is_broken` where the text is not JSON and no edit
+    makes it so, `is_cut` where the rest of the text was not read.
+    """
 
     file: str
     text: str
     root: Node | None = None
     findings: list[Finding] = field(default_factory=list)
+    is_broken: bool = False
+    is_cut: bool = False
     _starts: list[int] = field(default_factory=list)
 
     def place(self, offset: int) -> tuple[int, int]:
@@ -229,17 +233,17 @@ def removal(holder: Node, member: Member) -> tuple[Edit, ...]:
     return (Edit(member.start, member.node.end),)
 
 
-def read_json(text: str, file: str) -> Document:
-    """Read a text; never raises. The findings report what is not strict JSON."""
+def read_json(text: str, file: str, *, in_part: bool = False) -> Document:
+    """Read a text; never raises. The findings report what is not strict JSON.
+
+    in_part: of a text that is not JSON, keep what could be read as `root`, for more findings.
+    """
     document = Document(file, text)
-    try:
-        document.root = _Reader(document).read()
-    except _Broken as error:
-        # One mistake may cause many further errors: only the first is reported.
-        problem = document.found(error.offset, "", "ds-json-syntax", f"not valid JSON: {error}", error.hint)
-        document.root, document.findings = None, [problem]
-        return document
-    document.findings += islice(_duplicates(document, document.root, ""), MOST)
+    document.root = _Reader(document).read()
+    if document.is_broken and not in_part:
+        document.root = None
+    if document.root is not None:
+        document.findings += islice(_duplicates(document, document.root, ""), MOST)
     return document
 
 
@@ -272,24 +276,41 @@ class _Reader:
     def __init__(self, into: Document) -> None:
         self.into, self.text, self.at = into, into.text, 0
 
-    def read(self) -> Node:
-        """Read the complete text."""
+    def read(self) -> Node | None:
+        """Read the complete text, or as much of it as can be read; None where that is nothing."""
         if self.text.startswith("\ufeff"):
             message = "starts with a byte order mark, which the Trainer cannot read"
             self.note(0, "", "ds-json-syntax", message, Edit(0, 1))
             self.at = 1
         self.skip("")
         if self.at == len(self.text):
-            raise _Broken("the file is empty", 0)
+            self.stop("the file is empty", 0)
+            return None
         root = self.value("", 0)
         self.skip("")
         if self.at < len(self.text):
-            raise _Broken("extra text after the end", self.at)
-        return root
+            self.stop(
+                "expected nothing after the end" if root.unread else "extra text after the end", self.at
+            )
+        return None if root.unread else root
 
     def note(self, offset: int, path: str, code: str, message: str, *edits: Edit) -> None:
         if len(self.into.findings) < MOST:
             self.into.findings.append(self.into.found(offset, path, code, message, edits=edits))
+
+    def wrong(self, message: str, offset: int, hint: str | None = None) -> None:
+        """A mistake after which the text can still be read."""
+        self.into.is_broken = True
+        if len(self.into.findings) < MOST:
+            self.into.findings.append(
+                self.into.found(offset, "", "ds-json-syntax", f"not valid JSON: {message}", hint)
+            )
+
+    def stop(self, message: str, offset: int, hint: str | None = None) -> None:
+        """A mistake after which only more mistakes would follow: the rest is not read."""
+        if not self.into.is_cut:
+            self.wrong(message, offset, hint)
+        self.into.is_cut, self.at = True, len(self.text)
 
     def skip(self, path: str) -> None:
         """Skip blanks, and comments with a finding each."""
@@ -309,13 +330,13 @@ class _Reader:
     def value(self, path: str, depth: int) -> Node:
         """The value that starts here."""
         if depth > DEEPEST:
-            raise _Broken(f"nested more than {DEEPEST} levels deep", self.at)
+            self.stop(f"nested more than {DEEPEST} levels deep", self.at)
         match self.peek():
             case "{":
                 return self.object(path, depth)
             case "[":
                 return self.list(path, depth)
-            case '"':
+            case '"' | "'":
                 return self.string()
         number = _NUMBER.match(self.text, self.at)
         if number is None:
@@ -324,49 +345,58 @@ class _Reader:
         try:
             return Node(start, self.at, json.loads(number[0]))
         except ValueError:  # more digits than Python turns into a number
-            raise _Broken("a number with too many digits", start) from None
+            self.wrong("a number with too many digits", start)
+            return Node(start, self.at, "auto", unread=True)
 
     def string(self) -> Node:
-        found = _STRING.match(self.text, self.at)
-        if found is None:
-            end = self.text.find("\n", self.at)
-            line = self.text[self.at : None if end < 0 else end]
-            escape = line.count('"') > 1
-            raise _Broken("invalid escape in a string" if escape else "unterminated string", self.at)
-        start, self.at = self.at, found.end()
-        return Node(start, self.at, json.loads(found[0]))
+        """A string; one in single quotes, or with an escape that JSON does not have, is `unread`."""
+        start, found = self.at, _STRING.match(self.text, self.at)
+        if found is not None:
+            self.at = found.end()
+            return Node(start, self.at, json.loads(found[0]))
+        quoted = _QUOTED.match(self.text, self.at)
+        if quoted is None:
+            self.stop("unterminated string", start)
+        elif quoted[0][0] == "'":
+            self.wrong("string in single quotes", start, 'use double quotes: "…"')
+        else:
+            self.wrong("invalid escape in a string", start)
+        self.at = self.at if quoted is None else quoted.end()
+        return Node(start, self.at, quoted[0][1:-1] if quoted else "auto", unread=True)
 
     def word(self, path: str) -> Node:
         """true, false, null, and their spellings in Python and JavaScript."""
         start, found = self.at, _WORD.match(self.text, self.at)
         word = found[0] if found else ""
+        self.at += len(word)
         if word in _WORDS:
-            self.at += len(word)
             return Node(start, self.at, _WORDS[word])
         if word in _PYTHON:
-            self.at += len(word)
             right = _PYTHON[word]
-            message = f"{word} is Python, in JSON it is {right}; only DeepSpeed accepts it, as a string"
+            message = f"{word} is Python, in JSON it is {right}: the Trainer refuses it, and DeepSpeed reads "
+            message += "the rest of the line as a string"
             self.note(start, path, "ds-json-word", message, Edit(start, self.at, right))
             return Node(start, self.at, _WORDS[right])
         if word in _NOT_NUMBERS:
-            self.at += len(word)
             self.note(start, path, "ds-json-number", f"{word} is not a valid number")
             return Node(start, self.at, float(word))
-        raise self.unexpected("expected a value")
+        self.at = start
+        self.unexpected("expected a value", stop=not path)
+        rest = _UNREAD.match(self.text, self.at)
+        self.at = self.at if rest is None else rest.end()
+        return Node(start, self.at, "auto", unread=True)
 
-    def unexpected(self, expected: str) -> _Broken:
-        """The error for what is here instead."""
-        here = self.peek()
+    def unexpected(self, expected: str, hint: str | None = None, *, stop: bool = True) -> None:
+        """A mistake, for what is here instead."""
+        here, word = self.peek(), _WORD.match(self.text, self.at)
         if not here:
-            return _Broken(f"unexpected end of file, {expected}", self.at)
-        if here == "'":
-            return _Broken("string in single quotes", self.at, 'use double quotes: "…"')
-        word = _WORD.match(self.text, self.at)
+            self.stop(f"unexpected end of file, {expected}", self.at)
+            return
+        message = f"{expected}, not {here!r}"
         if word is not None:
             shown = SECRET if looks_secret(word[0]) else word[0][:40]
-            return _Broken(f"{expected}, not the unquoted word {shown}", self.at, 'write strings in "…"')
-        return _Broken(f"{expected}, not {here!r}", self.at)
+            message, hint = f"{expected}, not the unquoted word {shown}", hint or 'write strings in "…"'
+        (self.stop if stop else self.wrong)(message, self.at, hint)
 
     def list(self, path: str, depth: int) -> Node:
         node = Node(self.at, self.at, None, items=[])
@@ -380,15 +410,19 @@ class _Reader:
         node = Node(self.at, self.at, None, members=[])
         assert node.members is not None
         while self.next_item(path, "}", bool(node.members)):
-            if self.peek() != '"':
-                raise self.unexpected('expected a key in "…"')
+            if self.peek() not in ('"', "'"):
+                self.unexpected('expected a key in "…"')
+                break
             key = self.string()
             where = join(path, key.value)
             self.skip(where)
-            if self.peek() != ":":
-                raise self.unexpected("expected `:`")
-            self.at += 1
-            self.skip(where)
+            if self.peek() == ":":
+                self.at += 1
+                self.skip(where)
+            elif not self.into.is_cut:
+                self.unexpected("expected `:`", stop=self.peek() in ",}]")
+            if self.into.is_cut:
+                break
             node.members.append(Member(key.value, key.start, key.end, self.value(where, depth + 1)))
         node.end = self.at
         return node
@@ -398,14 +432,17 @@ class _Reader:
         if not some:
             self.at += 1
         self.skip(path)
+        if self.into.is_cut:
+            return False
         comma = self.at
         if some and self.peek() == ",":
             self.at += 1
             self.skip(path)
         elif some and self.peek() != close:
-            hint = "add a comma to the line before" if self.peek() == '"' else None
-            error = self.unexpected(f"expected `,` or `{close}`")
-            raise _Broken(str(error), error.offset, hint or error.hint)
+            is_next = self.peek() == '"'
+            hint = "add a comma to the line before" if is_next else None
+            self.unexpected(f"expected `,` or `{close}`", hint, stop=not is_next)
+            return is_next
         if self.peek() != close:
             return True
         if comma != self.at and self.text[comma] == ",":

@@ -17,10 +17,11 @@ Row = Mapping[str, Any]
 
 @cache
 def vocabulary() -> dict[str, Any]:
-    """`version`, `keys`, `removed`, `optimizers`, `schedulers` and `auto`.
+    """`version`, `keys`, `removed`, `auto`; `optimizers` and `schedulers`, with rows of their `_params`.
 
     A row of `keys` has `types`; maybe `choices` (in `any_case`), bounds (`above`, `at_least`, `below`,
-    `at_most`), `deprecated` (what to write instead), `other_name`. A section's has `keys` and `strict`:
+    `at_most`), `deprecated` (what to write instead), `other_name`; a row of parameters (`NAME` of any class,
+    or `CLASS.NAME`) maybe `whole`, `converted`, `length` and `items`. A section's has `keys` and `strict`:
     whether DeepSpeed refuses an unknown one; `open_below` are names that may stand anywhere in it.
     """
     found: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
@@ -108,7 +109,9 @@ def check_keys(document: Document) -> Iterator[Finding]:
 def _removed(document: Document, where: str, member: Member) -> Finding:
     reason = vocabulary()["removed"][where].split(" See https")[0].rstrip(".")
     message = f"DeepSpeed {deepspeed_version()} refuses `{member.key}` with any value: {reason}"
-    return document.report(where, "ds-removed-key", message, "remove it", member=member, remove=True)
+    given = member.node.plain()
+    is_off = not given or (isinstance(given, dict) and not given.get("enabled"))
+    return document.report(where, "ds-removed-key", message, "remove it", member=member, remove=is_off)
 
 
 def _unknown(
@@ -179,7 +182,7 @@ def _deprecated(document: Document, holder: Node, member: Member, where: str, ne
         elif not value:
             hint, edits = "remove it", document.removal(where)
     elif " or " in new:
-        hint, edits = "it has no effect: set `pin_memory` in the offload section", document.removal(where)
+        hint = "it has no effect: set `pin_memory` in the offload section"
     elif holder.get(new) is None:
         edits = (Edit(member.start, member.end, f'"{new}"'),)
     message = f"`{member.key}` is deprecated"
@@ -193,7 +196,10 @@ def _bfloat16(document: Document, holder: Node, member: Member) -> Finding:
         "`bfloat16` is the old name: the Trainer does not fill it, and accelerate's own `bf16` overrides it, "
         "so the run is silently fp32"
     )
-    hint, edits = "remove it: `bf16` is set", document.removal("bfloat16")
-    if holder.get("bf16") is None:
+    hint, other = "remove it: `bf16` is set", holder.get("bf16")
+    edits: tuple[Edit, ...] = ()
+    if other is None:
         hint, edits = "write `bf16`", (Edit(member.start, member.end, '"bf16"'),)
+    elif other.node.plain() == member.node.plain():
+        edits = document.removal("bfloat16")
     return document.found(member.start, "bfloat16", "ds-bfloat16-alias", message, hint, edits=edits)

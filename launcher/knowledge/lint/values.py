@@ -70,8 +70,20 @@ def check_types(document: Document) -> Iterator[Finding]:
         for member in node.members or ():
             if member.key in known:
                 row = known[member.key]
-                finding = _check(_Spot(document, member, join(path, member.key), row, strict))
-                yield from () if finding is None else (finding,)
+                yield from check_value(document, member, join(path, member.key), row, converted=strict)
+
+
+def check_value(
+    document: Document, member: Member, where: str, row: Row, *, converted: bool
+) -> Iterator[Finding]:
+    """Find what is wrong with one value, or with the items of a list; converted: see `_Spot`."""
+    finding = _check(_Spot(document, member, where, row, converted))
+    if finding is not None:
+        yield finding
+    elif "items" in row:
+        for at, node in enumerate(member.node.items or ()):
+            item = Member(f"{member.key}[{at}]", node.start, node.start, node)
+            yield from check_value(document, item, f"{where}[{at}]", row["items"], converted=converted)
 
 
 def check_autos(document: Document) -> Iterator[Finding]:
@@ -86,9 +98,7 @@ def check_autos(document: Document) -> Iterator[Finding]:
         )
         message += "its default or the string"
         hint = "write a value, or remove the key"
-        yield document.report(
-            where, "ds-auto-unresolved", message, hint, member=member, at_value=True, remove=True
-        )
+        yield document.report(where, "ds-auto-unresolved", message, hint, member=member, at_value=True)
 
 
 def for_trainer(document: Document) -> bool:
@@ -101,13 +111,15 @@ def autos(document: Document) -> Iterator[tuple[str, Member]]:
     pending = [] if document.root is None else [("", document.root)]
     for path, node in pending:
         for member in node.members or ():
-            if member.node.value == "auto":
+            if member.node.value == "auto" and not member.node.unread:
                 yield join(path, member.key), member
             pending.append((join(path, member.key), member.node))
 
 
 def _check(spot: _Spot) -> Finding | None:
     node, types = spot.member.node, spot.row["types"]
+    if node.unread:
+        return None
     if "keys" in spot.row:
         return _section(spot)
     if "any" in types or node.value == "auto":
@@ -131,9 +143,14 @@ def _section(spot: _Spot) -> Finding | None:
     may_be_null = not spot.row["strict"] and key not in ("optimizer", "scheduler")
     if node.kind == "dict" or (node.kind == "null" and ("null" in spot.row["types"] or may_be_null)):
         return None
-    if key == "zero_optimization" and node.value is True:
-        message = "`zero_optimization: true` is outdated; the Trainer cannot read it"
-        return spot.found("ds-wrong-type", message, 'write {"stage": 1}', '{"stage": 1}')
+    if key == "zero_optimization" and isinstance(node.value, bool):
+        trainer = for_trainer(spot.document)
+        if not trainer and not node.value:
+            return None
+        new = f'{{"stage": {int(node.value)}}}'
+        message = f"`zero_optimization: {_shown(spot)}` is outdated; the Trainer cannot read it"
+        severity = "error" if trainer else "warning"
+        return spot.found("ds-wrong-type", message, f"write {new}", new, severity=severity)
     enabled = "enabled" in spot.row["keys"]
     if enabled and (isinstance(node.value, bool) or node.value == "auto"):
         given = '"auto"' if node.value == "auto" else str(node.value).lower()
@@ -157,7 +174,7 @@ def _wrong(spot: _Spot, kind: str) -> Finding | None:
     expected = f"`{key}` must be {' or '.join(_WORDS[kind] for kind in types)}, not {_shown(spot)}"
     lax = spot.converted and spot.where not in _READ_RAW
     if kind == "float" and "int" in types:
-        return _decimal(spot, expected)
+        return _decimal(spot, expected, value)
     if kind == "str" and number and _NUMBER.fullmatch(value.strip()):
         return _number_text(spot, expected, lax=lax)
     if kind == "str" and "bool" in types and value.strip().lower() in _TRUTH:
@@ -173,12 +190,11 @@ def _wrong(spot: _Spot, kind: str) -> Finding | None:
     return spot.found("ds-wrong-type", expected)
 
 
-def _decimal(spot: _Spot, expected: str) -> Finding | None:
+def _decimal(spot: _Spot, expected: str, value: float) -> Finding | None:
     """A number with a point or an exponent where an integer is required."""
-    value = spot.value
     if not value.is_integer():
-        near = round(value) or (1 if value > 0 else 0)
-        return spot.found("ds-float-bucket", expected, f"write {near}", str(near))
+        code = "ds-float-bucket" if spot.converted else "ds-wrong-type"
+        return spot.found(code, expected, "write a number without a fraction")
     if spot.converted:  # 5e8 and 1e9 are how everybody writes buckets
         return None
     return spot.found(
@@ -190,15 +206,18 @@ def _decimal(spot: _Spot, expected: str) -> Finding | None:
     )
 
 
-def _number_text(spot: _Spot, expected: str, *, lax: bool) -> Finding:
+def _number_text(spot: _Spot, expected: str, *, lax: bool) -> Finding | None:
     """ "8" for 8."""
     text = spot.value.strip().replace("_", "")
     whole = re.fullmatch(r"[-+]?[0-9]+", text) is not None
     if len(text) > _LONGEST_NUMBER or not math.isfinite(float(text)):
         return spot.found("ds-wrong-type", expected, "write a number in the valid range")
     number = int(text) if whole else float(text)
+    if isinstance(number, float) and "float" not in spot.row["types"] and not number.is_integer():
+        return _decimal(spot, expected, number)
     new = str(number)
-    if isinstance(number, float) and number.is_integer() and "int" in spot.row["types"]:
+    is_whole = "int" in spot.row["types"] or spot.row.get("whole")
+    if isinstance(number, float) and number.is_integer() and is_whole:
         new = str(int(number))
     refused = spot.converted and "int" in spot.row["types"] and not whole
     code = "ds-float-bucket" if refused else "ds-wrong-type"
@@ -215,8 +234,16 @@ def _range(spot: _Spot) -> Finding | None:
         if isinstance(value, bool) or plain not in [c.lower() if row.get("any_case") else c for c in choices]:
             return _choice(spot, choices)
         return None
+    length = row.get("length")
+    if length is not None and len(spot.member.node.items or ()) != length:
+        given = len(spot.member.node.items or ())
+        return spot.found("ds-wrong-value", f"`{key}` must have {length} items, not {given}")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    if row.get("whole") and value != int(value):
+        return spot.found(
+            "ds-wrong-value", f"`{key}` must be a number without a fraction, not {_shown(spot)}"
+        )
     for bound, (holds, phrase) in _BOUNDS.items():
         if bound in row and not holds(value, row[bound]):
             message = f"`{key}` must be {phrase} {row[bound]}, not {_shown(spot)}"
