@@ -248,6 +248,10 @@ class DeepSpeed(Engine):
         filled = buckets + copy
         return Held(waiting, waiting, filled, filled, filled)
 
+    def frees_at_step(self, job: MemoryJob) -> bool:
+        """Stages 1 and 2 release what the passes made once they have a copy (stage_1_and_2.py, `step`)."""
+        return job.zero_stage in (1, 2) and job.offload_optimizer == "none"
+
     def step_gradients(self, job: MemoryJob, updated: int) -> int:
         """Gradients in float32, in addition to the master copy."""
         return 4 * updated if self.master_width(job) else 0
@@ -257,9 +261,13 @@ class DeepSpeed(Engine):
         return self._sub_group(spec, job, updated) if job.zero_stage == 3 else updated
 
     def joined_gradients(self, job: MemoryJob, updated: int) -> int:
-        """Stage 3 joins a sub-group's gradients before it casts them (`_prepare_fp32_grad_for_sub_group`)."""
+        """Those that are joined and then cast (`_prepare_fp32_grad_for_sub_group` at stage 3).
+
+        At stages 1 and 2 the separate ones are alive until then.
+        """
         width = engine_width(job.precision)
-        return width * updated if job.zero_stage == 3 and width < 4 else 0
+        joined = width * updated if width < 4 else 0
+        return joined + width * updated if self.frees_at_step(job) else joined * (job.zero_stage == 3)
 
     def _gathered_module(self, spec: ModelSpec, job: MemoryJob) -> int:
         """Bytes of the largest module that ZeRO-3 gathers on its own: all experts of a layer are one."""

@@ -254,12 +254,16 @@ class EngineMemory:
         """Of `updated` values of a rank, those that a call of the optimizer updates."""
         return updated
 
+    def frees_at_step(self, job: MemoryJob) -> bool:
+        """Whether the gradients of the backward passes are gone when the optimizer is called."""
+        return False
+
     def step_gradients(self, job: MemoryJob, updated: int) -> int:
         """Bytes of the copies of `updated` gradients that the engine makes for the step."""
         return 0
 
     def joined_gradients(self, job: MemoryJob, updated: int) -> int:
-        """Bytes of a copy of `updated` gradients that is gone before the optimizer is called."""
+        """Bytes of `updated` gradients, besides their copies, that are gone when the optimizer is called."""
         return 0
 
     def _looped(self, spec: ModelSpec, job: MemoryJob, width: int) -> int:

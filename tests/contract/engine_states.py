@@ -66,6 +66,18 @@ def deepspeed_case(case: dict[str, Any], shapes: list[tuple[int, int]]) -> int:
     model = make_model(shapes)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    at_step: list[int] = []
+    if case["at"] == "call":
+        optimizer.register_step_pre_hook(lambda *_: at_step.append(alive()))
+    elif case["at"] == "joined":
+        flatten = engine.optimizer.flatten
+
+        def looked_at(tensors: Any) -> Any:
+            joined = flatten(tensors)
+            at_step.append(alive())
+            return joined
+
+        engine.optimizer.flatten = looked_at
     x = torch.zeros(1, dtype=torch.bfloat16 if "bf16" in config else torch.float32)
     steps = config["gradient_accumulation_steps"]
     for step in range(2):
@@ -75,7 +87,7 @@ def deepspeed_case(case: dict[str, Any], shapes: list[tuple[int, int]]) -> int:
                 held = alive()
             engine.step()
     engine.destroy()
-    return held
+    return at_step[-1] if at_step else held
 
 
 def torch_case(case: dict[str, Any], shapes: list[tuple[int, int]]) -> int:

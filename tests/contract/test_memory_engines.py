@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memory_cases import states_of
+from memory_cases import A100, states_of, step_of
 
 from launcher.engines import ddp, fsdp
 from launcher.engines.deepspeed import DEEPSPEED
@@ -58,8 +58,18 @@ JOBS = {
 }
 
 
-def case(job: MemoryJob) -> dict[str, Any]:
-    """What the ranks run: measured after the last backward pass of a step, or after its first."""
+# At the optimizer's call, and where its gradients have been joined to be cast.
+STEPS = {
+    f"ZeRO-{stage} {precision}, accumulating {steps}, {at}": (
+        replace(JOB, zero_stage=stage, precision=precision, accumulation=steps), at
+    )
+    for stage in (1, 2) for precision, steps in (("bf16", 1), ("bf16", 2), ("fp32", 1))
+    for at in ("joined", "call")
+}  # fmt: skip
+
+
+def case(job: MemoryJob, at: str = "") -> dict[str, Any]:
+    """What the ranks run: measured `at` a moment of the step, else after its last backward pass or first."""
     steps = job.accumulation or 1
     offloads = job.offload_optimizer != "none"
     if job.engine is not DEEPSPEED:
@@ -79,7 +89,9 @@ def case(job: MemoryJob) -> dict[str, Any]:
     }  # fmt: skip
     if job.precision == "bf16":
         config["bf16"] = {"enabled": True}
-    return {"engine": "deepspeed", "config": config, "micro_batches": steps if offloads else 1}
+    return {
+        "engine": "deepspeed", "config": config, "at": at, "micro_batches": steps if offloads or at else 1
+    }  # fmt: skip
 
 
 def predicted(job: MemoryJob) -> int:
@@ -106,6 +118,7 @@ def held(warm_module: object, tmp_path_factory: pytest.TempPathFactory) -> dict[
         port = str(free.getsockname()[1])
     shapes = [[s.rows, s.columns * s.stacks] for s in model_shapes(SPEC) for _ in range(s.count)]
     cases = {name: case(job) for name, job in JOBS.items()}
+    cases |= {name: case(job, at) for name, (job, at) in STEPS.items()}
     script = str(Path(__file__).with_name("engine_states.py"))
     ranks = [
         subprocess.Popen(
@@ -125,3 +138,21 @@ def held(warm_module: object, tmp_path_factory: pytest.TempPathFactory) -> dict[
 @pytest.mark.parametrize("name", JOBS)
 def test_states_are_what_the_engine_keeps(held: dict[str, int], name: str) -> None:
     assert held[name] == pytest.approx(predicted(JOBS[name]), rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_the_step_is_counted_as_the_engine_frees_its_gradients(held: dict[str, int], name: str) -> None:
+    """The optimizer allocates nothing here, so the estimate is of the cast: what is joined, and its copy."""
+    (job, at), states = STEPS[name], states_of(SPEC, STEPS[name][0])
+    owned, wide = -(-SPEC.params // RANKS), job.precision == "fp32"
+    fixed = states.total - states.gradients
+    copy = 4 * owned
+    if at == "call":
+        assert held[name] == pytest.approx(fixed + copy, rel=0.01)
+        return
+    assert held[name] == pytest.approx(fixed + (2 if wide else 1) * copy, rel=0.01)
+    plain = replace(job, optim="sgd")
+    assert DEEPSPEED.frees_at_step(plain)
+    counted = step_of(SPEC, plain, A100)
+    assert fixed + counted == pytest.approx(held[name] + (0 if wide else copy), rel=0.01)

@@ -33,6 +33,7 @@ from launcher.facts.probe import shipped_model_config
 from launcher.facts.shipped import facts_file
 from launcher.memory.host import host_memory
 from launcher.memory.job import MemoryJob
+from launcher.memory.phases import training_phases
 from launcher.memory.states import (
     OPTIMIZERS,
     Shape,
@@ -331,5 +332,9 @@ def test_stage_3_steps_by_sub_groups(optim, width):
     largest = 32_000 * 4096
     assert step_of(LLAMA_7B, job, A100) == width * (1_000_000_000 + largest // 2)
     assert step_of(LLAMA_7B, replace(job, data_parallel=64), A100) == width * -(-P7 // 64)
-    second = step_of(LLAMA_7B, replace(job, zero_stage=2), A100)
-    assert second == (width - 2 if optim == "adamw_torch_fused" else width) * -(-P7 // 2)
+    # Stages 1 and 2: separate, joined and cast gradients, then the cast ones and torch's copies.
+    for stage in (1, 2):
+        below = replace(job, zero_stage=stage)
+        assert step_of(LLAMA_7B, below, A100) == 8 * -(-P7 // 2)
+        assert training_phases(LLAMA_7B, below, A100)["step"].gradients == 0
+    assert training_phases(LLAMA_7B, job, A100)["step"].gradients > 0
