@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 pytest.importorskip("bitsandbytes")
 
 import torch
+from memory_cases import FULL
 from safetensors.torch import load_file
+from transformers import Trainer
 
 from launcher.train.job import read_job
 from launcher.train.model.adapters import attach_adapter
@@ -71,6 +74,29 @@ def test_every_parameter_has_the_dtype_of_the_plan(tmp_path, kind, dtype):
     packed = torch.int8 if kind == "int8" else torch.uint8
     assert dtypes(model, trained=False) == {"matrices": {packed}, "rest": {getattr(torch, dtype)}}
     assert dtypes(model, trained=True) == {"matrices": {torch.float32}}
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "dtype"),
+    [("grpo", "prompt", "float32"), ("grpo", "prompt", "bfloat16"), ("dpo", "preference", "float32")],
+)
+def test_a_run_of_trl_trains_in_the_dtypes_that_are_counted(tmp_path, monkeypatch, task, rows, dtype):
+    """trl's own scripts widen no norms and train adapters in bfloat16 over a quantised base."""
+    seen = []
+
+    def spy(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append((dtypes(self.model, trained=False), dtypes(self.model, trained=True)))
+        return step(self, model, *args, **kwargs)
+
+    step = Trainer.training_step
+    monkeypatch.setattr(Trainer, "training_step", spy)
+    changes = {"task": task, "data.train": [{"path": "unused", "format": rows, "columns": {}}]}
+    trained(tmp_path / "run", settings("nf4", dtype, **changes, **{"trainer.max_steps": 1}))
+    job = replace(FULL, precision="bf16", quantization="nf4", kbit_norms=dtype, adapter=True)
+    assert job.engine.trained_width(job) == torch.float32.itemsize
+    assert job.engine.dtypes(job, on_cpu=True).residual == getattr(torch, dtype).itemsize
+    rest = {"matrices": {torch.uint8}, "rest": {getattr(torch, dtype)}}
+    assert seen[-1] == (rest, {"matrices": {torch.float32}})
 
 
 def test_values_are_those_of_the_checkpoint(tmp_path):
