@@ -98,9 +98,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(EIGHT, precision="bf16"), case("8xV100-32GB"), case("cpu", precision="bf16")],
     ),
     "bf16-dtype-emulated": (
-        [case("1xT4-16GB", "model.quantization.compute_dtype", **NF4_BF16),
-         case(V100, "model.quantization.compute_dtype", **NF4_BF16, precision="fp32"),
-         case(V100, "model.dtype", model__dtype="bfloat16"),
+        [case(V100, "model.dtype", model__dtype="bfloat16"),
          case(V100, "model.dtype", model__dtype="auto", published="bfloat16"),
          case(V100, "trainer.bf16_full_eval", trainer__bf16_full_eval="true"),
          case(V100, "trainer.optim_args", trainer__optim="adamw_anyprecision",
@@ -109,6 +107,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
          case(V100, model__dtype="auto", published="float16"), case(V100, trainer__run_name="bf16"),
          case("cpu", **NF4_BF16), case("1x96GB", **NF4_BF16),
          case(V100, trainer__fp16_full_eval="true")],
+    ),
+    "bf16-compute-emulated": (
+        [case("1xT4-16GB", "model.quantization.compute_dtype", **NF4_BF16),
+         case(V100, "model.quantization.compute_dtype", **NF4_BF16, precision="fp32")],
+        [case(A100, **NF4_BF16), case("1xT4-16GB", **NF4), case("cpu", **NF4_BF16)],
     ),
     "bf16-unknown-device": (
         [case("1x96GB", "precision", precision="bf16"),
@@ -417,6 +420,7 @@ SHOWN = {
 NOT_ON_CPU = {
     "bf16-emulated": "bf16 is emulated by GPUs below compute capability 8.0, and is slow on them alone",
     "bf16-dtype-emulated": "bf16 is emulated by GPUs below compute capability 8.0, and is slow on them alone",
+    "bf16-compute-emulated": "as bf16-dtype-emulated",
     "bf16-unknown-device": "whether an unnamed device has bf16 units is known where there is one",
     "zero3-int8": "int8 over ZeRO-3 trains right on two CPU ranks; the wrong losses were reported from GPUs",
 }

@@ -188,6 +188,8 @@ def _decide_multiple(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     hardware, asked = facts.hardware, recipe.data.pad_to_multiple_of
     if asked is not None:
         draft.put_recipe(MULTIPLE, asked, "")
+        if draft.task.pads_as_asked:
+            draft.put("trainer.pad_to_multiple_of", asked, f"trl pads to {MULTIPLE}")
         multiple = _tensor_multiple(hardware.compute_capability)
         if not hardware.is_cpu and asked > 1 and asked % multiple:  # 1: nothing is padded
             draft.warn(f"{MULTIPLE}: {asked} is no multiple of {multiple}, which tensor cores want here")

@@ -527,10 +527,12 @@ def _check_task_model(given: _Given) -> Problems:
         if given.has(path):
             readers = " and ".join(other.name for other in TASKS if other.sees_images)
             yield _conflict(path, f"is only for task {readers}", "remove it")
-    why = task.own_padding if task.reads_tokens else "images are not tokenised"
+    why = "" if task.pads_as_asked else task.own_padding if task.reads_tokens else "images are not tokenised"
     for path in ("data.pad_to_multiple_of",) if task.reads_tokens else _TOKEN_KEYS:
         if why and given.has(path):
             yield _conflict(path, f"has no effect with task {task.name}: {why}", "remove it")
+    if given.has("data.pad_to_multiple_of") and given.has("trainer.pad_to_multiple_of"):
+        yield _conflict("trainer.pad_to_multiple_of", "is `data.pad_to_multiple_of`", "remove one of them")
 
 
 def _check_own_section(given: _Given) -> Problems:

@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.tasks.rows import PROMPT_COMPLETION, RowFormat
-from launcher.tasks.task import FIXED_REFERENCE, ArgumentTable, Task
+from launcher.tasks.task import FIXED_REFERENCE, TRL_PADS, ArgumentTable, Task
 
 PROMPT = RowFormat(
     "prompt",
@@ -63,7 +63,7 @@ class GRPO(Task):
         "split": "but a prompt is never cut",
         "truncate": "but a cut prompt asks something else: one without room for a completion is left out",
     }
-    own_padding = "trl pads, as trainer.pad_to_multiple_of says"
+    own_padding, pads_as_asked = TRL_PADS, True
     prepared_by = ("trl",)
     model_class = "AutoModelForCausalLM"
     head = "language-model"

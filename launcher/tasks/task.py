@@ -76,7 +76,9 @@ class Task:
     sees_images: ClassVar[bool] = False
     """Whether its samples have images beside their tokens: a processor makes them, not a tokenizer alone."""
     own_padding: ClassVar[str] = ""
-    """Why `data.pad_to_multiple_of` has no effect; empty where it has."""
+    """What else pads; empty where `data.pad_to_multiple_of` does, and the plan may choose a multiple."""
+    pads_as_asked: ClassVar[bool] = False
+    """Whether what else pads takes a multiple, as `trainer.pad_to_multiple_of`."""
     classifies: ClassVar[bool] = False
     """Whether labels are classes, which the configuration of the model names."""
     prepared_by: ClassVar[tuple[str, ...]] = ()
@@ -317,12 +319,16 @@ class Task:
         return self.architectures == ("encoder-decoder",)
 
 
+TRL_PADS = "trl pads to the longest row of a batch, unless a multiple is asked for"
+"""`own_padding` of the tasks whose batches trl makes."""
+
+
 class TrlTask(Task):
     """A task with a trainer of trl, whose samples are batches of its own collator."""
 
     packages = ("trl",)
     extra = "dpo"
-    own_padding = "trl pads, as trainer.pad_to_multiple_of says"
+    own_padding, pads_as_asked = TRL_PADS, True
     prepared_by = ("trl",)
     adapter_dropout = False
     owned_arguments = {

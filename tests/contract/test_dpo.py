@@ -22,7 +22,7 @@ from launcher.train.memory_meter import Meter
 from launcher.train.training import final_metrics, fit, make_arguments, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plans import write_run, zero_config
+from plans import trained, write_run, zero_config
 from small import Rows, job, llama, lora, metrics, tokenizer
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -50,6 +50,31 @@ def encoded(folder: Path, rows: list[dict], words=None, **changes):
     numbered = [Row(values, "pairs.jsonl", number) for number, values in enumerate(rows, 1)]
     work = job(folder / "encoded", {"task": "dpo", **changes})
     return encode_preferences(work, words or tokenizer(), numbered)
+
+
+@pytest.mark.parametrize(
+    ("task", "rows"),
+    [("dpo", "preference"), ("kto", "unpaired-preference"), ("reward", "preference"), ("grpo", "prompt")],
+)
+def test_trl_pads_to_the_multiple_of_the_plan(tmp_path, monkeypatch, task, rows):
+    from transformers import Trainer
+    from trl import GRPOTrainer
+
+    widths = set()
+    cls = GRPOTrainer if task == "grpo" else Trainer
+    prepare = cls._prepare_inputs
+
+    def spy(self, *args):
+        inputs = prepare(self, *args)
+        widths.update(tensor.shape[-1] for name, tensor in inputs.items() if name.endswith("_ids"))
+        return inputs
+
+    monkeypatch.setattr(cls, "_prepare_inputs", spy)
+    source = {"path": "unused", "format": rows, "columns": {}}
+    changes = {"task": task, "data.train": [source], "trainer.max_steps": 1}
+    trained(tmp_path / "run", {**changes, "data.pad_to_multiple_of": 24, "trainer.pad_to_multiple_of": 24})
+    assert widths
+    assert {width % 24 for width in widths} == {0}
 
 
 def prepared(folder: Path, count: int = 32):

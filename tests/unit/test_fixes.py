@@ -287,11 +287,11 @@ def test_a_dtype_of_a_base_profile_is_looked_at_too(tmp_path, profile, acts):
 
 
 def test_every_setting_that_names_bf16_is_refused_at_once(tmp_path):
-    given = {"model__quantization": "{type: nf4, compute_dtype: bfloat16}", "model__dtype": "bfloat16"}
+    given = {"trainer__bf16_full_eval": "true", "model__dtype": "bfloat16"}
     with pytest.raises(RecipeError) as caught:
         make_plan(recipe(tmp_path, **given), facts("1xT4-16GB"))
     assert {problem.path for problem in caught.value.problems} == {
-        "model.quantization.compute_dtype", "model.dtype",
+        "trainer.bf16_full_eval", "model.dtype",
     }  # fmt: skip
     loaded = recipe(tmp_path, model__quantization="nf4")
     assert make_plan(loaded, facts("1xT4-16GB")).model.quantization["compute_dtype"] == "float16"

@@ -112,7 +112,12 @@ def test_ranks_that_share_a_copy_keep_what_was_tried(tmp_path, shared):
             "conflict",
             "whole model",
         ),
-        ({"data__pad_to_multiple_of": 8, "task": "dpo"}, A100, "conflict", "trl pads"),
+        (
+            {"data__pad_to_multiple_of": 8, "trainer__pad_to_multiple_of": 8, "task": "dpo"},
+            A100,
+            "conflict",
+            MULTIPLE,
+        ),
     ],
 )
 def test_what_cannot_be_had_is_refused_at_its_line(tmp_path, given, on, code, words):
@@ -163,6 +168,15 @@ def test_a_mixture_of_experts_has_what_its_routers_allow(tmp_path):
 )  # fmt: skip
 def test_to_what_multiple_rows_are_filled_up(tmp_path, on, given, multiple):
     assert plan(tmp_path, on, **given).at(MULTIPLE) == multiple
+
+
+@pytest.mark.parametrize("task", ["dpo", "kto", "reward"])
+def test_trl_pads_to_the_multiple_that_is_asked_for(tmp_path, task):
+    made = plan(tmp_path, A100, task=task, data__pad_to_multiple_of=64, data__max_length=500)
+    assert made.at("trainer.pad_to_multiple_of") == made.at(MULTIPLE) == 64
+    assert made.job.sequence_length == 512
+    unasked = plan(tmp_path, A100, task=task)
+    assert (unasked.at(MULTIPLE), "trainer.pad_to_multiple_of" in unasked.names) == (None, False)
 
 
 def test_sizes_that_tensor_cores_do_not_want_are_said(tmp_path):

@@ -30,6 +30,9 @@ def _chooses_bf16(key: str, value: object) -> bool:
     return value is True and key.startswith("trainer.") and "bf16" in key
 
 
+_COMPUTE = "model.quantization.compute_dtype"
+
+
 def _bf16_beside(s: Situation) -> dict[str, object]:
     """Settings that name bf16 where `precision` does not: nothing that follows from it is bf16 then."""
     if str(s.precision).startswith("bf16"):
@@ -48,7 +51,13 @@ def _bf16_beside(s: Situation) -> dict[str, object]:
 
 
 def _bf16_named(s: Situation) -> Mapping[str, object]:
-    return _bf16_beside(s) if s.pre_ampere else {}
+    found = _bf16_beside(s) if s.pre_ampere else {}
+    return {key: value for key, value in found.items() if key != _COMPUTE}
+
+
+def _bf16_products(s: Situation) -> Mapping[str, object]:
+    found = _bf16_beside(s) if s.pre_ampere else {}
+    return {key: value for key, value in found.items() if key == _COMPUTE}
 
 
 def _bf16_unknown_device(s: Situation) -> Mapping[str, object]:
@@ -136,16 +145,28 @@ PRECISION_FIXES = (
     Fix(
         id="bf16-dtype-emulated",
         title="a bf16 dtype needs compute capability 8.0",
-        condition="a dtype of bf16 beside `precision` (of the quantisation's computation, the weights, the "
-        "evaluation, the optimizer, a DeepSpeed profile) on a device below compute capability 8.0",
+        condition="a dtype of bf16 beside `precision` (of the weights, the evaluation, the optimizer, a "
+        "DeepSpeed profile) on a device below compute capability 8.0",
         action="refuse",
         reason="V100 and T4 emulate bf16, many times slower. `precision: auto` becomes fp16 there, and a "
         "dtype that is named elsewhere stays bf16.",
-        source="torch/cuda/__init__.py is_bf16_supported(including_emulation=True); "
-        "bitsandbytes/nn/modules.py Linear4bit.forward",
+        source="torch/cuda/__init__.py is_bf16_supported(including_emulation=True)",
         versions="torch>=2.5",
         changes=_bf16_named,
         hint="write float16 (fp16), or drop it: it then follows precision",
+        early=True,
+    ),
+    Fix(
+        id="bf16-compute-emulated",
+        title="products of a quantised base in bf16 below compute capability 8.0",
+        condition="model.quantization.compute_dtype bfloat16 on a device below compute capability 8.0",
+        action="warn",
+        reason="Each product casts its input to that dtype and its result back, so it is right, but V100 and "
+        "T4 emulate bf16, many times slower.",
+        source="bitsandbytes/nn/modules.py Linear4bit.forward",
+        versions="torch>=2.5",
+        changes=_bf16_products,
+        hint="drop it: it then follows precision",
         early=True,
     ),
     Fix(
