@@ -12,7 +12,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import parse_json
 from launcher.importing.conversions import To, as_number, offload, on, stage, whole
 from launcher.importing.reading import Effect, Given, Reading
-from launcher.knowledge.lint.check import apply_fixes, lint_text
+from launcher.knowledge.lint.check import PLAN_DECIDES, apply_fixes, lint_text
 from launcher.knowledge.lint.document import Finding, read_json
 
 TOOL = "DeepSpeed config"
@@ -270,6 +270,7 @@ def _keep(config: _Config) -> None:
     _drop_unknown(config)
     given = json.dumps(_complete(_nested(rest)))
     text, left = apply_fixes(given, reading.file)
+    left = [finding for finding in left if finding.code not in PLAN_DECIDES]
     profile = parse_json(text)
     kept = flatten(profile)
     fixed = [finding for finding in lint_text(given, reading.file) if finding.edits]

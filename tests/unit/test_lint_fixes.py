@@ -9,7 +9,7 @@ from every import every
 from lint_cases import BROKEN
 
 from launcher.knowledge.lint.check import applied, apply_fixes, lint_text
-from launcher.knowledge.lint.document import Edit
+from launcher.knowledge.lint.document import Edit, read_json
 
 MENDED = {
     "typo": (
@@ -107,6 +107,8 @@ def test_a_text_that_is_not_json_is_read_on_and_not_changed():
         ("ds-json-syntax", 4, 71),
     ]  # fmt: skip
     assert apply_fixes(text, "ds.json")[0] == text
+    whole = read_json("# note\n" + text, "ds.json")
+    assert (whole.root, [f.line for f in whole.findings]) == (None, [3]), "for those who need all of it"
 
 
 @every("name", BROKEN)

@@ -394,7 +394,7 @@ def check_blocks(document: Document) -> Iterator[Finding]:
     for block, others in (("optimizer", ("AdamW", "Adam", "Lamb", "Lion")), ("scheduler", ())):
         name = document.value(f"{block}.type")
         if document.value(block) is not None and document.member(f"{block}.type") is None:
-            message = f"`{block}` without `type`: DeepSpeed ignores its params, and the Trainer's start fails"
+            message = f"`{block}` without `type`: DeepSpeed ignores the section"
             yield document.report(block, f"ds-{block}-type", message, "write `type`, or remove the section")
         if not isinstance(name, str) or name == "auto":
             continue

@@ -241,7 +241,8 @@ def read_json(text: str, file: str, *, in_part: bool = False) -> Document:
     document = Document(file, text)
     document.root = _Reader(document).read()
     if document.is_broken and not in_part:
-        document.root = None
+        wrong = (one for one in document.findings if one.code == "ds-json-syntax" and not one.edits)
+        document.root, document.findings = None, [next(wrong)]
     if document.root is not None:
         document.findings += islice(_duplicates(document, document.root, ""), MOST)
     return document
@@ -300,11 +301,10 @@ class _Reader:
 
     def wrong(self, message: str, offset: int, hint: str | None = None) -> None:
         """A mistake after which the text can still be read."""
+        if len(self.into.findings) < MOST or not self.into.is_broken:
+            message = f"not valid JSON: {message}"
+            self.into.findings.append(self.into.found(offset, "", "ds-json-syntax", message, hint))
         self.into.is_broken = True
-        if len(self.into.findings) < MOST:
-            self.into.findings.append(
-                self.into.found(offset, "", "ds-json-syntax", f"not valid JSON: {message}", hint)
-            )
 
     def stop(self, message: str, offset: int, hint: str | None = None) -> None:
         """A mistake after which only more mistakes would follow: the rest is not read."""
