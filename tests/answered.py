@@ -37,10 +37,10 @@ def surroundings(folder: Path = TRAIN) -> str:
 
 def answering(
     ask: Callable[[Mapping[str, Any], str], dict[str, Any]], folder: Path
-) -> Callable[[Mapping[str, Any], str], dict[str, Any]]:
+) -> Callable[..., dict[str, Any]]:
     """`ask_child` with its answers in `folder`. Who asks what another process traces waits for it."""
 
-    def answered(request: Mapping[str, Any], python: str) -> dict[str, Any]:
+    def answered(request: Mapping[str, Any], python: str, *_say: Any) -> dict[str, Any]:
         text = json.dumps([request, python, surroundings()], sort_keys=True)
         path = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
         folder.mkdir(parents=True, exist_ok=True)

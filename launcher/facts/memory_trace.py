@@ -5,17 +5,25 @@ The child (launcher/train/trace/run.py) imports torch, so that planning does not
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import MachineError, Problem
 from launcher.facts.safe_files import parse_json
 
-TIMEOUT_S = 600
+LIMIT_S = 300
+"""Seconds until a trace is given up."""
+_SHOWN_S = 20
+"""Seconds between two lines of progress."""
 CHILD = "launcher.train.trace.run"
+_DOES = {
+    "trace": "tracing a step of the real model",
+    "model": "reading the sizes of the model from transformers",
+    "adapter": "counting what the adapter trains with peft",
+    "config": "reading the configuration's defaults from transformers",
+}
 
 
 class Untraceable(Exception):
@@ -84,22 +92,33 @@ def read_step(answer: Mapping[str, Any], covers: Mapping[str, Any], fragmentatio
     return TracedStep(dict(covers), moments, round(answer["states"]["gradients"]), fragmentation)
 
 
-def ask_child(request: Mapping[str, Any], python: str) -> dict[str, Any]:
+def ask_child(
+    request: Mapping[str, Any], python: str, say: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
     """The child's answer. Untraceable where tracing fails; MachineError where the child fails.
 
-    python: an interpreter with the training packages.
+    python: an interpreter with the training packages. say: shows a line of progress.
     """
     import subprocess  # not needed for plans without a trace
 
-    command = [python, "-m", CHILD]
+    from launcher.facts.child import converse
+
     # Models walk sets of names: which of their masks are alive in a moment would differ from plan to plan.
     environ = {**os.environ, "PYTHONHASHSEED": "0"}
+    shown = 0.0
+
+    def waiting(seconds: float) -> None:
+        nonlocal shown
+        if seconds - shown >= _SHOWN_S:
+            shown = seconds
+            say(f"{_DOES[request['ask']]}: {seconds:.0f} s, given up after {LIMIT_S} s; Ctrl-C ends it")
+
     try:
-        done = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, timeout=TIMEOUT_S, env=environ
+        done = converse(
+            [python, "-m", CHILD], request, environ, stderr=subprocess.PIPE, limit_s=LIMIT_S, waiting=waiting
         )
     except subprocess.TimeoutExpired:
-        raise Untraceable(f"it took longer than {TIMEOUT_S} s") from None
+        raise Untraceable(f"it took longer than {LIMIT_S} s") from None
     if done.returncode != 0:
         message = f"the tracing process exited with status {done.returncode}: {_last_line(done.stderr)}"
         hint = "check torch and transformers, or reinstall: pip install 'effilaunch[train]'"

@@ -28,6 +28,7 @@ from launcher.facts.model import (
 )
 from launcher.facts.software import require_modules
 from launcher.facts.text_part import text_part
+from launcher.report import outcome
 from launcher.tasks import task_named
 
 
@@ -101,7 +102,7 @@ def config_with_sizes(name: str, config: Mapping[str, Any], task: str, *, ask: b
 
     try:
         require_modules(["torch", "transformers"])
-        answer = ask_child({**_request(part, task, None), "ask": "config"}, sys.executable)
+        answer = ask_child({**_request(part, task, None), "ask": "config"}, sys.executable, outcome.note)
     except (MachineError, Untraceable):
         return part  # find_spec says why it cannot be built
     return {**dict(answer["config"]), **part}
@@ -129,7 +130,7 @@ def _with_adapter(
     request = _request(config, spec.task, adapter)
     try:
         require_modules(["torch", "transformers", "peft"])
-        answer = ask_child({**request, "ask": "adapter"}, sys.executable)
+        answer = ask_child({**request, "ask": "adapter"}, sys.executable, outcome.note)
         spec = _answered(spec, adapter, answer)
     except (MachineError, Untraceable) as error:
         why = f"peft cannot count what this adapter trains on model_type {spec.model_type}: {error}"
@@ -182,7 +183,7 @@ def _described(
     try:
         require_modules(["torch", "transformers"])
         request = {**_request(config, task, adapter), "freeze": list(freeze), "ask": "model"}
-        return ask_child(request, sys.executable)
+        return ask_child(request, sys.executable, outcome.note)
     except MachineError as error:
         why = f"other types of transformers are read where it is installed: {error.problems[0].message}"
     except Untraceable as error:

@@ -18,6 +18,7 @@ from launcher.plan.plan import Plan
 from launcher.planner.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe
 from launcher.render.bundle import render
+from launcher.report.outcome import note
 from launcher.tasks import task_named
 
 ROUNDS = 4
@@ -76,7 +77,7 @@ def _plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
 
 def trace_plan(plan: Plan) -> tuple[TracedStep, Mapping[str, str]]:
     """Trace one step; also the versions of the libraries. Raises Untraceable, MachineError."""
-    answer = ask_child(trace_request(plan), plan.interpreter)
+    answer = ask_child(trace_request(plan), plan.interpreter, note)
     fragmentation = _fragmentation(answer, expandable=expandable_in(plan.launch.env))
     step = read_step(answer, choices_of(plan.job, plan.hardware), fragmentation)
     return step, answer["versions"]

@@ -79,7 +79,7 @@ def child(monkeypatch):
     """Answers of the tracing process, by what it is asked; what it was asked is kept."""
     asked, answers = [], {"trace": answer(), "model": STABLELM}
 
-    def ask(request, _python):
+    def ask(request, _python, _say):
         asked.append(json.loads(json.dumps(request)))
         found = answers[request["ask"]]
         if isinstance(found, Exception):

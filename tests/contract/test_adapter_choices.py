@@ -59,7 +59,7 @@ EXPERTS = {
 
 @pytest.fixture(autouse=True)
 def in_process(monkeypatch):
-    def ask(asked, _python):
+    def ask(asked, _python, _say):
         try:
             return ANSWERS[asked["ask"]](asked)
         except ValueError as error:  # as the child tells it

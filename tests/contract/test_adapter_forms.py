@@ -157,7 +157,7 @@ def build(config: dict[str, Any]) -> Any:
 def in_process(monkeypatch):
     """The child's answers without its start: the same functions, of the same libraries."""
 
-    def ask(request, _python):
+    def ask(request, _python, _say):
         return ANSWERS[request["ask"]](request)
 
     monkeypatch.setattr("launcher.facts.memory_trace.ask_child", ask)

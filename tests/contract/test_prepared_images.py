@@ -43,7 +43,7 @@ def recipe(tmp_path, monkeypatch, base):
         "launcher.facts.memory_trace",
         "launcher.inputs.model_trace",
     ):  # in place of an interpreter
-        monkeypatch.setattr(f"{module}.ask_child", lambda request, python: ANSWERS[request["ask"]](request))
+        monkeypatch.setattr(f"{module}.ask_child", lambda request, *_: ANSWERS[request["ask"]](request))
     rows = write_rows(tmp_path / "rows", colour_rows(tmp_path / "rows"))
 
     def write(name: str, **trainer: object) -> Path:

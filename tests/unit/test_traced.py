@@ -180,7 +180,7 @@ def test_an_answer_becomes_a_step():
 def interpreter(folder, script):
     """Something that is called like a Python."""
     path = folder / "python"
-    path.write_text(f"#!/bin/sh\ncat > {folder}/asked\necho $@ > {folder}/words\n{script}\n")
+    path.write_text(f"#!/bin/sh\nhead -n 1 > {folder}/asked\necho $@ > {folder}/words\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
 
@@ -205,6 +205,9 @@ def test_a_child_that_dies_is_one(tmp_path):
 
 
 def test_a_child_that_never_ends_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.facts.memory_trace.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("launcher.facts.memory_trace.LIMIT_S", 1.5)
+    monkeypatch.setattr("launcher.facts.memory_trace._SHOWN_S", 0.5)
+    said = []
     with pytest.raises(Untraceable, match="longer than"):
-        ask_child({}, interpreter(tmp_path, "exec sleep 5"))
+        ask_child({"ask": "trace"}, interpreter(tmp_path, "exec sleep 60"), said.append)
+    assert said

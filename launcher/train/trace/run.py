@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError
+from launcher.facts.child import read_request
 from launcher.train.job import Job
 
 BASE_DEPTH, DEEPER = 2, 4
@@ -23,7 +24,7 @@ BASE_DEPTH, DEEPER = 2, 4
 
 def main() -> int:
     """Answer one request; a failure is an answer too: {"error": …}."""
-    request = json.load(sys.stdin)
+    request = read_request()
     out, sys.stdout = sys.stdout, sys.stderr  # libraries print
     warnings.simplefilter("ignore")
     try:
