@@ -183,9 +183,8 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "adapter-init-quantized": (
         [case(A100, "adapter.init_lora_weights", **NF4, adapter__init_lora_weights="pissa"),
-         case(A100, "adapter.init_lora_weights", **INT8, adapter__init_lora_weights="pissa_niter_4"),
-         case(A100, "adapter.init_lora_weights", **NF4, adapter__init_lora_weights="orthogonal"),
-         case(A100, "adapter.init_lora_weights", **INT8, adapter__init_lora_weights="pissa_niter_16")],
+         case(A100, "adapter.init_lora_weights", **INT8, adapter__init_lora_weights="pissa"),
+         case(A100, "adapter.init_lora_weights", **NF4, adapter__init_lora_weights="orthogonal")],
         [case(A100, adapter__init_lora_weights="pissa"), case(A100, **NF4),
          case(A100, **NF4, adapter__init_lora_weights="olora"),
          case(A100, **INT8, adapter__init_lora_weights="gaussian"),

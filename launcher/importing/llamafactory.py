@@ -558,11 +558,8 @@ def _take_targets(peer: Peer) -> None:
         peer.take("adapter.target_modules", "all-linear", "lora_target")
     else:
         take_adapter(peer.reading, "target_modules", Given("lora_target", names, peer.line("lora_target")))
-    steps = as_number(peer.get("pissa_iter"))
     if peer.switch("pissa_init"):
-        count = 16 if steps is None else int(steps)
-        name = "pissa" if count == -1 else f"pissa_niter_{count}"
-        peer.take("adapter.init_lora_weights", name, "pissa_init", "pissa_iter")
+        peer.take("adapter.init_lora_weights", "pissa", "pissa_init", "pissa_iter")
 
 
 def _take_bits(peer: Peer) -> None:

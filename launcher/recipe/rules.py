@@ -306,6 +306,9 @@ def _check_adapter(given: _Given) -> Problems:
         effect = "peft would stop" if init == "corda" else "peft would ignore it"
         message = f"is {init}, which needs a pass over the data before training: not supported, and {effect}"
         yield Problem("unsupported", message, path=path, hint="use pissa or olora")
+    if str(init).startswith("pissa_niter"):
+        message = f"is {init}, which subtracts a random part from the base: loaded again, it is another part"
+        yield Problem("unsupported", message, path=path, hint="use pissa, the exact part")
     config = _section(adapter, "loftq_config")
     missing = [key for key in ("loftq_bits", "loftq_iter") if key not in config]
     if init == "loftq" and missing:

@@ -307,8 +307,6 @@ def exported_text(found: Mapping[str, Any]) -> str:
         if margins:
             text = f"the others differ from a token on whose rival was at most {max(margins):.2g} behind"
             lines += wrapped(f"{text}; export.json has them", " " * 10, hang=0)
-    elif found["to"] == "vllm":
-        lines.append("          the adapter is unchanged: vLLM adds it to its base")
     if ends := found.get("stop_tokens"):
         lines.append(f"stops at  {', '.join(str(end['text']) for end in ends)}")
     for text in found.get("notes", ()):

@@ -92,7 +92,7 @@ def forms(family: str, head: str, embedding: str, linears: list[str]) -> dict[st
         "dora": {"target_modules": [first], "use_dora": True},
         "rslora": {"target_modules": [first], "use_rslora": True},
         "half-trained": {"target_modules": [first], "init_lora_weights": "mica"},
-        "from-weights": {"target_modules": [first], "init_lora_weights": "pissa_niter_4"},
+        "from-weights": {"target_modules": [first], "init_lora_weights": "pissa"},
         "broken-layers": {"target_modules": [first], "layers_to_transform": 1, "layers_pattern": "["},
         "biases": {"target_modules": [second], "bias": "lora_only"},
         "missing": {"target_modules": ["no_such_module"]},

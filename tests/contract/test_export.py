@@ -15,10 +15,11 @@ pytest.importorskip("torch")
 from launcher.cli import main
 from launcher.parsing import EXPORTS
 from launcher.train.exports.export import TARGETS
+from launcher.train.exports.vllm import CHANGE_BASE
 
 sys.path.insert(0, str(Path(__file__).parent))
 from exported import chatted
-from plans import trained
+from plans import LORA, trained
 
 CLOSED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|endoftext|>\n{% endfor %}"
@@ -95,6 +96,7 @@ def test_an_adapter_is_served_on_its_base(run, tmp_path, capsys):
     out = tmp_path / "adapter"
     found = exported(capsys, run, "--to", "vllm", "--adapter", "--output", str(out))
     words = found["command"]
+    assert found["compared"]["answers"] == {"compared": 50, "equal": 50}
     assert words[2] == str(run.parent / "base")
     assert f"run={out}" in words
     assert words[words.index("--max-lora-rank") + 1] == "8"
@@ -110,7 +112,7 @@ def test_an_adapter_is_served_on_its_base(run, tmp_path, capsys):
     [
         {"modules_to_save": ["lm_head"]}, {"use_dora": True}, {"alpha_pattern": {"q_proj": 4}},
         {"rank_pattern": {"q_proj": 4}}, {"bias": "all"}, {"r": 1024}, {"trainable_token_indices": [1]},
-        {"target_parameters": ["experts.down_proj"]},
+        {"target_parameters": ["experts.down_proj"]}, {"init_lora_weights": "pissa_niter_4"},
     ],
 )  # fmt: skip
 def test_what_vllm_would_leave_out_of_an_adapter_is_refused(run, tmp_path, capsys, changes):
@@ -120,6 +122,42 @@ def test_what_vllm_would_leave_out_of_an_adapter_is_refused(run, tmp_path, capsy
     config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
     assert refused(capsys, copy, "--to", "vllm", "--adapter") == "export-adapter"
     assert not (copy / "export-vllm").exists()
+
+
+INITS = (True, False, "gaussian", "olora", "pissa", "pissa_niter_4", "orthogonal", "mica")
+"""Of peft 0.21 without loftq, which needs CUDA, and corda, eva and lora_ga, which need batches of rows."""
+
+
+def begun(folder, init, seed=0):
+    """The weight of a layer of the base after an adapter of this beginning was attached."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, set_seed
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    layer = model.model.layers[0].self_attn.q_proj
+    set_seed(seed)
+    get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj"], init_lora_weights=init))
+    return layer.weight
+
+
+def test_what_changes_the_base_is_known(run):
+    base = run.parent / "base"
+    changed = {init for init in INITS if not begun(base, init).equal(begun(base, True))}
+    assert changed == {init for init in INITS if str(init).lower().startswith(CHANGE_BASE)}
+
+
+def test_a_base_is_restored_only_without_chance(run):
+    """An adapter is loaded by attaching a new one of its configuration and replacing its values."""
+    base = run.parent / "base"
+    restored = {init for init in INITS if begun(base, init, seed=1).equal(begun(base, init, seed=2))}
+    assert {*INITS} - restored == {"pissa_niter_4"}
+
+
+def test_an_adapter_that_began_in_the_base_is_exported_merged(tmp_path, capsys):
+    run = chatted(tmp_path / "run", {"adapter": {**LORA, "init_lora_weights": "pissa"}})
+    assert refused(capsys, run, "--to", "vllm", "--adapter") == "export-adapter"
+    found = exported(capsys, run, "--to", "vllm")
+    assert found["compared"]["answers"] == {"compared": 50, "equal": 50}
 
 
 def test_a_folder_that_answers_otherwise_is_not_left(run, tmp_path, capsys, monkeypatch):

@@ -91,8 +91,8 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "stage": (DPO, "task", "dpo"),
     "finetuning_type": ({"finetuning_type": "lora"}, "adapter.type", "lora"),
     "lora_target": ({"lora_target": "q_proj, v_proj"}, "adapter.target_modules", ["q_proj", "v_proj"]),
-    "pissa_init": ({"pissa_init": True}, "adapter.init_lora_weights", "pissa_niter_16"),
-    "pissa_iter": ({"pissa_init": True, "pissa_iter": -1}, "adapter.init_lora_weights", "pissa"),
+    "pissa_init": ({"pissa_init": True}, "adapter.init_lora_weights", "pissa"),
+    "pissa_iter": ({"pissa_init": True, "pissa_iter": 16}, "adapter.init_lora_weights", "pissa"),
     "adapter_name_or_path": ({"adapter_name_or_path": "old"}, "adapter.path", "old"),
     "quantization_bit": ({"quantization_bit": 8}, "model.quantization", {"type": "int8"}),
     "quantization_type": (

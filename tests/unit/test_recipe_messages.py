@@ -84,6 +84,7 @@ RECIPES: list[dict[str, str]] = [
     {"model": "{name_or_path: m, config: llama}"},
     {"adapter": "{path: a, r: 8}"},
     {"adapter": "{init_lora_weights: corda}"}, {"adapter": "{init_lora_weights: eva}"},
+    {"adapter": "{init_lora_weights: pissa_niter_4}"},
     {"adapter": "{init_lora_weights: loftq}"},
     {"trainer": "{eval_strategy: steps}"},
     {"trainer": "{load_best_model_at_end: true}"},

@@ -579,6 +579,7 @@ def test_a_best_metric_that_trl_does_not_report_is_refused(tmp_path, task, good,
     [
         ("init_lora_weights: corda", "unsupported"),
         ("init_lora_weights: eva", "unsupported"),
+        ("init_lora_weights: pissa_niter_16", "unsupported"),
         ("init_lora_weights: loftq", "conflict"),
         ("init_lora_weights: loftq, loftq_config: {loftq_bits: 4}", "conflict"),
     ],

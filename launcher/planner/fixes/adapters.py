@@ -71,8 +71,8 @@ def _purely_quantized(s: Situation) -> Mapping[str, object]:
 
 
 def _init_reads_weights(s: Situation) -> Mapping[str, object]:
-    init = str(s.adapter.init_lora_weights).partition("_")[0]  # pissa_niter_16
-    return {"adapter.init_lora_weights": True} if s.quantization != "none" and init in _READ_WEIGHTS else {}
+    reads = s.adapter.init_lora_weights in _READ_WEIGHTS
+    return {"adapter.init_lora_weights": True} if s.quantization != "none" and reads else {}
 
 
 def _int8_experts(s: Situation) -> Mapping[str, object]:

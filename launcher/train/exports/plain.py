@@ -155,15 +155,19 @@ def answers_of(source: Source, model: Any = None) -> Answers:
     return Answers(tokenizer(texts())["input_ids"], asked, tokenizer.chat_template, answers)
 
 
-def check_plain(source: Source, part: Path) -> dict[str, Any] | None:
-    """Compare the folder, loaded in a process of its own, with the trained model; None for images."""
+def check_plain(source: Source, part: Path, base: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """Compare the folder, loaded in a process of its own, with the trained model; None for images.
+
+    base: arguments of from_pretrained for the model that the adapter in the folder is added to.
+    """
     if not asks_text(source.job):
         return None
     source.say("comparing: token ids of 200 texts and greedy answers to 50 prompts, read in a new process")
     trained = answers_of(source)
     gc.collect()
     request = {
-        "folder": str(part), "model_class": source.job.task.model_class, "writes": source.job.task.writes,
+        "folder": str(part), "base": base,
+        "model_class": source.job.task.model_class, "writes": source.job.task.writes,
         "texts": texts(), "prompts": prompts(source.job, source.processing), **trust(source.job),
     }  # fmt: skip
     found = Answers(**ask(READ_BACK, request))

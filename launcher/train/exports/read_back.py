@@ -1,5 +1,5 @@
-"""Loads an exported folder as its users do, in a process that knows nothing of the run:
-`python -m launcher.train.exports.read_back`.
+"""Loads an exported folder, an adapter on its base, as its users do, in a process that knows nothing of the
+run: `python -m launcher.train.exports.read_back`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ def read_back(request: Mapping[str, Any]) -> dict[str, Any]:
     import transformers
 
     transformers.logging.set_verbosity_error()
+    folder, base = request["folder"], request["base"]
     options = {"trust_remote_code": request["trust_remote_code"]}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(request["folder"], **options)
-    model = getattr(transformers, request["model_class"]).from_pretrained(
-        request["folder"], dtype="auto", **options
-    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+    kind = getattr(transformers, request["model_class"])
+    if base is None:
+        model = kind.from_pretrained(folder, dtype="auto", **options)
+    else:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(kind.from_pretrained(**base), folder)
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     model.eval()
     prompts = [encoded(tokenizer, prompt) for prompt in request["prompts"]]
     return {

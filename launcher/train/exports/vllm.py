@@ -14,6 +14,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import read_json, write_json
 from launcher.train.exports.plain import check_plain, facts, read_settings, stops, write_plain
 from launcher.train.exports.target import Asked, Source, Target, shown
+from launcher.train.model.processing import hub_options, model_reference
 from launcher.train.model.processors import save_processing, tokenizer_of
 from launcher.train.results.trained import ADAPTER, is_trained
 
@@ -32,6 +33,9 @@ _UNREAD = {
     "megatron_config": "Megatron's layers",
 }
 """Fields of adapter_config.json -> what they mean; vLLM's PEFTHelper refuses them or does not read them."""
+CHANGE_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
+"""Values of init_lora_weights (their beginnings) that subtract the initial adapter from the base or replace
+the base; vLLM adds the trained adapter to the published base."""
 SERVE = "serve.sh"
 
 
@@ -76,6 +80,11 @@ def check_adapter(source: Source) -> None:
         found.append(f"a base that was quantised to {source.job.model.quantization['type']} while it trained")
     if source.job.model.gguf_file or source.job.model.config:
         found.append("a base that is no folder or hub id of plain weights")
+    start = str(config.get("init_lora_weights")).lower()
+    if start.startswith(CHANGE_BASE):
+        found.append(f"init_lora_weights: {start}, which changed the base's weights before training")
+    if source.job.model.text_only:
+        found.append("a base for text and images, whose layers have other names than the text model's")
     if source.job.model.add_tokens:
         found.append("added tokens, for which the base has no rows")
     if found:
@@ -98,14 +107,16 @@ def _write_adapter(asked: Asked, source: Source, part: Path) -> dict[str, Any]:
     write_json(part / "generation_config.json", {**settings, "eos_token_id": ends})
     record = facts(source, part)
     (part / "config.json").unlink()  # the base has it: with it the folder would look like a whole model
-    return {"merged": None, **record, "dtype": source.job.model.dtype, "compared": None}
+    name, dtype = model_reference(source.job), source.job.model.dtype
+    base = {"pretrained_model_name_or_path": name, "dtype": dtype, **hub_options(source.job)}
+    return {"merged": None, **record, "dtype": dtype, "compared": check_plain(source, part, base)}
 
 
 def command(asked: Asked, source: Source, record: dict[str, Any], *, has_template: bool) -> list[str]:
     """The arguments of `vllm serve`, with line breaks for the script."""
     folder = str(asked.output)
     more = "\\\n "
-    model = str(source.job.model.name_or_path) if asked.adapter else folder
+    model = str(model_reference(source.job)) if asked.adapter else folder
     words = ["vllm", "serve", model]
     if asked.adapter:
         rank = read_json(source.folder / "adapter_config.json")["r"]
