@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 from peft import PeftModel
+from transformers import AutoConfig
 
 from launcher.errors import MachineError, RecipeError, RunFailed
 from launcher.tasks import task_named
@@ -30,6 +31,13 @@ from task_models import CONFIGS
 
 ALL = {**LORA, "target_modules": "all-linear"}
 GPT2 = {"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128}
+QWEN3_5 = {
+    "model_type": "qwen3_5_text", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "mtp_num_hidden_layers": 1,
+}  # fmt: skip
 STEPS = {"trainer.max_steps": 3}
 
 
@@ -117,9 +125,20 @@ KINDS = {
         "adapter": {**LORA, "modules_to_save": ["embed_tokens"]},
         "model.config": {**TINY_LLAMA, "tie_word_embeddings": True},
     },
+    **{
+        f"lora-on-tied-{'-'.join(names)}": {
+            "adapter": {**LORA, "target_modules": ["q_proj", *names]},
+            "model.config": {**TINY_LLAMA, "tie_word_embeddings": True},
+        }
+        for names in (["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"])
+    },
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Model (has|with) `tie_word_embeddings=True`", "ignore:Input and output embeddings",
+    "ignore:Setting `save_embedding_layers`",
+)  # fmt: skip
 @pytest.mark.parametrize("changes", cases(KINDS, "dora", "tokens-nf4", named=True))
 def test_the_folder_says_what_the_adapter_said(tmp_path, changes):
     found, plain = check(trained(tmp_path / "run", {**STEPS, **changes}))
@@ -365,3 +384,23 @@ def test_the_dtype_is_the_checkpoints_own(run, tmp_path):
     job = replaced(read_job(run), {"model.name_or_path": str(tmp_path / "base"), "model.config": None})
     assert merging.base_dtype(job) == "float16"
     assert merging.base_dtype(read_job(run)) == "float32"
+
+
+@pytest.mark.parametrize("adapter", [True, False])
+def test_a_result_without_mtp_layers_says_so(tmp_path, capsys, adapter):
+    """transformers leaves them out of a model that it loads, and keeps their number in the configuration."""
+    from safetensors.torch import load_file, save_file
+
+    base = tmp_path / "base"
+    auto_class("causal-lm").from_config(AutoConfig.for_model(**QWEN3_5)).save_pretrained(base)
+    weights = load_file(base / "model.safetensors")
+    save_file(weights | {"mtp.fc.weight": torch.ones(64, 128)}, base / "model.safetensors", {"format": "pt"})
+    named = {"model.name_or_path": str(base), "model.config": None, **STEPS}
+    run = trained(tmp_path / "run", named | ({"adapter": ALL} if adapter else {}))
+    folder = run / "model"
+    if adapter:
+        folder = merge(run, run / "merged", "float32", no_card).folder
+    assert json.loads((base / "config.json").read_text())["mtp_num_hidden_layers"] == 1
+    assert json.loads((folder / "config.json").read_text())["mtp_num_hidden_layers"] == 0
+    assert not [name for name in load_file(folder / "model.safetensors") if "mtp" in name]
+    assert "mtp_num_hidden_layers" in capsys.readouterr().out

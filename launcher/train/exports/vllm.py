@@ -107,8 +107,8 @@ def _write_adapter(asked: Asked, source: Source, part: Path) -> dict[str, Any]:
     write_json(part / "generation_config.json", {**settings, "eos_token_id": ends})
     record = facts(source, part)
     (part / "config.json").unlink()  # the base has it: with it the folder would look like a whole model
-    name, dtype = model_reference(source.job), source.job.model.dtype
-    base = {"pretrained_model_name_or_path": name, "dtype": dtype, **hub_options(source.job)}
+    reference, dtype = model_reference(source.job), source.job.model.dtype
+    base = {"pretrained_model_name_or_path": reference, "dtype": dtype, **hub_options(source.job)}
     return {"merged": None, **record, "dtype": dtype, "compared": check_plain(source, part, base)}
 
 

@@ -6,6 +6,7 @@ import inspect
 import pickle
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ def load_model(
         else:
             model = _pretrained_model(job, head, options)
     check_bare(model)
+    leave_out_mtp(model)
     check_recomputes(job, model)
     check_shared(job, model)
     _check_window(job, model)
@@ -62,6 +64,10 @@ TEXT_KEYS = {
 The names that transformers 5.23 gives them are `model.language_model.` or `model.text_model.`; older files
 have `language_model.model.` and the head in `language_model.lm_head.`.
 """
+
+
+_MTP = ("mtp_num_hidden_layers", "num_mtp_layers", "num_nextn_predict_layers")
+"""Names of the number of MTP layers in configurations."""
 
 
 def auto_class(task: str) -> Any:
@@ -258,6 +264,22 @@ def check_bare(model: Any) -> None:
         message = "this is the folder of an adapter, not of a model"
         hint = "name its base model here, and the adapter to continue in `adapter.path`"
         raise RecipeError(Problem("double-peft", message, path="model.name_or_path", hint=hint))
+
+
+def leave_out_mtp(model: Any) -> None:
+    """Set the configuration's number of MTP layers (multi-token prediction, for speculative decoding) to 0.
+
+    transformers 5.23 loads them for `generate(use_mtp=True)` alone (generation/candidate_generator.py), so
+    that no result has them. A class that reads the number itself keeps it.
+    """
+    read = inspect.getsource(sys.modules[type(model).__module__])
+    for config in (model.config, model.config.get_text_config()):
+        for name in _MTP:
+            if name not in read and (count := getattr(config, name, None)):
+                setattr(config, name, 0)
+                if rank() == 0:
+                    print(f"MTP layers of the base are not loaded, and what is saved has none: {name} "
+                          f"is 0 there, in the base {count}")  # fmt: skip
 
 
 def check_recomputes(job: Job, model: Any) -> None:

@@ -246,6 +246,7 @@ def _as_trained(model: Any) -> Any:
 
 def _added(adapted: Any) -> Any:
     """The base model with the adapter in its weights."""
+    _untie(adapted.get_base_model())
     try:
         return adapted.merge_and_unload(safe_merge=True)
     except ValueError as error:  # peft's error for NaN in a sum
@@ -256,6 +257,21 @@ def _added(adapted: Any) -> Any:
                 hint="the adapter may have values that are not finite: look at the run's last losses",
             )
         ) from error
+
+
+def _untie(model: Any) -> None:
+    """Give the output layer a weight of its own where it or the embedding tied to it has an adapter.
+
+    peft 0.21 would add what belongs to one of them to the weight of both (tuners/lora/layer.py `merge`).
+    """
+    from peft.tuners.lora import LoraLayer
+
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    if not any(isinstance(end, LoraLayer) for end in ends):
+        return
+    embedding, head = (getattr(end, "base_layer", end) for end in ends)
+    if head is not None and head.weight is embedding.weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
 
 
 def restore_conv1d(job: Job, model: Any) -> None:

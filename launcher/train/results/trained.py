@@ -199,11 +199,14 @@ def trained_model(job: Job, folder: Path, processing: Any, *, device_map: str | 
 
 
 def _loaded(job: Job, folder: Path, processing: Any, device_map: str | None) -> Any:
-    from launcher.train.model.models import auto_class, class_options, load_model
+    from launcher.train.model.models import auto_class, class_options, leave_out_mtp, load_model
 
     if is_trained(folder) == MODEL:
         spread = class_options(job) | ({} if device_map is None else {"device_map": device_map})
-        return auto_class(job.task.name).from_pretrained(str(folder), dtype="auto", **spread, **trust(job))
+        kind = auto_class(job.task.name)
+        model = kind.from_pretrained(str(folder), dtype="auto", **spread, **trust(job))
+        leave_out_mtp(model)  # a run of 0.2.0 left the number in the configuration
+        return model
     # The embedding grows by the run's added tokens here, as it did for training.
     base = load_model(job, processing, prepared_record(job).get("labels"), distributed=False)
     return on_base(base, folder)
