@@ -271,6 +271,7 @@ COMMANDS = (
     )),
     Command("validate", "list all problems of recipes", (
         arg("recipes", metavar="RECIPE", nargs="+", help="YAML files or shipped recipes"),
+        SET,
     )),
     Command("lint", "find mistakes in DeepSpeed configs", (
         arg("files", metavar="DS_CONFIG", nargs="+", help="a JSON file, or - for stdin"),

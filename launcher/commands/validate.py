@@ -21,8 +21,8 @@ from launcher.report.outcome import Outcome
 from launcher.schedulers.hostfile import hostfile_warnings
 
 
-def validate_command(recipes: Sequence[str]) -> Outcome:
-    """List all problems of the recipes; what only this machine lacks is a warning."""
+def validate_command(recipes: Sequence[str], overrides: Sequence[str] = ()) -> Outcome:
+    """List all problems of the recipes with these overrides; what only this machine lacks is a warning."""
     problems: list[Problem] = []
     checked: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -30,7 +30,7 @@ def validate_command(recipes: Sequence[str]) -> Outcome:
         found: list[Problem] = []
         warnings: list[str] = []
         try:
-            loaded = load_recipe(name)
+            loaded = load_recipe(name, overrides)
             if loaded.recipe.python:
                 from launcher.recipe.hook_file import read_hooks
 

@@ -102,7 +102,8 @@ def _read(
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         return MergedRecipe({}, {}, [Problem("unreadable", f"cannot be read: {reason}", file)])
-    document = parse_yaml(text, file)
+    is_program = path.suffix == ".py"
+    document = parse_yaml("" if is_program else text, file)
     folder = path.resolve().parent
     positions = {p: Position(source, file, line, folder) for p, line in document.lines.items()}
     merged = MergedRecipe({}, positions, document.problems, text)
@@ -110,6 +111,7 @@ def _read(
         merged.data = document.data
     elif not document.problems:
         what = "is empty" if document.data is None else f"is {describe(document.data)}"
+        what = "is a Python program" if is_program else what
         message = f"the recipe {what}, expected a mapping with at least `model:` and `data:`"
         merged.problems.append(Problem("wrong-type", message, file, 1))
     if "extends" in merged.data:

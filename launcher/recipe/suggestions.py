@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launcher.recipe.field_tables import TRAINER_OWNED
-from launcher.tasks import TASKS
+from launcher.tasks import DEFAULT_TASK, INSTEAD, TASKS
 
 CUTOFF = 0.75
 
@@ -161,9 +161,11 @@ def close_key(name: str, keys: Iterable[str]) -> str | None:
 
 
 def choice_hint(value: str, choices: Iterable[str]) -> str | None:
-    """`did you mean ...?` for a wrong choice, None where none is close."""
+    """What to write in place of a wrong choice, None where nothing is close."""
     choices = list(choices)
     plain = value.lower().replace("_", "-").replace(" ", "-")
+    if plain in INSTEAD and DEFAULT_TASK in choices:
+        return INSTEAD[plain]
     near = next((word for word in _CHOICE_ALIASES.get(plain, ()) if word in choices), None)
     near = near or close_key(value, choices)
     return f"did you mean {near}?" if near else None

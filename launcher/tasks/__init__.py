@@ -41,6 +41,19 @@ FORMATS: Mapping[str, RowFormat] = {one.name: one for task in TASKS for one in t
 _BY_NAME: Mapping[str, Task] = {task.name: task for task in TASKS}
 
 
+INSTEAD: Mapping[str, str] = {
+    "gspo": "write `task: grpo` and `trainer.importance_sampling_level: sequence`",
+    "dapo": "write `task: grpo`: its `trainer.loss_type` is dapo unless the recipe sets another",
+    **dict.fromkeys(
+        ("distillation", "gkd", "distill"),
+        "no task learns from a teacher's logits; write the teacher's answers as rows of `task: causal-lm`",
+    ),
+    **dict.fromkeys(("masked-lm", "mlm", "fill-mask"), "no task learns masked tokens"),
+    **dict.fromkeys(("asr", "automatic-speech-recognition"), "no task reads audio"),
+}
+"""What is no task, though other tools name it as one -> what to do."""
+
+
 def task_named(name: str) -> Task:
     """The task of a recipe's `task:`; KeyError for a name that is none."""
     return _BY_NAME[name]

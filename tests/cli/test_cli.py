@@ -177,6 +177,13 @@ def test_validate_tells_all_problems_of_all_recipes(capsys, tmp_path):
     assert {e["path"] for e in data["errors"]} == {"seed", "precison"}
 
 
+def test_validate_takes_the_changes_of_plan(capsys, tmp_path):
+    good = tmp_path / "good.yaml"
+    good.write_text(BASE, encoding="utf-8")
+    code, data = called_json(capsys, "validate", good, "--set", "seed=many")
+    assert (code, [e["path"] for e in data["errors"]]) == (2, ["seed"])
+
+
 def test_validate_finds_refusals_for_the_recipes_own_hardware(capsys, tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text(BASE + "precision: bf16\nhardware: {device: V100-32GB}\n", encoding="utf-8")

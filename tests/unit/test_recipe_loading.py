@@ -322,6 +322,13 @@ def test_a_similar_recipe_is_named(tmp_path: Path, asked: str, hint: str) -> Non
 
 def test_empty_and_unreadable_recipes(tmp_path: Path) -> None:
     assert problems(tmp_path, "") == [("wrong-type", None, 1)]
+    program = tmp_path / "train.py"
+    for text in ("import transformers\n", "import transformers\nif True:\n    train({1: [2})\n"):
+        program.write_text(text)
+        with pytest.raises(RecipeError) as caught:
+            load_recipe(program)
+        assert [(p.code, p.file) for p in caught.value.problems] == [("wrong-type", str(program))]
+        assert "Python" in caught.value.problems[0].message
     (tmp_path / "r.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecipeError) as caught:
         load_recipe(tmp_path / "r.yaml")

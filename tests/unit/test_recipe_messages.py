@@ -69,6 +69,7 @@ RECIPES: list[dict[str, str]] = [
     {"todo": "x"},
     {"todo": "[choose a learning rate]"},
     {"task": "grpo"}, {"task": "orpo"}, {"task": "vlm"}, {"task": "sft"},
+    *({"task": name} for name in ("gspo", "dapo", "gkd", "masked-lm", "asr")),
     {"sharding": "{pp_size: 2, ep_size: 2}"},
     {"trainer": f"{{run_name: {TOKEN}}}"},
     {"trainer": "{run_name: '${ENV:HF_TOKEN}'}"},
