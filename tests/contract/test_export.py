@@ -13,9 +13,11 @@ import pytest
 pytest.importorskip("torch")
 
 from launcher.cli import main
+from launcher.errors import RecipeError
 from launcher.parsing import EXPORTS
 from launcher.train.exports.export import TARGETS
 from launcher.train.exports.vllm import CHANGE_BASE
+from launcher.train.results.trained import on_base
 
 sys.path.insert(0, str(Path(__file__).parent))
 from exported import chatted
@@ -128,7 +130,7 @@ INITS = (True, False, "gaussian", "olora", "pissa", "pissa_niter_4", "orthogonal
 """Of peft 0.21 without loftq, which needs CUDA, and corda, eva and lora_ga, which need batches of rows."""
 
 
-def begun(folder, init, seed=0):
+def begun(folder, init, seed=0, saved=None):
     """The weight of a layer of the base after an adapter of this beginning was attached."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, set_seed
@@ -136,7 +138,9 @@ def begun(folder, init, seed=0):
     model = AutoModelForCausalLM.from_pretrained(folder)
     layer = model.model.layers[0].self_attn.q_proj
     set_seed(seed)
-    get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj"], init_lora_weights=init))
+    adapted = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj"], init_lora_weights=init))
+    if saved is not None:
+        adapted.save_pretrained(saved)
     return layer.weight
 
 
@@ -151,6 +155,15 @@ def test_a_base_is_restored_only_without_chance(run):
     base = run.parent / "base"
     restored = {init for init in INITS if begun(base, init, seed=1).equal(begun(base, init, seed=2))}
     assert {*INITS} - restored == {"pissa_niter_4"}
+
+
+def test_an_adapter_whose_base_cannot_be_restored_is_not_loaded(run, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    begun(run.parent / "base", "pissa_niter_4", saved=tmp_path)
+    with pytest.raises(RecipeError) as refusal:
+        on_base(AutoModelForCausalLM.from_pretrained(run.parent / "base"), tmp_path)
+    assert refusal.value.problems[0].code == "adapter-mismatch"
 
 
 def test_an_adapter_that_began_in_the_base_is_exported_merged(tmp_path, capsys):

@@ -297,9 +297,19 @@ def _continue_adapter(
         raise RecipeError(
             Problem("adapter-mismatch", message, file=folder, path="adapter.path", hint=hint)
         ) from error
+    check_restored(continued, folder)
     if ids:
         check_continued(continued, ids)
     return continued
+
+
+def check_restored(adapted: Any, folder: str) -> None:
+    """RecipeError for an adapter that began with a random change of its base: loading draws another."""
+    init = str(adapted.peft_config["default"].init_lora_weights)
+    if init.startswith("pissa_niter"):
+        message = f"began with init_lora_weights: {init}, which draws what it subtracts from the base again"
+        hint = "its base cannot be restored: train it again with `pissa`"
+        raise RecipeError(Problem("adapter-mismatch", message, file=folder, hint=hint))
 
 
 def first_lines(error: Exception, count: int = 3) -> str:

@@ -12,7 +12,7 @@ from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.checkpoint import complete_checkpoints, defect
 from launcher.facts.safe_files import parse_json
 from launcher.train.job import Job
-from launcher.train.model.adapters import first_lines
+from launcher.train.model.adapters import check_restored, first_lines
 from launcher.train.model.processing import first_line, load_processing, own_code
 from launcher.train.model.processors import read_processor
 from launcher.train.model.weights import weight_files
@@ -227,7 +227,7 @@ def on_base(base: Any, folder: Path, **options: Any) -> Any:
             warnings.catch_warnings(),
         ):  # peft continues with new values
             warnings.filterwarnings("error", message="Found missing adapter keys")
-            return PeftModel.from_pretrained(base, str(folder), **options)
+            adapted = PeftModel.from_pretrained(base, str(folder), **options)
     except torch.OutOfMemoryError:
         raise
     except (IndexError, KeyError, TypeError, ValueError, RuntimeError, UserWarning) as error:
@@ -240,6 +240,8 @@ def on_base(base: Any, folder: Path, **options: Any) -> Any:
                 hint="restore the base model that the run was trained on, and the run's own adapter",
             )
         ) from error
+    check_restored(adapted, str(folder))
+    return adapted
 
 
 def placement(weights: int, free: Sequence[int]) -> Place:
