@@ -17,7 +17,7 @@ from typing import Any
 from factories import plan
 
 from launcher.execute import start
-from launcher.execute.run_dir import write_run_dir
+from launcher.execute.run_dir import written
 from launcher.execute.start import execute
 from launcher.execute.supervise import Limits
 from launcher.render.bundle import Bundle, render
@@ -156,10 +156,11 @@ def started(
 ) -> dict[str, Any]:
     """Run a script as launcher in `folder`/run; its result.json."""
     bundle = bundle_of(folder, script, **overrides)
-    write_run_dir(bundle, folder / "run", resume=False)
-    return execute(
-        bundle, folder / "run", devices="", master_port=29517, resume=None, echo=echo, limits=limits
-    )
+    with written(bundle, folder / "run", resume=False) as lock:
+        return execute(
+            bundle, folder / "run", devices="", master_port=29517, resume=None, echo=echo, limits=limits,
+            lock=lock,
+        )  # fmt: skip
 
 
 def marked(name: str, value: str) -> dict[int, str]:

@@ -24,12 +24,12 @@ from launcher.execute.signals import ended_by_signals
 from launcher.execute.start_checks import check_disk_space, check_machine, check_nvme, holding_nvme
 from launcher.execute.start_point import (
     Beginning,
-    beginning,
     check_data,
     check_resumption,
     finished_result,
     keep_beginning,
     readable_checkpoint,
+    run_place,
     set_newer_aside,
     with_own_folder,
 )
@@ -87,21 +87,21 @@ def run_command(
     request = Request(loaded, hardware, note, node_rank, master_addr, command_line, alone)
     gathering = find_gathering(request)
     asked = digest_of_request(loaded, overrides, on=on, resume=resume)
-    begins = beginning(loaded.path, resume, output_dir)
+    place = run_place(loaded.path, resume, output_dir)
     if gathering is not None:
-        folder = shared_run_dir(begins.run_dir, begins.is_proposed, gathering.place)
-        begins = replace(begins, run_dir=folder, is_proposed=False)
+        folder = shared_run_dir(place.run_dir, place.is_proposed, gathering.place)
+        place = replace(place, run_dir=folder, is_proposed=False)
     with showing(as_json=as_json) as shown:
         if gathering is not None and not gathering.place.is_head:
-            take_part(gathering.place, begins.run_dir, asked, hardware().devices_per_node, shown.say)
+            take_part(gathering.place, place.run_dir, asked, hardware().devices_per_node, shown.say)
             node = {"member": gathering.place.member, "node_rank": gathering.place.node_rank}
             return Outcome(node, "the run has finished")
-        with leading(gathering, begins.run_dir, asked, shown.say) as nodes:
+        with leading(gathering, place.run_dir, asked, shown.say) as nodes:
             if not alone and (absent := data_problems(loaded)):
                 raise RecipeError(absent)
-            url = None if alone else mirror_url(loaded.recipe.runtime.mirror, begins.run_dir)
+            url = None if alone else mirror_url(loaded.recipe.runtime.mirror, place.run_dir)
             own_dirs = partial(run_dirs, str(loaded.path), Path.cwd())
-            with mirrored(begins, url, own_dirs, shown.say) as (begins, mirroring):
+            with mirrored(place, url, own_dirs, shown.say) as (begins, mirroring):
                 return _run(
                     loaded, begins, mirroring, nodes, shown,
                     on=on, dry_run=dry_run, tiny=tiny, resume=resume is not None, serve=serve,
@@ -207,13 +207,13 @@ def _hold_and(
 @contextlib.contextmanager
 def _served(run_dir: Path, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
     """What begins to serve the page of the run, which ends with the block."""
-    from launcher.report.live import serving
+    from launcher.report.live import serving_apart
 
     with contextlib.ExitStack() as stack:
 
         def follow() -> None:
             try:
-                address = stack.enter_context(serving([run_dir], [run_dir.name], 0))
+                address = stack.enter_context(serving_apart(run_dir))
             except (EffilaunchError, OSError) as why:  # the run needs no page
                 note(f"no page is served: {why}")
             else:

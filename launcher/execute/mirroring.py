@@ -35,7 +35,7 @@ from launcher.execute.mirror_upload import ERRORS, LINES, PATTERNS, Ending, Orde
 from launcher.execute.resume import Chosen
 from launcher.execute.run_dir import STOPPED, free_name, scratch_run_dir, unwritable
 from launcher.execute.signals import Stops
-from launcher.execute.start_point import Beginning, started_in
+from launcher.execute.start_point import Beginning, beginning
 from launcher.facts.checkpoint import MANIFEST, SUPERSEDED, complete_checkpoints, damage
 from launcher.facts.object_store import Store, StoreError, lacks_package
 from launcher.facts.safe_files import read_json, write_json
@@ -348,33 +348,31 @@ class Mirroring:
 
 @contextlib.contextmanager
 def mirrored(
-    begins: Beginning, url: str | None, own_dirs: Callable[[], Sequence[Path]], say: Callable[[str], None]
+    place: Beginning, url: str | None, own_dirs: Callable[[], Sequence[Path]], say: Callable[[str], None]
 ) -> Iterator[tuple[Beginning, Mirroring | None]]:
-    """The beginning of a run with this mirror, checked and chosen as `Mirroring.choose` does.
+    """The beginning of a run at this place, chosen as `beginning` and `Mirroring.choose` do.
 
-    url: None for a run without one, which stays as it is. own_dirs: existing run directories of the recipe,
-    of which a run without --output-dir continues the one that the URL belongs to.
+    url: None for a run without a mirror. own_dirs: existing run directories of the recipe, of which a run
+    without --output-dir continues the one that the URL belongs to.
     """
     if url is None:
-        yield begins, None
+        with beginning(place, say) as begins:
+            yield begins, None
         return
     mirror = open_mirror(url)
     _tried(mirror.store.check_writable, url, "writing a first object")
     mirroring = Mirroring(mirror, say, _tried(mirror.claim, url, "reading run.json"))
-    with scratch_run_dir("mirror") as staged:
-        yield mirroring.choose(_own_beginning(begins, mirroring.claim, own_dirs), staged), mirroring
+    place = _own_place(place, mirroring.claim, own_dirs)
+    with scratch_run_dir("mirror") as staged, beginning(place, say) as begins:
+        yield mirroring.choose(begins, staged), mirroring
 
 
-def _own_beginning(
-    begins: Beginning, claim: Claim | None, own_dirs: Callable[[], Sequence[Path]]
-) -> Beginning:
-    """The newest run directory that belongs to the URL, else a new one; begins: with a default name."""
-    if claim is None or not begins.takes_newest or begins.proposed is None:
-        return begins
+def _own_place(place: Beginning, claim: Claim | None, own_dirs: Callable[[], Sequence[Path]]) -> Beginning:
+    """The newest run directory that belongs to the URL, else a new one; place: with a default name."""
+    if claim is None or not place.takes_newest or place.proposed is None:
+        return place
     own = [path for path in own_dirs() if read_progress(path).get("id") == claim.id]
-    if not own:
-        return replace(begins, run_dir=begins.proposed, chosen=Chosen(None), is_proposed=True)
-    return begins if own[-1] == begins.run_dir else started_in(own[-1])
+    return replace(place, run_dir=own[-1] if own else place.proposed, is_proposed=not own)
 
 
 def run_mirrored(

@@ -22,7 +22,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from launcher.execute.leftovers import remove_shared_buffers
-from launcher.facts.rank_status import is_alive, read_statuses
+from launcher.facts.rank_status import (
+    ENDED_STATES,
+    is_alive,
+    process_started,
+    process_stat,
+    read_statuses,
+)
+from launcher.facts.safe_files import with_descriptor
 
 RUN = "EFFILAUNCH_RUN"
 """Environment variable of every process of a start: its token."""
@@ -33,14 +40,13 @@ KILL_S = 5.0
 
 _PROC = Path("/proc")
 _POLL_S = 0.05
-_PARENT, _STARTED = 1, 19
-"""Fields of /proc/PID/stat after the name, which may contain spaces and brackets: state is 0."""
+_PARENT = 1
+"""Field of /proc/PID/stat after the name: the state is 0."""
 
 
 def marks() -> dict[str, str]:
     """The two variables for a new start by this process."""
-    own = _stat(os.getpid())
-    started = own[_STARTED] if own else "0"
+    started = process_started(os.getpid()) or 0
     return {RUN: uuid.uuid4().hex, SUPERVISOR: f"{socket.gethostname()}:{os.getpid()}:{started}"}
 
 
@@ -50,19 +56,20 @@ def processes_of(token: str, variable: str = RUN) -> set[int]:
     parents: dict[int, int] = {}
     found = set()
     for pid in _pids():
-        stat = _stat(pid)
-        if not stat or stat[0] in "ZX":
+        stat = process_stat(pid)
+        if stat[0] in ENDED_STATES:
             continue
         parents[pid] = int(stat[_PARENT])
         with contextlib.suppress(OSError):  # another user's, or gone meanwhile
-            if mark in (_PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+            if mark in with_descriptor((_PROC / str(pid) / "environ").read_bytes).split(b"\0"):
                 found.add(pid)
     return _with_children(found, parents) - {os.getpid()}
 
 
 def tree_of(pids: Collection[int]) -> set[int]:
     """These processes and their descendants, except orphans."""
-    parents = {pid: int(stat[_PARENT]) for pid in _pids() if (stat := _stat(pid)) and stat[0] not in "ZX"}
+    stats = {pid: process_stat(pid) for pid in _pids()}
+    parents = {pid: int(stat[_PARENT]) for pid, stat in stats.items() if stat[0] not in ENDED_STATES}
     return _with_children(set(pids) & parents.keys(), parents)
 
 
@@ -85,15 +92,8 @@ def kill_all(token: str, wait_s: float = KILL_S) -> set[int]:
 
 
 def _pids() -> list[int]:
-    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name; none for a process that has ended."""
-    try:
-        return (_PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-    except OSError:
-        return []
+    entries = with_descriptor(lambda: list(_PROC.iterdir()))
+    return [int(entry.name) for entry in entries if entry.name.isdigit()]
 
 
 def _with_children(found: set[int], parents: dict[int, int]) -> set[int]:

@@ -79,13 +79,18 @@ def choose_checkpoint(run_dir: Path) -> Chosen:
     return Chosen(None, skipped={**incomplete, **damaged})
 
 
+def is_run(path: Path) -> bool:
+    """Whether this is a run directory, not a checkpoint in one."""
+    return (path / "plan.json").is_file() and (path / "checkpoints").is_dir()
+
+
 def verify_checkpoint(path: Path) -> Chosen:
     """The checkpoint that a user named: its folder, or a run directory, for its newest complete one.
 
     RecipeError when there is none, or when it is damaged.
     """
     path = path.absolute()
-    if (path / "plan.json").is_file() and (path / "checkpoints").is_dir():
+    if is_run(path):
         chosen = choose_checkpoint(path)
         if chosen.checkpoint is not None:
             return chosen

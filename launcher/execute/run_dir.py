@@ -14,11 +14,12 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError
 from launcher.facts.checkpoint import ORIGIN, SUPERSEDED, complete_checkpoints, incomplete_checkpoints
@@ -47,6 +48,9 @@ DISK_FULL, UNWRITABLE = "disk-full", "run-dir-unwritable"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 """Errors of a file system without locks, such as Lustre mounted without `flock`."""
+LEAVE_S = 600.0
+"""How long a start waits for the processes of a killed one. They end within 60 s and two steps."""
+_LEFT = "processes of a killed run"
 _OF_A_START = (LOCK, NODES, "logs", "checkpoints", "recipe.yaml", ".recipe.yaml.part", ".plan.json.part")
 """Files of a start that was killed before its plan was written."""
 
@@ -180,11 +184,12 @@ _held: dict[Path, int] = {}
 
 
 @contextlib.contextmanager
-def locked(run_dir: Path) -> Iterator[int]:
+def locked(run_dir: Path, say: Callable[[str], None] | None = None) -> Iterator[int]:
     """Hold the run directory, so that no second run writes into it; the lock's descriptor.
 
-    RecipeError `run-dir-in-use` if another process holds it: a run, or the rest of a killed one. Does nothing
-    on a file system without locks, or if this process holds it already.
+    RecipeError `run-dir-in-use` if another process holds it: a run, or the rest of a killed one. say: called
+    once before this waits for the latter. Does nothing on a file system without locks, or if this process
+    holds it already.
     """
     place = run_dir.absolute()
     if place in _held:
@@ -193,10 +198,7 @@ def locked(run_dir: Path) -> Iterator[int]:
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / LOCK).open("a+", encoding="utf-8") as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            stream.seek(0)
-            raise RecipeError(_in_use(run_dir, stream.read())) from error
+            _take(stream, run_dir, say)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -208,6 +210,23 @@ def locked(run_dir: Path) -> Iterator[int]:
             yield stream.fileno()
         finally:
             del _held[place]
+
+
+def _take(stream: TextIO, run_dir: Path, say: Callable[[str], None] | None) -> None:
+    """Lock the file. Raises RecipeError if others hold it, and go on to."""
+    deadline = None
+    while True:
+        try:
+            return fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            stream.seek(0)
+            holder = _holder(stream.read())
+            if holder or say is None or (deadline is not None and time.monotonic() > deadline):
+                raise RecipeError(_in_use(run_dir, holder)) from error
+        if deadline is None:
+            deadline = time.monotonic() + LEAVE_S
+            say(f"waiting for {_LEFT} of {run_dir}, which save and end")
+        time.sleep(0.2)
 
 
 def is_held(run_dir: Path) -> bool:
@@ -224,16 +243,18 @@ def is_held(run_dir: Path) -> bool:
     return False
 
 
-def _in_use(run_dir: Path, holder: str) -> Problem:
-    pid, host = [*holder.split(), "", ""][:2]
+def _holder(text: str) -> str:
+    """The living process that a lock file names; empty for the rest of a killed run."""
+    pid, host = [*text.split(), "", ""][:2]
     if host not in ("", socket.gethostname()):
-        who = f"by process {pid} on {host}"
-    elif pid.isdigit() and process_started(int(pid)) is not None:
-        who = f"by process {pid}"
-    else:
-        who = "by processes of a killed run, which end within about a minute"
+        return f"process {pid} on {host}"
+    return f"process {pid}" if pid.isdigit() and process_started(int(pid)) is not None else ""
+
+
+def _in_use(run_dir: Path, holder: str) -> Problem:
+    who = holder or f"{_LEFT}, which end within about a minute"
     hint = "wait for that run, end it, or name another --output-dir"
-    return Problem("run-dir-in-use", f"the run directory {run_dir} is in use {who}", hint=hint)
+    return Problem("run-dir-in-use", f"the run directory {run_dir} is in use by {who}", hint=hint)
 
 
 def record_bound(run_dir: Path, bound: dict[str, Any]) -> None:

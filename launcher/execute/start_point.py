@@ -16,15 +16,18 @@ from launcher.execute.resume import (
     Chosen,
     choose_checkpoint,
     converted,
+    is_run,
     remove_converted,
     verify_checkpoint,
     verify_origin,
     write_origin,
 )
 from launcher.execute.run_dir import (
+    LOCK,
     MARKER,
     claimed,
     default_run_dir,
+    locked,
     newest_run_dir,
     scratch_run_dir,
     set_aside_after,
@@ -56,13 +59,15 @@ class Beginning:
     run_dir: Path
     """Absolute; need not exist."""
     chosen: Chosen | None = None
-    """The checkpoint; None without --resume."""
+    """The checkpoint; None without --resume, and until it is chosen."""
     is_proposed: bool = False
     """Whether the run directory has a default name and does not exist yet."""
     takes_newest: bool = False
     """Whether it is `--resume auto`."""
     proposed: Path | None = None
     """Without --output-dir: what a new run directory would be called."""
+    named: Path | None = None
+    """What --resume PATH names, absolute: a checkpoint or a run directory."""
     records: Path | None = None
     """Where the run's records are, if not in its directory: a run from an object store, on another disk."""
 
@@ -87,39 +92,69 @@ class Beginning:
         return [] if self.chosen is None else self.chosen.lines()
 
 
-def beginning(recipe: Path, resume: str | None, output_dir: str | None) -> Beginning:
-    """The run directory and the verified checkpoint. Raises RecipeError if PATH is no intact checkpoint.
+def run_place(recipe: Path, resume: str | None, output_dir: str | None) -> Beginning:
+    """The run directory of a start, whose checkpoint `beginning` chooses.
 
-    `auto` never fails: it uses the newest complete checkpoint of --output-dir or of the recipe's last run,
-    else step 0, so that a job script needs only one command.
+    --output-dir; else that of the recipe's last run (--resume auto), or of the checkpoint (--resume PATH).
     """
     proposed = default_run_dir(str(recipe), Path.cwd())
+    given = None if not output_dir else Path(output_dir).absolute()
     if resume is None:
-        folder = Path(output_dir) if output_dir else proposed
-        return Beginning(folder.absolute(), is_proposed=not output_dir)
+        return Beginning(given or proposed.absolute(), is_proposed=given is None)
     if resume == "auto":
-        found = Path(output_dir) if output_dir else newest_run_dir(str(recipe), Path.cwd())
-        begins = started_in((found or proposed).absolute())
-        return replace(begins, is_proposed=found is None, proposed=None if output_dir else proposed)
-    chosen = verify_checkpoint(Path(resume))
+        found = given or newest_run_dir(str(recipe), Path.cwd())
+        return Beginning(
+            (found or proposed).absolute(), is_proposed=found is None, takes_newest=True,
+            proposed=None if given else proposed,
+        )  # fmt: skip
+    named = Path(resume).absolute()
+    return Beginning(given or _run_of(named), named=named)
+
+
+@contextlib.contextmanager
+def beginning(place: Beginning, say: Callable[[str], None]) -> Iterator[Beginning]:
+    """Hold the run directory that is resumed, then choose and verify the checkpoint.
+
+    In this order, since ranks of a killed start save a checkpoint, or finish the run, while they leave.
+    `auto` uses the newest complete checkpoint, else the one with which the run began, else step 0, so that a
+    job script needs only one command. Raises RecipeError if PATH is no intact checkpoint, and as `locked`.
+    """
+    if place.named is None and not place.takes_newest:
+        yield place
+        return
+    with contextlib.ExitStack() as held:
+        if any((place.run_dir / name).is_file() for name in (LOCK, PLAN)):
+            try:
+                held.enter_context(locked(place.run_dir, say))
+            except OSError as error:
+                raise unwritable(place.run_dir, error) from error
+        chosen = _newest(place.run_dir) if place.named is None else _named(place)
+        yield replace(place, chosen=chosen)
+
+
+def _run_of(named: Path) -> Path:
+    return named if is_run(named) else named.parent.parent
+
+
+def _newest(run_dir: Path) -> Chosen:
+    """The newest complete checkpoint of a run directory, else that with which its run began, else step 0."""
+    chosen = choose_checkpoint(run_dir)
+    if chosen.checkpoint is None and (origin := read_origin(run_dir)) is not None:
+        chosen = replace(verify_origin(run_dir, origin), skipped=chosen.skipped)
+    return chosen
+
+
+def _named(place: Beginning) -> Chosen:
+    assert place.named is not None, "only --resume PATH names one"
+    chosen, own = verify_checkpoint(place.named), _run_of(place.named)
     assert chosen.checkpoint is not None, "verify_checkpoint raises where there is none"
-    own = chosen.checkpoint.parent.parent
-    folder = Path(output_dir).absolute() if output_dir else own
-    if folder == own and chosen.checkpoint.name.startswith(SUPERSEDED):
+    if place.run_dir == own and chosen.checkpoint.name.startswith(SUPERSEDED):
         message = "it belongs to a continuation that was replaced by another one in the same run directory"
         hint = "name a new --output-dir to continue from it"
         raise RecipeError(Problem("not-a-checkpoint", message, file=str(chosen.checkpoint), hint=hint))
-    if folder != own and (folder / PLAN).is_file():
-        _refuse_another_run(folder, chosen.checkpoint)
-    return Beginning(folder, chosen)
-
-
-def started_in(folder: Path) -> Beginning:
-    """The newest complete checkpoint of a run directory, else that with which its run began, else step 0."""
-    chosen = choose_checkpoint(folder)
-    if chosen.checkpoint is None and (origin := read_origin(folder)) is not None:
-        chosen = replace(verify_origin(folder, origin), skipped=chosen.skipped)
-    return Beginning(folder, chosen, takes_newest=True)
+    if place.run_dir != own and (place.run_dir / PLAN).is_file():
+        _refuse_another_run(place.run_dir, chosen.checkpoint)
+    return chosen
 
 
 def with_own_folder(begins: Beginning) -> Beginning:

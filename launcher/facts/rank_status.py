@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import socket
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.safe_files import parse_json
+from launcher.facts.safe_files import parse_json, with_descriptor
 
 PHASES = ("start", "prepare", "load", "skip", "train", "evaluate", "save", "finish", "ended")
 """In the order of a run; `prepare` where the ranks do it themselves. skip, evaluate and save are within
@@ -32,8 +33,8 @@ PREPARED = "prepared"
 REPORT = "effilaunch-report: "
 """Prefix of an output line with the JSON that could not be written to logs/error-*.json."""
 
-_ENDED_STATES = ("Z", "X", "x")
-"""States in /proc/PID/stat of a process that has exited (zombie, dead)."""
+ENDED_STATES = ("", "Z", "X", "x")
+"""States of a process that does not exist, or has exited (zombie, dead)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +90,14 @@ def read_stage(run_dir: Path, stage: str) -> RankStatus | None:
 
 def read_statuses(run_dir: Path) -> dict[int, RankStatus]:
     """Rank -> its last status; invalid files are skipped."""
-    found = (_read(path) for path in sorted((run_dir / "logs").glob("status-rank-*.json")))
+    paths = with_descriptor(lambda: sorted((run_dir / "logs").glob("status-rank-*.json")))
+    found = map(_read, paths)
     return {status.rank: status for status in found if status is not None}
 
 
 def _read(path: Path) -> RankStatus | None:
     try:
-        values: Any = parse_json(path.read_text(encoding="utf-8"))
+        values: Any = parse_json(with_descriptor(partial(path.read_text, encoding="utf-8")))
         return RankStatus(
             **{
                 field.name: values[field.name]
@@ -115,19 +117,19 @@ def is_alive(status: RankStatus) -> bool:
 
 def process_started(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot; None where it has exited, zombies included."""
-    state, *rest = _stat(pid)
-    return None if state in ("", *_ENDED_STATES) else int(rest[18])
+    state, *rest = process_stat(pid)
+    return None if state in ENDED_STATES else int(rest[18])
 
 
 def process_state(pid: int) -> str:
     """The state of a process, a letter of /proc/PID/stat; empty where it does not exist."""
-    return _stat(pid)[0]
+    return process_stat(pid)[0]
 
 
-def _stat(pid: int) -> list[str]:
+def process_stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the state on; [""] where the process does not exist."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        text = with_descriptor(partial(Path(f"/proc/{pid}/stat").read_text, "utf-8", "replace"))
     except (OSError, ValueError):
         return [""]
     # The program name, in brackets, may itself contain spaces and brackets.

@@ -12,9 +12,10 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from launcher.errors import Problem, RecipeError
 
@@ -26,6 +27,23 @@ LARGEST_RECORD = 256 << 20
 """Largest record of a run; metrics.jsonl has about 300 bytes per line."""
 LONGEST_LINE = 1 << 20
 """Longest line of a JSON Lines record, in bytes."""
+
+
+_T = TypeVar("_T")
+
+
+def with_descriptor(read: Callable[[], _T]) -> _T:
+    """What this returns, as soon as the system has a descriptor for it.
+
+    For what decides whether processes live: "cannot be opened now" is not "has ended".
+    """
+    while True:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        time.sleep(0.1)
 
 
 def _mode(path: Path) -> int | None:

@@ -6,7 +6,11 @@ The browser asks only this server, which only reads.
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
+import select
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +18,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 
-from launcher.errors import EffilaunchError
+from launcher.errors import EffilaunchError, Problem, RecipeError
 from launcher.execute.record import read_run
 from launcher.facts.rank_status import read_statuses
 from launcher.facts.safe_files import opened
@@ -29,6 +33,8 @@ ANYWAY_S = 15.0
 """After which a page is drawn again although nothing was written: a process may have ended."""
 SHARE = 10
 """Times that drawing a page takes, which pass before the next: a long record costs the run little."""
+_READY_S = 60.0
+"""For the process that serves to import and draw the first page."""
 LOG_BYTES = 4 << 20
 """Of the end of a log."""
 LOG_LINES = 1000
@@ -141,3 +147,42 @@ def serving(folders: Sequence[Path], names: Sequence[str], port: int) -> Iterato
             yield address
         finally:
             live.ended.set()
+
+
+@contextlib.contextmanager
+def serving_apart(folder: Path) -> Iterator[str]:
+    """Serve a run as `serving` does, in a process of its own, which ends with the block or with this process.
+
+    The memory, descriptors and time that connections take are not those of the run. Raises OSError where no
+    process can be started, RecipeError where it cannot serve.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher.report.live", str(folder)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    with process:
+        assert process.stdout is not None, "stdout is a pipe"
+        try:
+            ready, _, _ = select.select([process.stdout], [], [], _READY_S)
+            said = json.loads(process.stdout.readline() or "{}") if ready else {}
+            if "address" not in said:
+                message = said.get("error") or "its process did not start"
+                raise RecipeError(Problem("no-page", message, file=str(folder)))
+            yield said["address"]
+        finally:
+            process.kill()
+
+
+def main() -> None:
+    """`RUN_DIR`: print the address, or why there is none, as JSON; serve until standard input ends."""
+    (folder,) = map(Path, sys.argv[1:])
+    try:
+        with serving([folder], [folder.name], 0) as address:
+            print(json.dumps({"address": address}), flush=True)
+            sys.stdin.read()
+    except EffilaunchError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -23,6 +23,10 @@ from launcher.report.outcome import echo
 LOOPBACK = "127.0.0.1"
 LARGEST_BODY = 8 << 20
 """Bytes of what a page sends."""
+CONNECTIONS = 32
+"""At a time; a browser opens 6. Others are closed unread."""
+IDLE_S = 15.0
+"""After which a connection is closed on which nothing comes, or nobody reads."""
 _MOST_DIGITS = 20
 """Of a length that is read: Python converts no number of thousands of digits."""
 
@@ -54,6 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
     token: str
     gets: Routes
     posts: Routes
+    timeout = IDLE_S
     protocol_version = "HTTP/1.1"
     server_version = "effilaunch"
     sys_version = ""
@@ -135,10 +140,23 @@ def _answered(route: Callable[[Asked], Answer], asked: Asked) -> Answer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 2 * CONNECTIONS  # who is not accepted waits for a minute
+
+    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
+        super().__init__(address, handler)
+        self._open = set[Any]()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        self._open.add(request)
+        return len(self._open) <= CONNECTIONS
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing is printed where the browser has gone."""
-        if not isinstance(sys.exception(), ConnectionError):
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 from cases import cases
 from patience import patience, wait_until
 from supervised import ROOT, marked, ranks
+
+from launcher.execute.start_point import Beginning, beginning
 
 MARK = "EFFILAUNCH_TEST_MARK"
 DEAF = """
@@ -168,6 +171,18 @@ def test_when_the_supervisor_is_killed_the_ranks_save_and_all_leave(run):
     assert stopped["signal"] == "the supervising process is gone"
 
 
+def test_the_next_start_waits_for_ranks_of_a_killed_one_and_resumes_what_they_save(run):
+    began = run(ranks(steps=2000)).training()
+    began.send(signal.SIGKILL)
+    began.process.wait()
+    said: list[str] = []
+    place, file = Beginning(began.folder / "run", takes_newest=True), began.folder / "run" / "stopped.json"
+    with beginning(place, said.append) as found:
+        assert marked(MARK, began.mark) == {}
+        assert found.checkpoint.name == json.loads(file.read_text())["checkpoint"]
+    assert len(said) == 1
+
+
 @pytest.mark.slow
 def test_when_the_supervisor_is_killed_what_does_not_leave_is_killed(run):
     deaf = "stopping.stop.ask = lambda number: None\n" + DEAF
@@ -204,6 +219,18 @@ def test_when_one_rank_is_killed(run, tmp_path):
     lost = json.loads((tmp_path / "run" / "logs" / "lost.json").read_text())
     assert (lost["ranks"], "was killed by SIGKILL" in lost["message"]) == ([1], True)
     assert lost["oom"] in (False, None), "nobody's memory ran out"
+
+
+def test_a_supervisor_without_descriptors_waits_for_them_and_loses_no_rank(run):
+    began = run(ranks(steps=2000)).training()
+    number, limits = began.process.pid, resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.prlimit(number, resource.RLIMIT_NOFILE, (3, limits[1]))
+    steps = began.statuses()[0]["step"]
+    wait_until(lambda: began.statuses()[0]["step"] > steps + 40)
+    assert began.process.poll() is None
+    resource.prlimit(number, resource.RLIMIT_NOFILE, limits)
+    os.kill(began.statuses()[1]["pid"], signal.SIGKILL)
+    assert "was killed by SIGKILL" in began.ended(5)
 
 
 @pytest.mark.slow

@@ -8,18 +8,20 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
-from patience import patience
+from patience import patience, wait_until
 from reports import write_finished, write_run
 
 from launcher.cli import main
 from launcher.errors import RecipeError
-from launcher.report import live
-from launcher.report.live import serving
+from launcher.report import live, loopback
+from launcher.report.live import serving, serving_apart
 
 
 @pytest.fixture
@@ -96,6 +98,52 @@ def test_logs_are_searched_and_only_those_of_the_run(served, run, tmp_path, monk
 def test_a_link_in_the_logs_leads_nowhere_else(served):
     assert "not of this run" not in ask(served, "/log", name="outside.log")[1]
     assert "outside.log" not in ask(served)[1]
+
+
+@contextlib.contextmanager
+def silent(address, count):
+    """Connections on which nothing is sent."""
+    place = address.hostname, address.port
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection(place, patience(60))) for _ in range(count)]
+
+
+def test_silent_connections_are_few_and_not_for_long(served, monkeypatch):
+    monkeypatch.setattr(loopback._Handler, "timeout", 1.0)
+    with silent(served, loopback.CONNECTIONS + 20) as waiting:
+        assert {one.recv(1) for one in waiting} == {b""}, "closed at once, or when they were idle"
+        assert ask(served)[0] == 200
+
+
+def descriptors():
+    """How many this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_the_server_of_a_run_is_a_process_of_its_own_and_ends_with_it(run):
+    before = descriptors()
+    with serving_apart(run) as text:
+        address = urlsplit(text)
+        assert ask(address)[0] == 200
+        own = descriptors()
+        with silent(address, 50):
+            assert descriptors() == own + 50, "those of the clients"
+    assert descriptors() == before
+    with pytest.raises(ConnectionRefusedError):
+        ask(address)
+    parent = "import sys; from pathlib import Path; from launcher.report.live import serving_apart\n"
+    parent += f"with serving_apart(Path({str(run)!r})) as text: print(text, flush=True); sys.stdin.read()"
+    argv = [sys.executable, "-c", parent]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        address = urlsplit(process.stdout.readline().strip())
+        process.kill()
+
+    def gone():
+        with contextlib.suppress(ConnectionError):
+            return not ask(address)
+        return True
+
+    wait_until(gone)
 
 
 def test_a_change_is_told(served, run):
