@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from launcher.execute.signals import STOPPING
 from launcher.execute.supervise import STATES, Stack, Watch, describe_lost
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.probe import OomKills, has_killed, read_oom_kills
-from launcher.facts.rank_status import LEFT_EARLY, RankStatus
+from launcher.facts.rank_status import LEFT_EARLY, PUSH_FAILED, PUSHING, RankStatus
 from launcher.facts.safe_files import write_text
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.findings import Error, Finding
@@ -126,6 +127,19 @@ def failures_while_stopping(run_dir: Path, reported: Sequence[Report] = ()) -> l
 
 
 # Failed.
+
+
+def push_failure(run_dir: Path, reported: Sequence[Report] = ()) -> EffilaunchError | None:
+    """The error of a finished run whose result was not pushed to the hub; None for others."""
+    failed = _own_problems(_reports(run_dir, reported))
+    if failed is not None and failed.problems[0].code == PUSH_FAILED:
+        return failed
+    if not (run_dir / PUSHING).is_dir():
+        return None
+    folder = next((run_dir / PUSHING).iterdir(), run_dir)
+    message = "the run has finished, but was ended before its result was on the hub"
+    hint = f"`hf upload OWNER/NAME {shlex.quote(str(folder))} .` pushes it"
+    return RunFailed(Problem(PUSH_FAILED, message, str(run_dir), path="trainer.push_to_hub", hint=hint))
 
 
 def run_failure(

@@ -116,6 +116,13 @@ class Mirror:
         except (ValueError, TypeError, KeyError) as error:
             raise StoreError("damaged", f"{CLAIM} cannot be read: {error!r}") from error
 
+    def earlier_claim(self) -> Claim | None:
+        """Who owned the URL before this start. Without it nobody can say whose the checkpoints there are."""
+        found = self.claim()
+        if found is None and any(self.names().values()):
+            raise StoreError("damaged", f"{CLAIM} is missing beside complete checkpoints")
+        return found
+
     def write_claim(self, claim: Claim) -> None:
         self.store.write(CLAIM, json.dumps({"schema_version": 1, **asdict(claim)}, indent=2).encode())
 
@@ -158,11 +165,16 @@ class Mirror:
 
     def records(self, stored: Stored) -> dict[str, FileFacts]:
         """Name -> what is there of the run directory's records."""
-        text = self.store.read(f"{stored.folder}/{RECORDS_LIST}")
-        try:
-            return {} if text is None else file_facts(parse_json(text))
-        except (ValueError, TypeError, KeyError):
+        name = f"{stored.folder}/{RECORDS_LIST}"
+        text = self.store.read(name)
+        if text is None:
+            if self.store.sizes(f"{stored.folder}/{RECORDS}"):
+                raise StoreError("damaged", f"{name} is missing")
             return {}
+        try:
+            return file_facts(parse_json(text))
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoreError("damaged", f"{name} cannot be read: {error!r}") from error
 
     # --- what changes it
 

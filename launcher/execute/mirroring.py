@@ -33,7 +33,7 @@ from launcher.execute.mirror import (
 )
 from launcher.execute.mirror_upload import ERRORS, LINES, PATTERNS, Ending, Order, Progress, read_progress
 from launcher.execute.resume import Chosen
-from launcher.execute.run_dir import STOPPED, free_name, scratch_run_dir, unwritable
+from launcher.execute.run_dir import MARKER, STOPPED, free_name, scratch_run_dir, unwritable
 from launcher.execute.signals import Stops
 from launcher.execute.start_point import Beginning, beginning
 from launcher.facts.checkpoint import MANIFEST, SUPERSEDED, complete_checkpoints, damage
@@ -65,7 +65,7 @@ _HINTS = {
     "rights: it lists, reads, writes and removes objects there",
     "absent": f"check {KEY}; the bucket must exist, it is not created",
     "full": "raise the quota or remove objects",
-    "damaged": "remove that object if nobody else needs it",
+    "damaged": f"restore that object, or name another {KEY}",
     "unreachable": "check the network and the address (for S3: AWS_ENDPOINT_URL), or remove runtime.mirror",
 }
 
@@ -361,7 +361,7 @@ def mirrored(
         return
     mirror = open_mirror(url)
     _tried(mirror.store.check_writable, url, "writing a first object")
-    mirroring = Mirroring(mirror, say, _tried(mirror.claim, url, "reading run.json"))
+    mirroring = Mirroring(mirror, say, _tried(mirror.earlier_claim, url, "reading run.json"))
     place = _own_place(place, mirroring.claim, own_dirs)
     with scratch_run_dir("mirror") as staged, beginning(place, say) as begins:
         yield mirroring.choose(begins, staged), mirroring
@@ -397,8 +397,10 @@ def run_mirrored(
         found = mirroring.end("newest", _time_left(plan, run_dir))
         raise _interrupted(error, run_dir, found) from error
     except EffilaunchError:
-        found = mirroring.end("newest", max(LEAST_STOP_S, float(plan.runtime.stop_seconds or 0)))
-        if lacks := missing(run_dir, found, with_result=False):
+        finished_run = (run_dir / MARKER).is_file()  # and could not be pushed to the hub
+        limit_s = None if finished_run else max(LEAST_STOP_S, float(plan.runtime.stop_seconds or 0))
+        found = mirroring.end("all" if finished_run else "newest", limit_s)
+        if lacks := missing(run_dir, found, with_result=finished_run):
             mirroring.say(f"WARNING: {lacks}")
         mirroring.release()
         raise

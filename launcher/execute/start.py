@@ -20,6 +20,7 @@ from launcher.execute.endings import (
     failures_while_stopping,
     find_known,
     interruption,
+    push_failure,
     run_failure,
     saved_at,
     supervised_failure,
@@ -213,6 +214,8 @@ def _outcome(run_dir: Path, start: Start, nodes: Nodes | None = None) -> dict[st
     finally:
         remove_shared_buffers(start.master_port)
     if (run_dir / MARKER).is_file():
+        if (unpushed := push_failure(run_dir, ended.reports)) is not None:
+            raise unpushed
         result: dict[str, Any] = parse_json((run_dir / "result.json").read_text("utf-8"))
         return result
     failed = failures_while_stopping(run_dir, () if ended.lost_node else ended.reports)

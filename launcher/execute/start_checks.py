@@ -13,7 +13,7 @@ from launcher.errors import MachineError, Problem
 from launcher.execute.leftovers import LOCK, reserved_folder, swap_files
 from launcher.execute.nodes import Nodes
 from launcher.facts import probe
-from launcher.facts.checkpoint import SAVING, complete_checkpoints, read_manifest
+from launcher.facts.checkpoint import SAVING, SPARE, bytes_beside_tensors, complete_checkpoints, read_manifest
 from launcher.facts.machine_facts import BuildFacts, Stack, ask_stack, read_build
 from launcher.facts.software import require_modules
 from launcher.facts.storage import read_folder
@@ -68,7 +68,8 @@ def check_disk_space(plan: Plan, run_dir: Path, begins: float = inf) -> None:
     ones are moved aside and kept.
     """
     folder = read_folder(run_dir)
-    wanted = result_bytes(plan) + _to_come(plan, run_dir / "checkpoints", begins)
+    result = result_bytes(plan) + bytes_beside_tensors(plan.spec.vocab_size)
+    wanted = result + SPARE + _to_come(plan, run_dir / "checkpoints", begins)
     if folder.free >= wanted:
         return
     raise MachineError(
@@ -86,11 +87,13 @@ def check_disk_space(plan: Plan, run_dir: Path, begins: float = inf) -> None:
 def _to_come(plan: Plan, checkpoints: Path, begins: float) -> int:
     """Bytes of the checkpoints still to be written, by the estimate or the largest existing one.
 
-    An incomplete checkpoint is deleted before the next save. One more is assumed if the number is unknown.
+    As much as a save asks to be free, which it skips otherwise (train/checkpoint/saving.py). An incomplete
+    checkpoint is deleted before the next save. One more is assumed if the number is unknown.
     """
     complete = complete_checkpoints(checkpoints)
     there = [read_manifest(path) for step, path in complete.items() if step <= begins]
-    each = max([checkpoint_bytes(plan), *(manifest.bytes for manifest in there if manifest is not None)])
+    first = checkpoint_bytes(plan) + bytes_beside_tensors(plan.spec.vocab_size)
+    each = max([first, *(manifest.bytes for manifest in there if manifest is not None)])
     kept = checkpoints_kept(plan)
     more = 1 if kept is None else max(0, kept - len(there))
     incomplete = sum(path.stat().st_size for path in (checkpoints / SAVING).rglob("*") if path.is_file())

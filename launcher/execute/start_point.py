@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.execute.endings import push_failure
 from launcher.execute.following import Look, blind
 from launcher.execute.resume import (
     Chosen,
@@ -47,7 +48,7 @@ from launcher.facts.checkpoint import (
 from launcher.facts.safe_files import parse_json, read_record
 from launcher.plan.stored import StoredPlan
 from launcher.planner.resuming import Resumption, compare_data, compare_plans, compare_versions
-from launcher.render.bundle import Bundle
+from launcher.render.bundle import Bundle, render
 
 PLAN = "plan.json"
 
@@ -185,7 +186,10 @@ def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], Non
             say("\n".join([*begins.lines, ""]))
         return Resumption(())
     manifest = _manifest(begins.checkpoint)
-    found = compare_plans(plan_of_checkpoint(begins.checkpoint), stored_plan(bundle), manifest.world_size)
+    before = plan_of_checkpoint(begins.checkpoint)
+    if not before.keeps_references:  # it has the values
+        bundle = render(replace(bundle.plan, kept={}))
+    found = compare_plans(before, stored_plan(bundle), manifest.world_size)
     if found.refused:
         raise RecipeError([difference.problem() for difference in found.refused])
     versions = compare_versions(manifest.versions, bundle.plan.versions)
@@ -261,6 +265,8 @@ def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None
             "" if begins.is_newest else "; to train again from an older checkpoint name a new --output-dir"
         )
         say(f"the run in {run_dir} has finished after step {steps}: nothing is left to train{again}\n")
+        if (unpushed := push_failure(run_dir)) is not None:
+            say(f"WARNING: {unpushed}\n")
         return result
     if not any(bundle.plan.provenance[name].by == "--set" for name in now.settings()):
         # The run may have been started with another --set than the recipe has.

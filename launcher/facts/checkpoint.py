@@ -27,6 +27,9 @@ from launcher.tasks import task_named
 MANIFEST = "manifest.json"
 SAVING = ".saving"
 """Folder in checkpoints/ of a checkpoint that is being written."""
+SPARE = 2**20
+"""Bytes that a save leaves free for the logs of the run."""
+_CONFIGURATIONS, _OF_A_TOKEN = 2 * 2**20, 128
 UNREADABLE = ".unreadable"
 """Suffix of RNG states that launcher/train/checkpoint/resuming.py set aside; the checkpoint is complete."""
 SCHEMA_VERSION = 1
@@ -44,6 +47,11 @@ _READERS = 4
 """Files hashed at the same time; more do not make a disk faster."""
 _PIECE = 1 << 20
 """Bytes per read."""
+
+
+def bytes_beside_tensors(vocab_size: int) -> int:
+    """What a checkpoint or a result may take beside tensors: a tokenizer of 256,000 tokens has 32 MiB."""
+    return _CONFIGURATIONS + _OF_A_TOKEN * vocab_size
 
 
 @dataclass(frozen=True, slots=True)

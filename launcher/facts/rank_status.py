@@ -33,6 +33,11 @@ PREPARED = "prepared"
 REPORT = "effilaunch-report: "
 """Prefix of an output line with the JSON that could not be written to logs/error-*.json."""
 
+PUSHING = ".pushing"
+"""In RUN_DIR: hard links to the files of what is being pushed to the hub, which retention cannot remove."""
+PUSH_FAILED = "push-failed"
+"""Code of a rank's problem: the run has finished, and its result is not on the hub."""
+
 ENDED_STATES = ("", "Z", "X", "x")
 """States of a process that does not exist, or has exited (zombie, dead)."""
 

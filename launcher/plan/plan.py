@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from launcher.facts.hardware import Hardware
@@ -14,6 +14,7 @@ from launcher.memory.estimate import MemoryEstimate
 from launcher.memory.job import MemoryJob
 from launcher.plan.inputs import Pace
 from launcher.plan.settings import HasSettings, Settings
+from launcher.recipe.env import Kept
 
 Source = Literal["default", "recipe", "parent", "override", "search", "fix", "hardware"]
 
@@ -170,6 +171,8 @@ class Plan(HasSettings):
     warnings: tuple[str, ...]
     images: PreparedImages | None = None
     """Statistics of the images in the prepared rows, which `memory` is computed from."""
+    kept: Mapping[str, Kept] = field(default_factory=dict)
+    """Dotted path of the recipe -> a reference to the environment, which files have instead of its value."""
     elastic: tuple[NodeCount, ...] = ()
     """With `launch.min_nodes`: every number of nodes of the run, most first."""
 

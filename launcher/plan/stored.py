@@ -78,7 +78,21 @@ class StoredPlan(HasSettings):
     def at(self, dotted: str) -> object:
         """The value of a setting, also of one that no section has; None where it is absent."""
         stored = self._settings.get(dotted)
-        return self._before.get(dotted) if stored is None else stored["value"]
+        return self._before.get(dotted) if stored is None else self._told_apart(stored["value"])
+
+    @property
+    def keeps_references(self) -> bool:
+        """Whether it has references in place of their values; earlier plans have the values."""
+        return "references" in self._plan
+
+    def _told_apart(self, value: Any) -> Any:
+        """The value with the digest of each reference, so that one whose variable has changed differs."""
+        if isinstance(value, str):
+            digest = self._plan.get("references", {}).get(value)
+            return value if digest is None else f"{value}#{digest}"
+        if isinstance(value, dict):
+            return {key: self._told_apart(item) for key, item in value.items()}
+        return [self._told_apart(item) for item in value] if isinstance(value, list) else value
 
     def by(self, dotted: str) -> str:
         """What set it: `recipes/x.yaml:12`, `--set`, …"""

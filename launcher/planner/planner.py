@@ -74,6 +74,7 @@ def _assemble(
     return Plan(
         recipe_file=str(loaded.path),
         recipe_text=loaded.text,
+        kept=loaded.kept,
         hardware=facts.hardware,
         spec=facts.model,
         batch=batch,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.recipe.yaml_reader import join
 
 _BEGIN = "${ENV:"
 # References do not nest: a default ends where another reference begins, which keeps the search linear.
@@ -59,6 +62,67 @@ def resolve_env(text: str, environ: Mapping[str, str]) -> str:
     if missing:
         raise RecipeError([missing_problem(name) for name in missing])
     return _REFERENCE.sub(lambda match: environ.get(match[1], match[2] or ""), text)
+
+
+_PLAIN_DEFAULT = re.compile(r"[\w./:@%+,=-]*")
+
+
+def for_shell(line: str) -> str | None:
+    """A line of shell whose references are the shell's own; None where that would change its meaning.
+
+    In single quotes the shell expands nothing, and a default may hold signs that it takes as its own.
+    """
+    defaults = [match[2] or "" for match in _REFERENCE.finditer(line)]
+    if "'" in line or not all(map(_PLAIN_DEFAULT.fullmatch, defaults)):
+        return None
+    return _REFERENCE.sub(lambda m: f"${{{m[1]}}}" if m[2] is None else f"${{{m[1]}-{m[2]}}}", line)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A value of a recipe that has references: no file of a run holds it."""
+
+    value: str
+    """Resolved; a path is absolute."""
+    text: str
+    """With references: what the files hold."""
+
+    @property
+    def digest(self) -> str:
+        """Tells a changed value, as a resume must; 16 bits, of which no value can be guessed."""
+        return hashlib.sha256(f"{self.text}={self.value}".encode()).hexdigest()[:4]
+
+
+def with_references(value: Any, path: str, kept: Mapping[str, Kept]) -> Any:
+    """The value at `path` of a recipe with its references in place again, at any depth.
+
+    kept: dotted path -> reference. A text that has changed since stays as it is.
+    """
+    if isinstance(value, str):
+        found = kept.get(path)
+        return found.text if found is not None and found.value == value else value
+    if isinstance(value, Mapping):
+        return {key: with_references(item, join(path, key), kept) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [with_references(item, join(path, index), kept) for index, item in enumerate(value)]
+    return value
+
+
+_SHORTEST = 6
+"""Shorter values may stand in a message by chance."""
+
+
+def hide_kept(value: Any, kept: Mapping[str, Kept]) -> Any:
+    """Texts made of a recipe's values, such as messages, with references instead, at any depth."""
+    if isinstance(value, str):
+        found = {one.value: one.text for one in kept.values() if len(one.value) >= _SHORTEST}
+        longest_first = sorted(map(re.escape, found), key=len, reverse=True)
+        return re.sub("|".join(longest_first), lambda match: found[match[0]], value) if found else value
+    if isinstance(value, Mapping):
+        return {key: hide_kept(item, kept) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [hide_kept(item, kept) for item in value]
+    return value
 
 
 def incomplete_problem(path: str) -> Problem:

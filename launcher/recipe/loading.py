@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,12 +51,14 @@ class LoadedRecipe:
     """A checked recipe and where each value was set."""
 
     recipe: Recipe
-    """Paths are absolute; `${ENV:...}` stays in `trainer` and `launch.env`, resolved elsewhere."""
+    """Paths are absolute; `${ENV:...}` stays in `trainer` and `launch.env`, and is resolved elsewhere."""
     text: str
     """The file as given, without what it extends."""
     path: Path
     origins: Mapping[str, Origin]
     """Dotted path (`data.train[0].path`) of every given value, of sections and lists too."""
+    kept: Mapping[str, env.Kept] = field(default_factory=dict)
+    """Dotted path -> the reference that stays one in every file."""
 
 
 def load_recipe(
@@ -79,7 +82,7 @@ def load_recipe(
     if any(problem.code in ("yaml-syntax", "unreadable") for problem in merged.problems) or not merged.data:
         raise RecipeError(merged.problems or [Problem("wrong-type", "the recipe is empty", str(file), 1)])
     main = str(file)
-    recipe, problems = _check(merged, os.environ)
+    recipe, problems, kept = _check(merged, os.environ)
     problems += _shared_mirror(recipe, swept)
     # A value that the reader refused is null from there on, which is no second problem.
     unread = {_place(problem) for problem in merged.problems}
@@ -89,7 +92,7 @@ def load_recipe(
         unique = dict.fromkeys(problems)
         raise RecipeError(sorted(unique, key=lambda p: (p.file != main, p.file or "", p.line or 0)))
     origins = {p: Origin(position.source, position.by) for p, position in merged.positions.items()}
-    return LoadedRecipe(recipe, merged.text, file, origins)
+    return LoadedRecipe(recipe, merged.text, file, origins, kept)
 
 
 def _shared_mirror(recipe: Recipe | None, swept: Sequence[str]) -> list[Problem]:
@@ -131,8 +134,10 @@ def _with_position(problem: Problem, merged: MergedRecipe, main: str) -> Problem
     return replace(problem, file=position.file, line=position.line)
 
 
-def _check(merged: MergedRecipe, environ: Mapping[str, str]) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe, if its types allow one, and all problems (without file and line)."""
+def _check(
+    merged: MergedRecipe, environ: Mapping[str, str]
+) -> tuple[Recipe | None, list[Problem], dict[str, env.Kept]]:
+    """The recipe, if its types allow one, all problems (without file and line), and its references."""
     data = copy.deepcopy(merged.data)
     problems = [*take_todo(data), *take_unsupported(data), *take_secrets(data), *check_environment(data)]
     references = _resolve_references(data, environ, problems)
@@ -156,23 +161,57 @@ def _check(merged: MergedRecipe, environ: Mapping[str, str]) -> tuple[Recipe | N
     problems += check_rules(data, resolved, folder)
     _make_absolute(data, folder)
     recipe, errors = _validate(data, references)
+    kept = {} if recipe is None else _kept(data, references, folder)
     # of two problems with one field, from the field table and from the schema, the former says more
     known_paths = {problem.path for problem in problems}
     problems += [problem for problem in errors if problem.path not in known_paths]
     hidden = {problem.path for problem in problems if problem.code == SECRET_CODE}
-    return recipe, [p for p in problems if p.path not in hidden or p.code == SECRET_CODE]
+    return recipe, [p for p in problems if p.path not in hidden or p.code == SECRET_CODE], kept
 
 
-def _validate(data: dict[str, Any], references: Mapping[str, str]) -> tuple[Recipe | None, list[Problem]]:
+def _kept(
+    data: Any, references: Mapping[str, env.Kept], folder: Callable[[str], Path]
+) -> dict[str, env.Kept]:
+    """The references that stay in the files of a run: those of texts; a choice or a number is decided."""
+    if not references:
+        return {}
+    found: dict[str, env.Kept] = {}
+
+    def visit(value: Any, path: str) -> None:
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            child, item = join(path, key), value[key]
+            if isinstance(item, (dict, list)):
+                visit(item, child)
+            elif isinstance(item, str) and child in references:
+                given = references[child]
+                is_relative = item != given.value and not given.value.startswith(("/", "~"))
+                found[child] = env.Kept(item, f"{folder(child)}/{given.text}" if is_relative else given.text)
+
+    visit(data, "")
+    texts = copy.deepcopy(data)
+    for path, one in found.items():
+        _put(texts, path, one.text)
+    try:
+        Recipe.model_validate(texts)
+    except ValidationError as error:
+        decided = {problem.path for problem in validation_problems(error.errors(), texts)}
+        return {path: one for path, one in found.items() if path not in decided}
+    return found
+
+
+def _validate(
+    data: dict[str, Any], references: Mapping[str, env.Kept]
+) -> tuple[Recipe | None, list[Problem]]:
     """Validate; a value that was one reference counts as a number where a string does not fit."""
     try:
         return Recipe.model_validate(data), []
     except ValidationError as error:
         problems = validation_problems(error.errors(), data)
-    numbers = {problem.path for problem in problems} & set(references)
+    whole = {path: one.value for path, one in references.items() if env.is_reference(one.text)}
+    numbers = {problem.path for problem in problems} & set(whole)
     if numbers:
         for path in numbers:
-            _put(data, str(path), parse_scalar(references[str(path)]))
+            _put(data, str(path), parse_scalar(whole[str(path)]))
         try:
             return Recipe.model_validate(data), []
         except ValidationError as error:
@@ -216,12 +255,12 @@ def _is_missing(value: Any, environ: Mapping[str, str]) -> bool:
 
 def _resolve_references(
     data: dict[str, Any], environ: Mapping[str, str], problems: list[Problem]
-) -> dict[str, str]:
+) -> dict[str, env.Kept]:
     """Resolve references in place, but not under `trainer` and `launch.env`.
 
-    Returns path -> resolved text of the values that were one reference. Missing variables go to `problems`.
+    Returns path -> the texts that had any. Missing variables go to `problems`.
     """
-    whole: dict[str, str] = {}
+    resolved: dict[str, env.Kept] = {}
 
     def visit(value: Any, path: str, keep: bool) -> None:
         for key in list(value) if isinstance(value, dict) else range(len(value)):
@@ -235,12 +274,35 @@ def _resolve_references(
                 problems.extend(env.missing_problem(name, child) for name in missing)
                 if missing or keep:
                     continue
+                if _OF_SCHEDULER.match(child):
+                    value[key] = _of_scheduler(item, child, problems) or env.resolve_env(item, environ)
+                    continue
                 value[key] = env.resolve_env(item, environ)
-                if env.is_reference(item):
-                    whole[child] = value[key]
+                resolved[child] = env.Kept(value[key], item)
 
     visit(data, "", keep=False)
-    return whole
+    return resolved
+
+
+_OF_SCHEDULER = re.compile(r"launch\.(?:slurm|kubernetes|ray|skypilot)\.")
+_SHELL_LINE = re.compile(_OF_SCHEDULER.pattern + r"(?:prepare\.)?setup\[\d+\]")
+
+
+def _of_scheduler(text: str, path: str, problems: list[Problem]) -> str | None:
+    """A text of a scheduler's section: a line of `setup` for the shell of the job; others are refused.
+
+    Schedulers read them from the job's files, which therefore would hold the value.
+    """
+    is_line = _SHELL_LINE.fullmatch(path) is not None
+    if is_line and (line := env.for_shell(text)) is not None:
+        return line
+    message = "would be written into the job's files with the variable's value"
+    hint = f"write the value, or consent when you submit: --set {path}=VALUE"
+    if is_line:
+        message = "has a reference that the shell of the job cannot expand, by its quotes or its default"
+        hint = "write the variable as that shell expands it: $NAME"
+    problems.append(Problem("env-reference", message, path=path, hint=hint))
+    return None
 
 
 _PATHS = {

@@ -132,7 +132,7 @@ def _check_option(name: str, value: Any, path: str) -> Iterator[Problem]:
 
 def _check_text(text: str, path: str) -> Iterator[Problem]:
     if "$" in text:
-        hint = "${ENV:NAME} is resolved when the recipe is read"
+        hint = "write the value, or set it when you submit, with --set"
         yield Problem("wrong-value", f"contains a $, but {_NO_VARIABLE}", path=path, hint=hint)
     elif not text or not text.isprintable():
         what = "is empty" if not text else "contains a line end or another control character"

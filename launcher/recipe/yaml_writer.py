@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from launcher.facts.hardware import Hardware
+from launcher.recipe.env import with_references
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.yaml_reader import parse_yaml
 
@@ -174,9 +175,9 @@ _Dumper.add_representer(str, _quoted)
 def snapshot(loaded: LoadedRecipe, hardware: Hardware) -> str:
     """A loaded recipe merged into one YAML file. hardware: what it is planned for, also by --on.
 
-    Paths are absolute; `${ENV:NAME}` under `trainer` and `launch.env` is resolved in the workers.
+    Paths are absolute; `${ENV:NAME}` is resolved where the job reads the recipe.
     """
-    data: dict[str, Any] = loaded.recipe.model_dump(exclude_unset=True)
+    data: dict[str, Any] = with_references(loaded.recipe.model_dump(exclude_unset=True), "", loaded.kept)
     data["hardware"] = {key: getattr(hardware, key) for key in ("num_nodes", "devices_per_node", "device")}
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
     name = str(loaded.path.absolute())

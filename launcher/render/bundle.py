@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.engines import engine_of
-from launcher.plan.plan import Plan
-from launcher.recipe.env import split_references
+from launcher.plan.plan import AppliedFix, Plan
+from launcher.recipe.env import hide_kept, split_references, with_references
 from launcher.render.command import (
     WORKER,
     render_accelerate_config,
@@ -39,6 +39,8 @@ _COUNT_DEVICES = (
     'devices="$(IFS=,; echo "${ids[*]:0:%d}")"',
 )
 """As `run` does: the first of the devices that are named. All of them may be more ranks than are planned."""
+_SETTING_OF = {"python": "python.file"}
+"""Key of a recipe -> its setting, where that has another name."""
 _LATE = re.compile("(" + "|".join(map(re.escape, PLAN_KEYS_LATE)) + ")")
 
 
@@ -69,18 +71,19 @@ def render(plan: Plan, worker: str = WORKER) -> Bundle:
     ds_config = engine_of(plan).ds_config(plan)
     command, env = render_command(plan, worker), render_env(plan)
     prepare = render_prepare(plan)
+    first, starts, variables, config = hide_kept([prepare, command, env, ds_config], plan.kept)
     files = {
         "recipe.yaml": plan.recipe_text,
-        "plan.json": dump_json(plan_json(plan, ds_config, command, env)),
-        "command.sh": _script(prepare, command, env, plan),
+        "plan.json": dump_json(plan_json(plan, config, starts, variables)),
+        "command.sh": _script(first, starts, variables, plan),
         "environment.json": dump_json(dict(plan.versions)),
     }
     if ds_config is not None:
-        files["ds_config.json"] = dump_json(ds_config)
+        files["ds_config.json"] = dump_json(config)
     accelerate = render_accelerate_config(plan)
     if accelerate is not None:
         files["accelerate.yaml"] = "".join(f"{k}: {_scalar(v)}\n" for k, v in accelerate.items())
-    return Bundle(plan, ds_config, tuple(prepare), tuple(command), env, files)
+    return Bundle(plan, config, tuple(prepare), tuple(command), env, files)
 
 
 def dump_json(value: Any) -> str:
@@ -91,12 +94,16 @@ def dump_json(value: Any) -> str:
 def plan_json(
     plan: Plan, ds_config: dict[str, Any] | None, command: list[str], env: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The plan's JSON object: what `plan --json` prints (less the envelope) and the worker reads."""
+    """The plan's JSON object: what `plan --json` prints (less the envelope) and the worker reads.
+
+    References of the recipe stay references, in settings and messages.
+    """
     hardware, schedule = plan.hardware, plan.schedule
+    kept = {_SETTING_OF.get(path, path): one for path, one in plan.kept.items()}
     capability = hardware.compute_capability
     return {
         "recipe": plan.recipe_file,
-        "model": _model_json(plan),
+        "model": hide_kept(_model_json(plan), kept),
         "hardware": {
             "num_nodes": hardware.num_nodes,
             "devices_per_node": hardware.devices_per_node,
@@ -113,27 +120,29 @@ def plan_json(
             "tokens_per_step": schedule.tokens_per_step,
         },
         "settings": {
-            key: {"value": plan.at(key), "source": s.source, "by": s.by, "reason": s.reason}
+            key: {
+                "value": with_references(plan.at(key), key, kept),
+                "source": s.source,
+                "by": s.by,
+                "reason": hide_kept(s.reason, kept),
+            }
             for key, s in sorted(plan.provenance.items())
         },
-        "fixes": [
-            {
-                "id": f.id,
-                "title": f.title,
-                "reason": f.reason,
-                "source": f.source,
-                "changed": dict(f.changed),
-            }
-            for f in plan.fixes
-        ],
+        "fixes": hide_kept([_fix_json(fix) for fix in plan.fixes], kept),
         **({} if plan.spec.vision is None else {"images": plan.images and plan.images.to_json()}),
         "memory": plan.memory.to_json(),
         "time": plan.time.to_json(schedule.steps),
         "ds_config": ds_config,
         "command": command,
         "env": dict(env),
-        "warnings": list(plan.warnings),
+        "warnings": hide_kept(plan.warnings, kept),
+        **({"references": {one.text: one.digest for one in kept.values()}} if kept else {}),
     }
+
+
+def _fix_json(fix: AppliedFix) -> dict[str, Any]:
+    names = ("id", "title", "reason", "source")
+    return {**{name: getattr(fix, name) for name in names}, "changed": dict(fix.changed)}
 
 
 def _model_json(plan: Plan) -> dict[str, Any]:

@@ -5,6 +5,7 @@ It contains no row of the data, and no folder except those in the recipe.
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -52,8 +53,8 @@ def model_card(facts: CardFacts) -> str:
     versions = [(name, str(facts.environment[name])) for name in _LIBRARIES if name in facts.environment]
     parts = [
         _metadata(facts),
-        f"# {facts.name}\n\n{_summary(facts)}",
-        f"## Use\n\n```python\n{_use(facts)}\n```",
+        f"# {_plain(facts.name)}\n\n{_summary(facts)}",
+        f"## Use\n\n{_fenced(_use(facts), 'python')}",
         _section("Results", _results(facts)),
         _benchmarks(facts),
         _section("Data", _data(facts)),
@@ -99,7 +100,11 @@ def _base_name(facts: CardFacts) -> str:
         return "a randomly initialised model"
     shown = _base_id(facts) or PurePath(name).name
     revision, file = facts.setting("model.revision"), facts.setting("model.gguf_file")
-    return f"`{shown}`" + (f" at `{revision}`" if revision else "") + (f", file `{file}`" if file else "")
+    return (
+        _code(shown)
+        + (f" at {_code(revision)}" if revision else "")
+        + (f", file {_code(file)}" if file else "")
+    )
 
 
 def _sources(facts: CardFacts) -> list[tuple[str, Mapping[str, Any]]]:
@@ -198,7 +203,7 @@ def _data(facts: CardFacts) -> list[tuple[str, str]]:
         name = path if _is_hub_id(path) or path.startswith("package:") else PurePath(path).name
         count = "" if found.get("rows") is None else f"{found['rows']:,} rows"
         parts = [*["evaluation"] * (split == "eval"), found.get("format") or source.get("format"), count]
-        rows.append((f"`{name}`", ", ".join(part for part in parts if part)))
+        rows.append((_code(name), ", ".join(part for part in parts if part)))
     held_out, counts = facts.setting("data.eval"), facts.result.get("rows") or {}
     if isinstance(held_out, Mapping):
         rows.append(("held out for evaluation", f"{held_out['split']:.3g} of the rows, by seed"))
@@ -244,15 +249,31 @@ def _section(title: str, rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join([f"## {title}", "", "| | |", "|---|---|", *lines]) if rows else ""
 
 
+def _plain(text: str) -> str:
+    """The text on one line, of which Markdown and HTML take nothing as markup."""
+    return html.escape(re.sub(r"([\\`*_\[\]#|!~])", r"\\\1", " ".join(text.split())), quote=False)
+
+
+def _code(text: str) -> str:
+    """The text on one line as inline code, which none of its backticks ends."""
+    line = " ".join(text.split())
+    fence = _fence(line, 1)
+    return f"{fence}{line}{fence}" if fence == "`" else f"{fence} {line} {fence}"
+
+
 def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
 def _fenced(text: str, language: str) -> str:
     """A code block that no line of the text can end."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = _fence(text, 3)
     return f"{fence}{language}\n{text.strip()}\n{fence}"
+
+
+def _fence(text: str, least: int) -> str:
+    """More backticks than the text has in a row."""
+    return "`" * max(least, 1 + max(map(len, re.findall(r"`+", text)), default=0))
 
 
 def _numbers(*values: Any) -> str:

@@ -127,7 +127,8 @@ class Ssh(Scheduler):
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{port}"
         names = tuple(host.name for host in (own[0], *started))
         place = JobMember(f"port {port}", 0, nodes, nodes, 0, 1, 0, head, port, name, names)
-        references = tuple(_references(recipe.model_dump()))
+        texts = [recipe.model_dump(), *(one.text for one in request.loaded.kept.values())]
+        references = tuple(dict.fromkeys(_references(texts)))
         return HostGathering(place, started, references, tuple(request.words))
 
 

@@ -16,7 +16,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import LARGEST_RECORD, read_json
 from launcher.plan.settings import OTHERS, HasSettings, Settings
 from launcher.plan.stored import before
-from launcher.recipe.env import resolve_env
+from launcher.recipe.env import Kept, resolve_env
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,11 @@ class Job(HasSettings):
                 resolve_references(stored["value"])
         path = str(self.run_dir / "plan.json")
         return RecipeError(Problem("bad-plan", f"the plan has no setting {dotted}", file=path))
+
+    @property
+    def kept(self) -> dict[str, Kept]:
+        """The references of the plan with their values, which no file that a worker writes should hold."""
+        return {text: Kept(resolve_env(text, os.environ), text) for text in self.plan.get("references", {})}
 
     @property
     def names(self) -> Collection[str]:

@@ -25,6 +25,7 @@ from launcher.facts.checkpoint import same_samples
 from launcher.facts.node_facts import unshared
 from launcher.facts.rank_status import LEFT_EARLY, PREPARE_STAGE, PREPARED, PREPARES
 from launcher.facts.safe_files import read_record, write_json
+from launcher.recipe.env import hide_kept
 from launcher.recipe.suggestions import listed
 from launcher.train import stopping
 from launcher.train.job import Job, rank, read_job
@@ -136,7 +137,7 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
     record["held_out"] = held_out_samples(job, record)
     shown = _samples(job, processing, record, max(samples, 1))
     record["samples"] = shown[:samples]
-    write_json(job.run_dir / RECORD, record)
+    write_json(job.run_dir / RECORD, _with_references(job, record))
     _print_notices(job, processing, record, shown)
     return record
 
@@ -164,6 +165,16 @@ def _print_notices(
                 print(line)
             if source["unused"]:
                 print(f"{source['path']}: columns that are not read: {listed(source['unused'])}")
+
+
+def _with_references(job: Job, record: dict[str, Any]) -> dict[str, Any]:
+    """The record whose files and paths have the recipe's references to the environment in place."""
+    splits = {
+        name: {**split, **{key: hide_kept(split[key], job.kept) for key in ("files", "sources")}}
+        for name, split in record["splits"].items()
+    }
+    samples = [{**one, "file": hide_kept(one["file"], job.kept)} for one in record["samples"]]
+    return {**record, "splits": splits, "samples": samples}
 
 
 def _tried(job: Job, processing: Any, record: Mapping[str, Any]) -> dict[str, Any]:

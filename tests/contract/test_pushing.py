@@ -3,6 +3,7 @@ ending."""
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ from patience import patience
 pytest.importorskip("torch")
 
 import huggingface_hub
+from peft import LoraConfig, get_peft_model
+from small import llama
 from test_saving import made
-from transformers import Trainer, TrainerCallback
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 
 from launcher.errors import RunFailed
 from launcher.facts.checkpoint import defect
@@ -145,9 +148,29 @@ def test_a_push_that_fails_costs_neither_training_nor_the_weights(tmp_path, hub,
         finish(work, trainer)
     (problem,) = caught.value.problems
     assert (problem.code, problem.file) == ("push-failed", str(tmp_path / "model"))
-    assert f"`hf upload a/b {tmp_path / 'model'}`" in problem.hint
+    assert f"hf upload a/b {tmp_path / '.pushing' / 'model-weights'} .`" in problem.hint
     assert "not pushed to a/b: 413 Payload too large" in problem.message
     assert "WARNING: checkpoint-2 was not pushed to a/b: 413" in capsys.readouterr().out
     assert (tmp_path / "model" / "model.safetensors").is_file()
     assert (tmp_path / "result.json").is_file()
-    assert not (tmp_path / "COMPLETED").exists(), "resuming pushes again"
+    assert (tmp_path / "COMPLETED").exists(), "the run has finished"
+    assert (tmp_path / ".pushing" / "model-weights" / "model.safetensors").is_file(), "to push again"
+
+
+def test_what_is_pushed_of_an_adapter_names_no_folder_of_this_machine(tmp_path, hub, monkeypatch):
+    base = tmp_path / "home" / "ada" / "base"
+    llama().save_pretrained(base)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(task_type="CAUSAL_LM", r=2))
+    asked = {**HUB, "trainer.hub_strategy": "every_save", "trainer.max_steps": 2, "adapter.type": "lora"}
+    work, trainer = made(tmp_path / "run", asked, model)
+    pushed = []
+
+    def upload(**how):
+        texts = [path.read_bytes() for path in how["folder_path"].rglob("*") if path.is_file()]
+        pushed.append(str(base).encode() in b"".join(texts))
+
+    monkeypatch.setattr(hub, "upload", upload)
+    finish(work, trainer)
+    assert pushed == [False, False]
+    adapter = tmp_path / "run" / "adapter"
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)

@@ -18,10 +18,13 @@ from factories import plan
 from launcher.errors import Interrupted, MachineError, RecipeError, RunFailed
 from launcher.execute import start as starting
 from launcher.execute.attempts import may_pass
+from launcher.execute.endings import push_failure
 from launcher.execute.following import follow
 from launcher.execute.leftovers import SHARED_MEMORY
+from launcher.execute.resume import Chosen
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import execute
+from launcher.execute.start_point import Beginning, finished_result
 from launcher.render.bundle import render
 
 PREPARED = "import pathlib, sys; (pathlib.Path(sys.argv[1]) / 'data.json').write_text('{}')"
@@ -189,6 +192,24 @@ def test_a_workers_recipe_error_keeps_its_exit_code(tmp_path):
     with pytest.raises(RecipeError, match=r"x\.jsonl: no rows") as caught:
         started(tmp_path, BAD_DATA)
     assert caught.value.exit_code == 2
+
+
+def test_a_result_that_was_not_pushed_is_a_failure_of_a_finished_run(tmp_path):
+    unpushed = BAD_DATA.replace("data-empty", "push-failed").replace('"exit_code": 2', '"exit_code": 5')
+    with pytest.raises(RunFailed) as caught:
+        started(tmp_path, DONE + unpushed)
+    assert (caught.value.problems[0].code, caught.value.exit_code) == ("push-failed", 5)
+    assert (tmp_path / "run" / "COMPLETED").is_file()
+    said: list[str] = []
+    begins = Beginning(tmp_path / "run", Chosen(None), takes_newest=True)
+    bundle = render(plan(tmp_path, "1xA100-80GB"))
+    assert finished_result(begins, bundle, said.append) == {"steps": 3}
+    assert len(said) == 2, "what is left to do"
+    for error in (tmp_path / "run" / "logs").glob("error-*.json"):
+        error.unlink()
+    assert push_failure(tmp_path / "run") is None
+    (tmp_path / "run" / ".pushing" / "adapter-weights").mkdir(parents=True)  # killed meanwhile
+    assert "adapter-weights" in push_failure(tmp_path / "run").problems[0].hint
 
 
 ORPHANS = """

@@ -220,8 +220,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 def test_variables_that_the_recipe_names_are_known(tmp_path, monkeypatch):
     monkeypatch.setenv("OUR_KEY", "s3cret")
     (tmp_path / "hosts").write_text(f"{HERE} slots=1\na.invalid slots=1\n")
+    monkeypatch.setenv("OUR_CACHE", str(tmp_path))
     text = BASE + "launch: {hostfile: hosts, env: {KEY: 'x-${ENV:OUR_KEY}'}}\n"
-    assert gathering(recipe(tmp_path, text)).env == ("OUR_KEY",)
+    loaded = recipe(tmp_path, text, model__cache_dir="'${ENV:OUR_CACHE}/hub'")
+    assert gathering(loaded).env == ("OUR_KEY", "OUR_CACHE")
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,21 @@ def test_a_file_that_was_changed_in_the_store_is_an_error_and_nothing_is_resumed
     assert not list((empty / "checkpoints").glob("checkpoint-*"))
 
 
+def test_a_store_without_its_run_or_with_a_damaged_list_of_records_starts_no_run(server, run_dir, tmp_path):
+    saved(run_dir, 2)
+    uploaded(run_dir)
+    empty, store = new_run_dir(tmp_path / "empty"), Store(URL)
+    (listed,) = [name for name in server.keys(PREFIX) if name.endswith("records.json")]
+    for name, left in ((listed, b"{"), (listed, None), ("runs/tune/run.json", None)):
+        server.put(name, left) if left is not None else store.remove(name.removeprefix("runs/tune/"))
+        with pytest.raises(MachineError) as error:
+            fetched(empty)
+        assert (error.value.problems[0].code, error.value.exit_code) == ("mirror-damaged", 4)
+    with pytest.raises(MachineError), mirrored(begins(empty, takes_newest=False), URL, list, print):
+        pass
+    assert not list((empty / "checkpoints").glob("checkpoint-*"))
+
+
 def test_retention_of_the_run_holds_in_the_store(server, run_dir):
     for step in (2, 4, 6, 8):
         saved(run_dir, step, best=4)

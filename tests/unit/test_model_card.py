@@ -116,6 +116,18 @@ def test_the_sections_of_a_card():
         assert unsaid not in card, unsaid
 
 
+def test_a_name_is_neither_markup_nor_a_line_of_its_own():
+    name = "a`\n# b <img src=x onerror=1> [c](d)\n---"
+    card = model_card(replace(changed(model__name_or_path=f"/home/ada/{name.replace('/', '')}"), name=name))
+    lines = card.split("---\n", 2)[2].splitlines()
+    assert next(line for line in lines if line.startswith("# ")) == (
+        r"# a\` \# b &lt;img src=x onerror=1&gt; \[c\](d) ---"
+    )
+    assert not any(line.startswith("# b") for line in lines)
+    assert "`` a` # b <img src=x onerror=1> [c](d) --- ``" in card
+    assert "---" not in lines
+
+
 def test_no_line_of_the_recipe_ends_its_code_block():
     card = model_card(FACTS)
     assert "````yaml\n" in card

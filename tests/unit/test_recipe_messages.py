@@ -73,6 +73,7 @@ RECIPES: list[dict[str, str]] = [
     {"sharding": "{pp_size: 2, ep_size: 2}"},
     {"trainer": f"{{run_name: {TOKEN}}}"},
     {"trainer": "{run_name: '${ENV:HF_TOKEN}'}"},
+    {"launch": "{slurm: {account: '${ENV:NOT_SET_:me}', setup: [\"echo '${ENV:NOT_SET_:me}'\"]}}"},
     {"launch": f"{{slurm: {{setup: [export HF_TOKEN={TOKEN}]}}}}"},
     {"launch": "{env: {'1A': x, RANK: '0', MASTER_ADDR: a, CUDA_VISIBLE_DEVICES: '0', FSDP_VERSION: '2'}}"},
     {"trainer": "{output_dir: a, bf16: true}"},

@@ -11,10 +11,23 @@ from factories import plan, with_settings
 from launcher.errors import DoesNotFit, MachineError
 from launcher.execute import start_checks
 from launcher.execute.start_checks import check_disk_space
+from launcher.facts.checkpoint import SPARE, bytes_beside_tensors
 from launcher.facts.storage import read_folder
-from launcher.knowledge.doctor.needs import checkpoint_bytes, checkpoints_kept, result_bytes
+from launcher.knowledge.doctor import needs
+from launcher.knowledge.doctor.needs import checkpoint_bytes as tensor_bytes
+from launcher.knowledge.doctor.needs import checkpoints_kept
 
 LONG = {"trainer__max_steps": 5000, "trainer__save_total_limit": 2}
+
+
+def checkpoint_bytes(made):
+    """Of the first checkpoint, as its save asks them to be free."""
+    return tensor_bytes(made) + bytes_beside_tensors(made.spec.vocab_size)
+
+
+def result_bytes(made):
+    """Of the result, and what a save leaves free."""
+    return needs.result_bytes(made) + bytes_beside_tensors(made.spec.vocab_size) + SPARE
 
 
 def disk_of(monkeypatch, free):

@@ -169,9 +169,12 @@ def test_lines_of_setup_that_hold_no_secret(line, tmp_path):
     assert load(tmp_path, "{setup: [" + json.dumps(line) + "]}").recipe.launch.slurm.setup == [line]
 
 
-def test_references_are_resolved_when_it_is_read(tmp_path, monkeypatch):
+def test_a_reference_that_sbatch_would_read_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_ACCOUNT", "ab123")
-    assert load(tmp_path, "{account: '${ENV:MY_ACCOUNT}'}").recipe.launch.slurm.account == "ab123"
+    for section in ("{account: REF}", "{options: {comment: REF}}", "{prepare: {account: REF}}"):
+        with pytest.raises(RecipeError) as caught:
+            load(tmp_path, section.replace("REF", "'${ENV:MY_ACCOUNT}'"))
+        assert [problem.code for problem in caught.value.problems] == ["env-reference"]
 
 
 def test_a_snapshot_is_the_same_recipe_from_anywhere(tmp_path, monkeypatch):

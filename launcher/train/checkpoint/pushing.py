@@ -7,17 +7,21 @@ checkpoints that retention removes meanwhile. From FSDP's shards it pushes no we
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RunFailed
+from launcher.facts.rank_status import PUSH_FAILED, PUSHING
+from launcher.facts.safe_files import write_json, write_text
 from launcher.train.job import rank
 
-PUSHING = ".pushing"
-"""In RUN_DIR: hard links to the files of the checkpoint being pushed, which retention cannot remove."""
+ADAPTER, CARD = "adapter_config.json", "README.md"
 NO_WEIGHTS = (
     "optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "global_step*", "latest*", "zero_to_fp32.py",
     "pytorch_model_fsdp*", "trainer_state.json", "training_args.bin", "manifest.json", "plan.json",
@@ -48,60 +52,110 @@ class Pusher:
             print(f"{folder.name} is not pushed: the one before is still being pushed", flush=True)
             return
         message = f"Training in progress, step {trainer.state.global_step}"
-        uploads: list[dict[str, Any]] = []
+        uploads: list[tuple[Path, dict[str, Any]]] = []
         if any(folder.glob("*.safetensors")):  # from_pretrained does not read FSDP's shards
-            uploads.append({"commit_message": message, "ignore_patterns": list(NO_WEIGHTS)})
+            how: dict[str, Any] = {"commit_message": message, "ignore_patterns": list(NO_WEIGHTS)}
+            try:
+                uploads.append((self._published(trainer, folder), how))
+            except OSError as error:  # shutil.Error is one
+                print(f"WARNING: {folder.name} is not pushed: {error}", flush=True)
+                return
         if strategy in ("checkpoint", "all_checkpoints"):
             name = "last-checkpoint" if strategy == "checkpoint" else folder.name
-            uploads.append({"commit_message": f"{message}, checkpoint", "path_in_repo": name})
+            how = {"commit_message": f"{message}, checkpoint", "path_in_repo": name}
+            uploads.append((self._linked(folder, folder.name), how))
         trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)
         # A daemon: a stopped run does not wait. An interrupted upload leaves nothing on the hub.
         self._thread = threading.Thread(
-            target=self._send, args=(before, trainer, self._linked(folder), uploads), name="push", daemon=True
+            target=self._send, args=(before, trainer, folder.name, uploads), name="push", daemon=True
         )
         self._thread.start()
 
     def result(self, trainer: Any, folder: Path) -> None:
-        """Push the result and wait for it. RunFailed if that fails: the weights are on this disk."""
-        if rank() != 0:
-            return
+        """Push the finished result and wait for it, from rank 0.
+
+        RunFailed if that fails. `.pushing/` stays until it is pushed, also where this process is killed.
+        """
         if self._thread is not None:
             self._thread.join()
         _write_card(trainer, folder)
+        pushed = folder
         try:
+            self._aside.mkdir(exist_ok=True)
+            pushed = self._published(trainer, folder)
             how = {"commit_message": "End of training", "ignore_patterns": list(NO_WEIGHTS)}
-            _upload(trainer, folder, how)
+            _upload(trainer, pushed, how)
         except Exception as error:
+            words = ["hf", "upload", trainer.hub_model_id, str(pushed), "."]
+            if trainer.args.hub_revision:
+                words += ["--revision", trainer.args.hub_revision]
+            command = shlex.join(words)
             raise RunFailed(
                 Problem(
-                    "push-failed",
-                    f"the result was not pushed to {trainer.hub_model_id}: {error}",
+                    PUSH_FAILED,
+                    f"the run has finished, but its result was not pushed to {trainer.hub_model_id}: {error}",
                     file=str(folder),
                     path="trainer.push_to_hub",
-                    hint=f"`hf upload {trainer.hub_model_id} {folder}` pushes this complete folder; so does "
-                    "`effilaunch run RECIPE --resume auto`, after the steps since the last checkpoint",
+                    hint=f"`{command}` pushes it; {folder} is complete, and nothing has to be trained again",
                 )
             ) from error
+        shutil.rmtree(self._aside, ignore_errors=True)
 
     def _send(
-        self, before: threading.Thread | None, trainer: Any, folder: Path, uploads: list[dict[str, Any]]
+        self,
+        before: threading.Thread | None,
+        trainer: Any,
+        name: str,
+        uploads: list[tuple[Path, dict[str, Any]]],
     ) -> None:
         if before is not None:
             before.join()
         try:
-            for upload in uploads:
-                _upload(trainer, folder, upload)
+            for folder, how in uploads:
+                _upload(trainer, folder, how)
         except Exception as error:
-            print(f"WARNING: {folder.name} was not pushed to {trainer.hub_model_id}: {error}", flush=True)
+            print(f"WARNING: {name} was not pushed to {trainer.hub_model_id}: {error}", flush=True)
         finally:
-            shutil.rmtree(self._aside / folder.name, ignore_errors=True)
+            for folder, _ in uploads:
+                if folder.parent == self._aside:
+                    shutil.rmtree(folder, ignore_errors=True)
 
-    def _linked(self, folder: Path) -> Path:
+    def _linked(self, folder: Path, name: str, *without: str) -> Path:
         """Hard links to the files; the folder itself if the filesystem has no links."""
+        ignore = shutil.ignore_patterns(*without)
         try:
-            return Path(shutil.copytree(folder, self._aside / folder.name, copy_function=os.link))
+            return Path(shutil.copytree(folder, self._aside / name, ignore=ignore, copy_function=os.link))
         except (OSError, shutil.Error):
             return folder
+
+    def _published(self, trainer: Any, folder: Path) -> Path:
+        """What is pushed of weights: of an adapter to a base in a folder without the path of that folder."""
+        name, base = f"{folder.name}-weights", _local_base(trainer)
+        if base is None or not (folder / ADAPTER).is_file():
+            return self._linked(folder, name, *NO_WEIGHTS)
+        aside = self._aside / name
+        shutil.copytree(folder, aside, ignore=shutil.ignore_patterns(*NO_WEIGHTS), dirs_exist_ok=True)
+        config = json.loads((aside / ADAPTER).read_text("utf-8"))
+        write_json(aside / ADAPTER, {**config, "base_model_name_or_path": None})  # no hub id would be true
+        _hide(aside / CARD, base)
+        return aside
+
+
+def _local_base(trainer: Any) -> str | None:
+    """The folder that the model was loaded from; None for a hub id."""
+    base = str(getattr(trainer.model.config, "_name_or_path", None) or "")
+    return base if base and Path(base).is_dir() else None
+
+
+def _hide(card: Path, base: str) -> None:
+    """Replace the path of a base in a model card by the folder's name; the hub's metadata takes neither."""
+    if not card.is_file():
+        return
+    lines = card.read_text("utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if not (base in line and re.match(r"base_model|- base_model", line))]
+    name = Path(base).name
+    text = re.sub(rf"\[{re.escape(base)}\]\([^)]*\)", lambda _: name, "".join(kept))
+    write_text(card, text.replace(base, name))
 
 
 def _upload(trainer: Any, folder: Path, how: dict[str, Any]) -> None:
@@ -118,6 +172,8 @@ def _write_card(trainer: Any, folder: Path) -> None:
     before, trainer.args.output_dir = trainer.args.output_dir, str(folder)
     try:
         trainer.create_model_card(model_name=trainer.hub_model_id.split("/")[-1])
+        if (base := _local_base(trainer)) is not None:
+            _hide(folder / CARD, base)
     except Exception as error:
         print(f"WARNING: no model card was written: {error}", flush=True)
     finally:

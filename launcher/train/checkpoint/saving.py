@@ -23,7 +23,9 @@ from launcher.facts.checkpoint import (
     MANIFEST,
     SAVING,
     SCHEMA_VERSION,
+    SPARE,
     FileFacts,
+    bytes_beside_tensors,
     complete_checkpoints,
     defect,
     read_manifest,
@@ -55,10 +57,6 @@ from launcher.train.upstream.deepspeed_seams import finish_decoupled_save
 
 GROWTH = 0.01
 """A checkpoint may be this much larger than the one before: the log in trainer_state.json grows."""
-SPARE = 2**20
-"""Bytes left free for the logs of the run."""
-NOT_TENSORS = 32 * 2**20
-"""Bytes of a first checkpoint beside tensors: a tokenizer of 256,000 tokens takes this much."""
 SEEN_S = 60.0
 """How long rank 0 waits for the files of other nodes, which a network filesystem may show late."""
 
@@ -306,7 +304,7 @@ def first_save_bytes(trainer: Any, *, weights_alone: bool) -> int:
     if weights_alone:
         return weights
     if trainer.args.save_only_model:
-        return weights + NOT_TENSORS
+        return weights + _beside(trainer)
     copies = 1  # DeepSpeed below stage 3 and full FSDP states repeat the weights
     if trainer.is_fsdp_enabled:
         copies = 2 if "FULL" in str(trainer.accelerator.state.fsdp_plugin.state_dict_type) else 1
@@ -314,7 +312,13 @@ def first_save_bytes(trainer: Any, *, weights_alone: bool) -> int:
         copies = 2
     own = of_all(sum(bytes_by_device(optimizer_tensors(trainer.model, trainer.optimizer)).values()))
     sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
-    return copies * weights + (sum(own) if sharded else int(own[0])) + NOT_TENSORS
+    return copies * weights + (sum(own) if sharded else int(own[0])) + _beside(trainer)
+
+
+def _beside(trainer: Any) -> int:
+    config = trainer.model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return bytes_beside_tensors(getattr(text, "vocab_size", None) or 0)
 
 
 def seal(folder: Path, run_dir: Path, step: int, begun: float, elapsed: float | None = None) -> int:

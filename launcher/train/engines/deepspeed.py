@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from launcher.facts.safe_files import read_json
+from launcher.recipe.env import has_reference
 from launcher.train.engines.engine import TrainEngine
 from launcher.train.engines.universal import MODEL_FILES, STAGES, STATES, universal_folder
-from launcher.train.job import Job, copies
+from launcher.train.job import Job, copies, resolve_references
 
 
 class TrainDeepSpeed(TrainEngine):
@@ -24,7 +26,10 @@ class TrainDeepSpeed(TrainEngine):
             stand_in_for_launcher()
 
     def arguments(self, job: Job) -> dict[str, Any]:
-        fields: dict[str, Any] = {} if job.ds_config is None else {"deepspeed": str(job.ds_config)}
+        fields: dict[str, Any] = {}
+        if job.ds_config is not None:
+            config = read_json(job.ds_config)
+            fields["deepspeed"] = resolve_references(config) if has_reference(config) else str(job.ds_config)
         if job.sharding.sp_size > 1:
             from accelerate import ParallelismConfig
             from accelerate.utils import DeepSpeedSequenceParallelConfig
