@@ -66,6 +66,8 @@ class Order:
     """What the run asks for."""
 
     url: str
+    shown: str
+    """The URL with the recipe's references to the environment, for files."""
     claim: Claim
     limit: int | None
     """trainer.save_total_limit."""
@@ -77,7 +79,8 @@ class Order:
     def of_line(cls, line: str) -> Order:
         found = parse_json(line)
         claim = found["claim"]
-        return cls(found["url"], Claim(**{**claim, "superseded": tuple(claim["superseded"])}), found["limit"])
+        whole = Claim(**{**claim, "superseded": tuple(claim["superseded"])})
+        return cls(found["url"], found["shown"], whole, found["limit"])
 
 
 @dataclass(slots=True)
@@ -121,7 +124,7 @@ class Uploader:
     progress: Progress = field(init=False)
 
     def __post_init__(self) -> None:
-        self.progress = Progress(self.order.url, self.order.claim.id, self.order.claim.start)
+        self.progress = Progress(self.order.shown, self.order.claim.id, self.order.claim.start)
 
     def work(self) -> None:
         """Upload until the run asks to end, or another start owns the URL."""
@@ -312,7 +315,7 @@ class Uploader:
     def _settle(self) -> None:
         """Nothing is being uploaded, and nothing is wrong."""
         if self.progress.problem is not None:
-            self._say(f"{self.order.url} can be written again")
+            self._say(f"{self.order.shown} can be written again")
         self.progress.uploading = self.progress.problem = None
         rows = [row for row in self.progress.checkpoints if row["name"] in self._there]
         self.progress.checkpoints = sorted(rows, key=lambda row: int(row["step"]))
@@ -322,7 +325,7 @@ class Uploader:
         problem = {"what": what, "kind": kind, "reason": reason}
         if self.progress.problem != problem:
             more = "nothing more is uploaded" if kind == "taken-over" else "it is tried again"
-            self._say(f"WARNING: {what} is not in {self.order.url}: {reason}; the run continues, {more}")
+            self._say(f"WARNING: {what} is not in {self.order.shown}: {reason}; the run continues, {more}")
         self.progress.problem, self.progress.uploading = problem, None
         self._write()
 

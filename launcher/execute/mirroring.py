@@ -237,11 +237,13 @@ class Mirroring:
         name = f"{Path(plan.recipe_file).stem} in {begins.run_dir}"
         claim = new_claim(name, self.claim, later if begins.chosen is not None else ())
         _tried(lambda: self.mirror.write_claim(claim), self.url, "writing run.json")
-        self._order = Order(self.url, claim, plan.trainer.save_total_limit)
+        kept = plan.kept.get(KEY)
+        shown = self.url if kept is None else kept.text
+        self._order = Order(self.url, shown, claim, plan.trainer.save_total_limit)
         with contextlib.suppress(OSError):
             (self.run_dir / "logs" / LINES).unlink(missing_ok=True)
         write_json(
-            self.run_dir / RECORD, {"schema_version": 1, **asdict(Progress(self.url, claim.id, claim.start))}
+            self.run_dir / RECORD, {"schema_version": 1, **asdict(Progress(shown, claim.id, claim.start))}
         )
         self.say(f"complete checkpoints are copied to {self.url}")
         self._start()

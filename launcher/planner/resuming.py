@@ -16,6 +16,7 @@ from launcher.engines.engine import RANKS, counted
 from launcher.errors import Problem
 from launcher.plan.plan import Plan
 from launcher.plan.stored import StoredPlan
+from launcher.recipe.data_paths import is_file
 from launcher.tasks import TASKS
 from launcher.tasks.grpo import KEY
 
@@ -26,6 +27,7 @@ prepared samples, and must be equal where rows are streamed."""
 AnyPlan = Plan | StoredPlan
 
 FIX = "restore the value, or start a new run in another --output-dir"
+_FINISHED = "finish the run with effilaunch 0.2.0, or start a new one in another --output-dir"
 _WEIGHTS = "start a new run from these weights: adapter.path, or model.name_or_path, names the folder"
 
 
@@ -157,7 +159,7 @@ RULES: tuple[Rule, ...] = (
         ("runtime.loss_over",),
         "equal",
         "up to 0.2.0 micro-batches of different sizes weighed the same",
-        "finish the run with effilaunch 0.2.0, or start a new one in another --output-dir",
+        _FINISHED,
     ),
     Rule(("global_batch_size",), "equal", "steps, schedule and the place in the data are counted in batches"),
     Rule(
@@ -309,6 +311,10 @@ def _order(old: AnyPlan, new: AnyPlan, ranks: int) -> list[Difference]:
             found.append(_refuse(old, new, "trainer.dataloader_num_workers", _STREAM))
         if new.ranks != ranks:
             found.append(_ranks(new, ranks, True, _STREAM))
+        old_version = isinstance(old, StoredPlan) and not old.keeps_references
+        if old_version and not all(is_file(source["path"]) for source in new.at("data.train")):  # type: ignore[attr-defined]
+            reason = "up to 0.2.0 all files of a folder or pattern were read, whatever split their names tell"
+            found.append(_refuse(old, new, "data.train", reason, _FINISHED))
     found += _negatives(old, new, ranks)
     before, after = _completions(old, ranks), _completions(new, new.ranks)
     if before != after:

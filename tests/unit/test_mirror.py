@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -30,6 +31,7 @@ from launcher.execute.mirroring import mirrored, missing
 from launcher.execute.resume import Chosen
 from launcher.execute.start_point import Beginning
 from launcher.facts.object_store import Store, StoreError
+from launcher.recipe.env import Kept
 
 URL = f"s3://{BUCKET}/runs/tune"
 PREFIX = "runs/tune/checkpoints/"
@@ -78,7 +80,7 @@ def uploader(run_dir: Path, limit: int | None = None, claim=None) -> Uploader:
     mirror = Mirror(Store(URL))
     claim = claim or new_claim("tune", mirror.claim())
     mirror.write_claim(claim)
-    return Uploader(run_dir, mirror, Order(URL, claim, limit))
+    return Uploader(run_dir, mirror, Order(URL, URL, claim, limit))
 
 
 def uploaded(run_dir: Path, limit: int | None = None, ending: str = "all", claim=None) -> Uploader:
@@ -87,6 +89,13 @@ def uploaded(run_dir: Path, limit: int | None = None, ending: str = "all", claim
     found.ending.put(ending)
     found.work()
     return found
+
+
+def planned() -> Any:
+    """What a mirror reads of a plan whose recipe has a variable in its URL."""
+    kept = {"runtime.mirror": Kept(URL, "s3://${ENV:PLACE}/runs/tune")}
+    trainer = SimpleNamespace(save_total_limit=None)
+    return SimpleNamespace(recipe_file="tune.yaml", trainer=trainer, kept=kept)
 
 
 def steps(server: Server) -> list[int]:
@@ -450,7 +459,7 @@ def test_a_folder_is_a_store_too(run_dir, tmp_path):
     mirror.write_claim(claim)
     for step in (2, 4):
         saved(run_dir, step)
-        found = Uploader(run_dir, mirror, Order(url, claim, 1))
+        found = Uploader(run_dir, mirror, Order(url, url, claim, 1))
         found.ending.put("all")
         found.work()
     assert [stored.step for stored in mirror.complete()] == [4]
@@ -467,12 +476,12 @@ def test_errors_of_a_store_hold_no_secret(server, monkeypatch):
 
 
 def test_a_killed_process_is_started_again_and_the_end_waits_for_it(server, run_dir):
-    plan = SimpleNamespace(recipe_file="tune.yaml", trainer=SimpleNamespace(save_total_limit=None))
+    plan = planned()
     said: list[str] = []
     start = Beginning(run_dir)
     with mirrored(start, URL, list, said.append) as (chosen, found):
         assert found is not None
-        found.begin(chosen, plan)  # type: ignore[arg-type]  # what it reads of a plan
+        found.begin(chosen, plan)
         process = found._process
         assert process is not None
         process.kill()
@@ -481,6 +490,9 @@ def test_a_killed_process_is_started_again_and_the_end_waits_for_it(server, run_
         saved(run_dir, 2)
         found.end("newest")
     assert steps(server) == [2]
+    assert read_progress(run_dir)["url"] == "s3://${ENV:PLACE}/runs/tune", (
+        "no file holds the variable's value"
+    )
     assert missing(run_dir, read_progress(run_dir), with_result=False) == ""
     assert "the result is not in" in missing(run_dir, read_progress(run_dir), with_result=True)
     assert any("starting it again" in line for line in said)
@@ -488,12 +500,12 @@ def test_a_killed_process_is_started_again_and_the_end_waits_for_it(server, run_
 
 def test_a_wait_without_progress_ends_and_says_how_far_it_came(server, run_dir, monkeypatch):
     monkeypatch.setattr(mirroring, "STALL_S", 1.0)
-    plan = SimpleNamespace(recipe_file="tune.yaml", trainer=SimpleNamespace(save_total_limit=None))
+    plan = planned()
     server.fault = lambda method, path: 3600.0 if method == "PUT" and "/files/model" in path else None
     saved(run_dir, 2)
     with mirrored(Beginning(run_dir), URL, list, print) as (chosen, found):
         assert found is not None
-        found.begin(chosen, plan)  # type: ignore[arg-type]
+        found.begin(chosen, plan)
         wait_until(lambda: read_progress(run_dir)["uploading"], 60)
         found.end("all")
     assert " of " in missing(run_dir, read_progress(run_dir), with_result=False)
@@ -501,10 +513,10 @@ def test_a_wait_without_progress_ends_and_says_how_far_it_came(server, run_dir, 
 
 
 def test_a_url_without_a_checkpoint_is_given_back(server, run_dir, tmp_path):
-    plan = SimpleNamespace(recipe_file="tune.yaml", trainer=SimpleNamespace(save_total_limit=None))
+    plan = planned()
     with mirrored(Beginning(run_dir), URL, list, print) as (chosen, found):
         assert found is not None
-        found.begin(chosen, plan)  # type: ignore[arg-type]
+        found.begin(chosen, plan)
         found.close()
         found.release()
     assert server.keys() == {}

@@ -30,7 +30,7 @@ BASE = {
     "task": "causal-lm", "seed": 42, "precision": "bf16", "tiny": False, "global_batch_size": 8,
     "model.name_or_path": "m", "model.config": None, "model.dtype": "bfloat16", "model.quantization": "none",
     "model.attn_implementation": "sdpa", "adapter.type": "lora", "adapter.r": 8, "adapter.lora_alpha": 16,
-    "adapter.lora_dropout": 0.0, "adapter.target_modules": "all-linear", "data.train": [{"path": "a"}],
+    "adapter.lora_dropout": 0.0, "adapter.target_modules": "all-linear", "data.train": [{"path": "a.jsonl"}],
     "data.max_length": 32, "data.packing": False, "data.streaming": False, "data.metrics": [],
     "sharding.engine": "deepspeed", "sharding.zero_stage": 2, "sharding.offload_optimizer": "none",
     "sharding.offload_param": "none", "trainer.optim": "adamw_torch_fused", "trainer.learning_rate": 1e-4,
@@ -251,6 +251,24 @@ def test_ddp_and_fsdp_go_on_with_other_ranks(engine):
     assert (found.refused, found.conversion) == ([], "")
     assert "start afresh" in found.words[0]
     assert judge(plan(2, **said), plan(2, **said), 2).differences == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "differs"),
+    [
+        ("rows", {}, True),
+        ("rows/*.jsonl", {}, True),
+        ("a.jsonl.gz", {}, False),
+        ("rows", {"references": {}}, False),
+    ],
+)
+def test_a_stream_of_several_files_that_0_2_0_began_is_finished_by_0_2_0(path, before, differs):
+    """It read the files of all splits; without streaming the key of the prepared data tells."""
+    stream = {"sharding__engine": "ddp", "sharding__zero_stage": None, "data__train": [{"path": path}]}
+    now = plan(**stream, data__streaming=True)
+    found = judge({**now, **before}, now, 2).refused
+    assert [difference.setting for difference in found] == ["data.train"] * differs
+    assert refused(plan(**stream), plan(**stream)) == []
 
 
 def test_a_stream_keeps_its_ranks_and_workers():
