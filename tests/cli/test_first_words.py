@@ -61,7 +61,7 @@ def test_a_setting_as_an_option_is_shown_as_set(capsys, options, settings):
 
 def test_what_is_no_setting_or_has_no_set_points_at_the_help(capsys):
     assert "run --help" in hint(capsys, "run", "smoke", "--frobnicate")
-    assert "validate --help" in hint(capsys, "validate", "smoke", "--learning_rate=1")
+    assert "merge --help" in hint(capsys, "merge", "smoke", "--learning_rate=1")
 
 
 OTHERS = {
