@@ -136,7 +136,9 @@ def push_failure(run_dir: Path, reported: Sequence[Report] = ()) -> EffilaunchEr
         return failed
     if not (run_dir / PUSHING).is_dir():
         return None
-    folder = next((run_dir / PUSHING).iterdir(), run_dir)
+    kinds = ("adapter", "model")
+    places = [*(run_dir / PUSHING / f"{kind}-weights" for kind in kinds), *(run_dir / kind for kind in kinds)]
+    folder = next((place for place in places if place.is_dir()), run_dir)
     message = "the run has finished, but was ended before its result was on the hub"
     hint = f"`hf upload OWNER/NAME {shlex.quote(str(folder))} .` pushes it"
     return RunFailed(Problem(PUSH_FAILED, message, str(run_dir), path="trainer.push_to_hub", hint=hint))

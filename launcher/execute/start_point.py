@@ -187,7 +187,7 @@ def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], Non
         return Resumption(())
     manifest = _manifest(begins.checkpoint)
     before = plan_of_checkpoint(begins.checkpoint)
-    if not before.keeps_references:  # it has the values
+    if not before.keeps_references:
         bundle = render(replace(bundle.plan, kept={}))
     found = compare_plans(before, stored_plan(bundle), manifest.world_size)
     if found.refused:

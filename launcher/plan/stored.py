@@ -82,8 +82,13 @@ class StoredPlan(HasSettings):
 
     @property
     def keeps_references(self) -> bool:
-        """Whether it has references in place of their values; earlier plans have the values."""
-        return "references" in self._plan
+        """Whether it has references in place of values."""
+        return bool(self._plan.get("references"))
+
+    @property
+    def is_of_0_2_0(self) -> bool:
+        """Whether 0.2.0 or an earlier version wrote it."""
+        return "references" not in self._plan
 
     def _told_apart(self, value: Any) -> Any:
         """The value with the digest of each reference, so that one whose variable has changed differs."""

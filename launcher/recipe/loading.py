@@ -149,6 +149,9 @@ def _check(
         problems += check_trainer({k: v for k, v in trainer.items() if k not in TRAINER_OWNED}, environ, task)
         known = {k: v for k, v in trainer.items() if not _is_missing(v, environ)}
         resolved = resolve_trainer(known, environ, task)
+        for name, value in resolved.items():
+            if not isinstance(value, str) and env.is_reference(trainer[name]):
+                trainer[name] = value  # a number or a switch is decided now
         # What `optim_args` holds is in the messages: not the value of a variable.
         problems += check_nested({**resolved, "optim_args": trainer.get("optim_args")})
     if isinstance(data.get("adapter"), dict):
@@ -300,7 +303,7 @@ def _of_scheduler(text: str, path: str, problems: list[Problem]) -> str | None:
     hint = f"write the value, or consent when you submit: --set {path}=VALUE"
     if is_line:
         message = "has a reference that the shell of the job cannot expand, by its quotes or its default"
-        hint = "write the variable as that shell expands it: $NAME"
+        hint = "write $NAME, outside of single quotes"
     problems.append(Problem("env-reference", message, path=path, hint=hint))
     return None
 

@@ -136,7 +136,8 @@ def plan_json(
         "command": command,
         "env": dict(env),
         "warnings": hide_kept(plan.warnings, kept),
-        **({"references": {one.text: one.digest for one in kept.values()}} if kept else {}),
+        # Plans up to 0.2.0 do not have this key.
+        "references": {one.text: one.digest for one in kept.values()},
     }
 
 

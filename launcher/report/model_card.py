@@ -94,11 +94,17 @@ def _is_hub_id(text: str) -> bool:
     return "${" not in text and is_loaded_hub_id(text)
 
 
+def _last_part(path: str) -> str:
+    """The end of a path, with a reference to the environment whole."""
+    before, mark, after = path.partition("${")
+    return mark + after if mark else PurePath(before).name
+
+
 def _base_name(facts: CardFacts) -> str:
     name = facts.setting("model.name_or_path")
     if not name:
         return "a randomly initialised model"
-    shown = _base_id(facts) or PurePath(name).name
+    shown = _base_id(facts) or _last_part(name)
     revision, file = facts.setting("model.revision"), facts.setting("model.gguf_file")
     return (
         _code(shown)
@@ -200,7 +206,7 @@ def _data(facts: CardFacts) -> list[tuple[str, str]]:
     for split, source in _sources(facts):
         found: Mapping[str, Any] = next(read.get(split, iter(())), {})
         path = str(source["path"])
-        name = path if _is_hub_id(path) or path.startswith("package:") else PurePath(path).name
+        name = path if _is_hub_id(path) or path.startswith("package:") else _last_part(path)
         count = "" if found.get("rows") is None else f"{found['rows']:,} rows"
         parts = [*["evaluation"] * (split == "eval"), found.get("format") or source.get("format"), count]
         rows.append((_code(name), ", ".join(part for part in parts if part)))

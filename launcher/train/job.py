@@ -16,7 +16,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import LARGEST_RECORD, read_json
 from launcher.plan.settings import OTHERS, HasSettings, Settings
 from launcher.plan.stored import before
-from launcher.recipe.env import Kept, resolve_env
+from launcher.recipe.env import Kept, reference_names, resolve_env
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Job(HasSettings):
             settings.put(name, value)
         for name, stored in self.plan["settings"].items():
             try:
-                settings.put(name, resolve_references(stored["value"]))
+                settings.put(name, self._resolved(stored["value"]))
             except RecipeError:
                 settings.remove(name)
             except KeyError:  # a setting of another version
@@ -47,9 +47,24 @@ class Job(HasSettings):
     def _absent(self, dotted: str) -> RecipeError:
         for name, stored in self.plan["settings"].items():
             if (name + ".").startswith(dotted.removesuffix(OTHERS)):
-                resolve_references(stored["value"])
+                self._resolved(stored["value"])
         path = str(self.run_dir / "plan.json")
         return RecipeError(Problem("bad-plan", f"the plan has no setting {dotted}", file=path))
+
+    def _resolved(self, value: Any) -> Any:
+        """A value of the plan with its references resolved. RecipeError where a variable is not as it was."""
+        if isinstance(value, str) and value in (planned := self.plan.get("references", {})):
+            if Kept(resolved := resolve_env(value, os.environ), value).digest == planned[value]:
+                return resolved
+            message = f"{value} has another value than when the run was planned"
+            hint = f"set {' and '.join(reference_names(value))} as it was"
+            path = str(self.run_dir / "plan.json")
+            raise RecipeError(Problem("env-changed", message, file=path, hint=hint))
+        if isinstance(value, list):
+            return [self._resolved(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self._resolved(item) for key, item in value.items()}
+        return resolve_references(value)
 
     @property
     def kept(self) -> dict[str, Kept]:

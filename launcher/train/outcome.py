@@ -184,6 +184,8 @@ def save_outcome(
     with trainer.saver.explained("result.json", job.run_dir):
         write_json(job.run_dir / "result.json", {**result, "memory": memory, "rows": rows})
         sync_file(job.run_dir / "result.json")  # before the marker
+    if trainer.args.push_to_hub:
+        trainer.pusher.expect_result()
     with trainer.saver.explained(COMPLETED, job.run_dir):
         (job.run_dir / COMPLETED).write_text("", encoding="utf-8")
     sync_folder(job.run_dir)

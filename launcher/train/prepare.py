@@ -173,7 +173,11 @@ def _with_references(job: Job, record: dict[str, Any]) -> dict[str, Any]:
         name: {**split, **{key: hide_kept(split[key], job.kept) for key in ("files", "sources")}}
         for name, split in record["splits"].items()
     }
-    samples = [{**one, "file": hide_kept(one["file"], job.kept)} for one in record["samples"]]
+    # Samples of a stream have no file.
+    samples = [
+        {**one, **{key: hide_kept(one[key], job.kept) for key in one.keys() & {"file"}}}
+        for one in record["samples"]
+    ]
     return {**record, "splits": splits, "samples": samples}
 
 

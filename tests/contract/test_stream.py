@@ -361,3 +361,8 @@ def test_a_streamed_row_of_another_task_is_refused(job, tmp_path):
     with pytest.raises(RecipeError) as caught:
         prepare_run(found)
     assert caught.value.problems[0].code == "rows-of-another-task"
+
+
+def test_samples_of_a_stream_are_shown_with_no_place(job):
+    shown = prepare_run(job(), 2)["samples"]
+    assert [set(sample) & {"file", "row"} for sample in shown] == [set(), set()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -208,7 +209,10 @@ def test_a_result_that_was_not_pushed_is_a_failure_of_a_finished_run(tmp_path):
     for error in (tmp_path / "run" / "logs").glob("error-*.json"):
         error.unlink()
     assert push_failure(tmp_path / "run") is None
-    (tmp_path / "run" / ".pushing" / "adapter-weights").mkdir(parents=True)  # killed meanwhile
+    (tmp_path / "run" / "model").mkdir()
+    (tmp_path / "run" / ".pushing" / "checkpoint-2").mkdir(parents=True)  # killed meanwhile
+    assert shlex.quote(str(tmp_path / "run" / "model")) in push_failure(tmp_path / "run").problems[0].hint
+    (tmp_path / "run" / ".pushing" / "adapter-weights").mkdir()
     assert "adapter-weights" in push_failure(tmp_path / "run").problems[0].hint
 
 

@@ -90,6 +90,7 @@ def test_a_base_model_that_is_no_hub_id_is_no_metadata():
         found = metadata(model_card(changed(model__name_or_path=name)))
         assert "base_model" not in found
     assert "`base`" in model_card(changed(model__name_or_path="/home/ada/models/base"))
+    assert "`${ENV:B:/home/base}`" in model_card(changed(model__name_or_path="${ENV:B:/home/base}"))
 
 
 def test_the_sections_of_a_card():

@@ -256,7 +256,7 @@ def test_overrides_that_do_not_fit(tmp_path: Path) -> None:
     assert {problem.file for problem in found} == {"--set"}
 
 
-def test_references_stay_in_trainer_and_resolve_elsewhere(
+def test_references_stay_in_texts_of_trainer_and_resolve_elsewhere(
     tmp_path: Path, environment: pytest.MonkeyPatch
 ) -> None:
     environment.setenv("RUN", "r7")
@@ -264,7 +264,7 @@ def test_references_stay_in_trainer_and_resolve_elsewhere(
     text = GOOD.replace("data: {", "data: {max_length: '${ENV:LENGTH}', ")
     text += "trainer: {run_name: 'x-${ENV:RUN}', max_steps: '${ENV:STEPS_:7}'}\n"
     recipe = load(tmp_path, text + "launch: {env: {KEY: '${ENV:RUN}'}}\n").recipe
-    assert recipe.trainer == {"run_name": "x-${ENV:RUN}", "max_steps": "${ENV:STEPS_:7}"}
+    assert recipe.trainer == {"run_name": "x-${ENV:RUN}", "max_steps": 7}
     assert recipe.launch.env == {"KEY": "${ENV:RUN}"}
     assert recipe.data.max_length == 512
     (only,) = refused(tmp_path, GOOD + "trainer: {run_name: '${ENV:NOT_SET_}'}")

@@ -20,9 +20,10 @@ from pydantic import BaseModel
 from launcher.errors import EffilaunchError, RecipeError
 from launcher.execute.resume import Chosen
 from launcher.execute.run_dir import write_run_dir
-from launcher.execute.start_point import Beginning, check_resumption
+from launcher.execute.start_point import Beginning, check_resumption, stored_plan
 from launcher.facts.hardware import parse_hardware
 from launcher.planner.planner import make_plan
+from launcher.planner.resuming import compare_plans
 from launcher.recipe.schema import Recipe
 from launcher.recipe.yaml_writer import snapshot
 from launcher.render.bundle import render
@@ -144,6 +145,25 @@ def test_a_resumed_run_compares_the_values_of_references(tmp_path, monkeypatch):
         assert [problem.path for problem in caught.value.problems] == ["model.revision"]
 
 
+@pytest.mark.parametrize("path", ["parts/*.jsonl", "parts", "org/rows"])
+def test_a_stream_without_references_is_resumed(tmp_path, path):
+    """A plan without any says so, which one of 0.2.0 does not."""
+    loaded = recipe(tmp_path, BASE, **{"data__train[0]__path": path, "data__streaming": True})
+    bundle = render(make_plan(loaded, facts()))
+    plan = stored_plan(bundle)
+    assert compare_plans(plan, stored_plan(bundle), plan.ranks).refused == []
+
+
+def test_numbers_of_the_trainer_are_decided_in_the_plan(tmp_path, monkeypatch):
+    monkeypatch.setenv("N", "2")
+    names = ("num_train_epochs", "warmup_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
+             "save_total_limit", "max_steps")  # fmt: skip
+    text = BASE.replace("{max_steps: 10}", "{}")
+    for name in names:
+        made = make_plan(recipe(tmp_path, text, **{f"trainer__{name}": "'${ENV:N}'"}), facts())
+        assert made.fields(made.trainer)[name] == 2, name
+
+
 def test_the_worker_reads_the_values(tmp_path, monkeypatch):
     monkeypatch.setenv("PLACE", str(tmp_path / "place"))
     loaded = recipe(tmp_path, BASE, **{"data__train[0]__path": "'${ENV:PLACE}/x.jsonl'"})
@@ -151,6 +171,11 @@ def test_the_worker_reads_the_values(tmp_path, monkeypatch):
     stored = json.loads((tmp_path / "plan.json").read_text())["settings"]["data.train"]["value"]
     assert stored[0]["path"] == "${ENV:PLACE}/x.jsonl"
     assert read_job(tmp_path).data.train[0]["path"] == str(tmp_path / "place" / "x.jsonl")
+    monkeypatch.setenv("PLACE", str(tmp_path / "elsewhere"))
+    with pytest.raises(RecipeError) as caught:  # another base is not silently merged
+        _ = read_job(tmp_path).data.train
+    assert caught.value.problems[0].code == "env-changed"
+    assert read_job(tmp_path).data.max_length == loaded.recipe.data.max_length
     monkeypatch.setenv("RELATIVE", "y.jsonl")
     loaded = recipe(tmp_path, BASE, **{"data__train[0]__path": "'${ENV:RELATIVE}'"})
     assert loaded.kept["data.train[0].path"].text == f"{Path.cwd()}/${{ENV:RELATIVE}}"

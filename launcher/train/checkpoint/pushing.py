@@ -71,17 +71,17 @@ class Pusher:
         )
         self._thread.start()
 
-    def result(self, trainer: Any, folder: Path) -> None:
-        """Push the finished result and wait for it, from rank 0.
+    def expect_result(self) -> None:
+        """Called before the run counts as finished: `.pushing/` stays until its result is pushed."""
+        self._aside.mkdir(exist_ok=True)
 
-        RunFailed if that fails. `.pushing/` stays until it is pushed, also where this process is killed.
-        """
+    def result(self, trainer: Any, folder: Path) -> None:
+        """Push the finished result and wait for it, from rank 0. RunFailed if that fails."""
         if self._thread is not None:
             self._thread.join()
         _write_card(trainer, folder)
         pushed = folder
         try:
-            self._aside.mkdir(exist_ok=True)
             pushed = self._published(trainer, folder)
             how = {"commit_message": "End of training", "ignore_patterns": list(NO_WEIGHTS)}
             _upload(trainer, pushed, how)
@@ -122,23 +122,26 @@ class Pusher:
 
     def _linked(self, folder: Path, name: str, *without: str) -> Path:
         """Hard links to the files; the folder itself if the filesystem has no links."""
-        ignore = shutil.ignore_patterns(*without)
+        aside, ignore = self._aside / f"{name}-begun", shutil.ignore_patterns(*without)
         try:
-            return Path(shutil.copytree(folder, self._aside / name, ignore=ignore, copy_function=os.link))
+            shutil.copytree(folder, aside, ignore=ignore, copy_function=os.link)
         except (OSError, shutil.Error):
+            shutil.rmtree(aside, ignore_errors=True)
             return folder
+        return aside.rename(self._aside / name)
 
     def _published(self, trainer: Any, folder: Path) -> Path:
         """What is pushed of weights: of an adapter to a base in a folder without the path of that folder."""
         name, base = f"{folder.name}-weights", _local_base(trainer)
         if base is None or not (folder / ADAPTER).is_file():
             return self._linked(folder, name, *NO_WEIGHTS)
-        aside = self._aside / name
-        shutil.copytree(folder, aside, ignore=shutil.ignore_patterns(*NO_WEIGHTS), dirs_exist_ok=True)
+        aside = self._aside / f"{name}-begun"
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.copytree(folder, aside, ignore=shutil.ignore_patterns(*NO_WEIGHTS))
         config = json.loads((aside / ADAPTER).read_text("utf-8"))
         write_json(aside / ADAPTER, {**config, "base_model_name_or_path": None})  # no hub id would be true
         _hide(aside / CARD, base)
-        return aside
+        return aside.rename(self._aside / name)
 
 
 def _local_base(trainer: Any) -> str | None:
