@@ -95,9 +95,8 @@ build: $(STAMP) ## wheel and sdist into dist/, checked as an index would
 stats: $(STAMP) ## files, lines, imports, overrides of the code, the seconds of tests and CI, flaky tests
 	@$(BIN)/python benchmarks/code_stats.py
 
-bench: $(STAMP) ## how fast the command line answers, data is packed and prepared
+bench: $(STAMP) ## how fast the command line answers, and data is prepared
 	$(BIN)/python benchmarks/cli_latency.py --check
-	$(BIN)/python benchmarks/packing.py --check --ours
 	$(BIN)/python benchmarks/data_prep.py --check
 
 bench-throughput: $(STAMP) ## training speed beside a plain script, trl, LLaMA-Factory and axolotl (34 minutes on 2 cores)

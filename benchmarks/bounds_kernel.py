@@ -12,19 +12,10 @@ NAME = "variable-length"
 
 
 def variable_length(
-    module: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Any = None,
-    cu_seq_lens_q: Any = None,
-    max_length_q: int = 0,
-    **rest: Any,
-) -> tuple[Any, None]:
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float | None = None,
+    sliding_window: int | None = None, softcap: float | None = None, s_aux: Any = None,
+    cu_seq_lens_q: Any = None, max_length_q: int = 0, **rest: Any,
+) -> tuple[Any, None]:  # fmt: skip
     """[1, tokens, heads, width] of [1, heads, tokens, width]; without bounds, one document."""
     import torch
 

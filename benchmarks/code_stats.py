@@ -12,20 +12,15 @@ import importlib
 import inspect
 import json
 import pkgutil
-import statistics
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import grimp
 import networkx
 
-from launcher.recipe.field_tables import TASK_FORMATS
-
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "launcher"
-TASKS = PACKAGE / "tasks"
 UPSTREAM = ("transformers", "trl", "accelerate", "peft", "deepspeed", "datasets", "bitsandbytes")
 RECORDS = ROOT / "build" / "tests"
 """Of the last session of each test target, and of the last CI run (tests/cpu_seconds.py, .ci/parts.py)."""
@@ -40,29 +35,6 @@ def code_files() -> dict[Path, int]:
         if tree.body[ast.get_docstring(tree) is not None :]:
             counted[path] = path.read_text(encoding="utf-8").count("\n")
     return counted
-
-
-def repeated_names(files: dict[Path, int]) -> list[str]:
-    """File names that occur more than once, as `name x times`."""
-    counted = Counter(path.name for path in files if path.name != "__init__.py")
-    return [f"{name} x {count}" for name, count in sorted(counted.items()) if count > 1]
-
-
-def task_literals(files: dict[Path, int]) -> dict[str, int]:
-    """File outside tasks/ -> string constants in it that are the name of a task."""
-    names = task_names()
-    found: Counter[str] = Counter()
-    for path in files:
-        if TASKS in path.parents or path.is_relative_to(PACKAGE / "train" / "tasks"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and node.value in names:
-                found[str(path.relative_to(ROOT))] += 1
-    return dict(found)
-
-
-def task_names() -> frozenset[str]:
-    return frozenset(TASK_FORMATS)
 
 
 def cycles(graph: grimp.ImportGraph) -> list[list[str]]:
@@ -116,21 +88,15 @@ def seconds_of(record: dict[str, Any]) -> str:
 
 def main() -> None:
     files = code_files()
-    graph = grimp.build_graph("launcher", exclude_type_checking_imports=True)
-    alone = [m for m in graph.modules if len(graph.find_modules_that_directly_import(m)) == 1]
-    literals = task_literals(files)
+    groups = cycles(grimp.build_graph("launcher", exclude_type_checking_imports=True))
     found = overrides()
     private = [name for name, _ in found if name.partition(".")[2].startswith("_")]
     figures = {
         "files": len(files),
         "lines": sum(files.values()),
-        "lines of the median file": round(statistics.median(files.values())),
-        "modules with one importer": len(alone),
-        "file names that occur more than once": len(repeated_names(files)),
-        "task names outside of tasks/": f"{sum(literals.values())} in {len(literals)} files",
         "overridden methods of other projects": len(found),
         "private ones among them": len(private),
-        "import cycles": len(cycles(graph)),
+        "import cycles": len(groups),
         **session_seconds(),
         "flaky tests seen": len(FLAKY.read_text("utf-8").splitlines()),
     }
@@ -139,14 +105,7 @@ def main() -> None:
     for line in FLAKY.read_text("utf-8").splitlines():
         print("  {path} at {commit}: {cause}".format(**json.loads(line)))
     if "--verbose" in sys.argv[1:]:
-        for title, lines in {
-            "cycles": [" ".join(group) for group in cycles(graph)],
-            "repeated names": repeated_names(files),
-            "task names": [f"{path} {count}" for path, count in literals.items()],
-            "overrides": [f"{name} ({owner})" for name, owner in found],
-            "one importer": sorted(alone),
-        }.items():
-            print(f"\n{title}\n  " + "\n  ".join(lines or ["none"]))
+        print("", *map(" ".join, groups), *(f"{name} ({owner})" for name, owner in found), sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -69,6 +69,35 @@ class Target:
         return sentences
 
 
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One figure beside its target."""
+
+    name: str
+    found: float | None
+    """None: not measured."""
+    limit: float
+    note: str
+    is_least: bool = True
+
+    @property
+    def holds(self) -> bool | None:
+        if self.found is None:
+            return None
+        return self.found >= self.limit if self.is_least else self.found <= self.limit
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        found = "open" if self.found is None else f"{self.found:.3f}"
+        return self.name, found, f"at {'least' if self.is_least else 'most'} {self.limit}", self.note
+
+    @property
+    def missed(self) -> list[str]:
+        if self.holds is not False:
+            return []
+        return [f"{self.name}: {self.found:.3f} {'<' if self.is_least else '>'} {self.limit}"]
+
+
 def summarise(rows: Sequence[Compared], tier: str = "t0") -> Summary | None:
     """None without a row that this tier predicts."""
     known = [(abs(error), error, one.name) for one in rows if (error := one.error(tier)) is not None]

@@ -27,16 +27,18 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import bounds_kernel
 from grids import grid
+from records import RECORDS, read_record, write_record
 from runner import in_process
 from switches import Check, needs
 
-RECORD = Path(__file__).parent / "records" / "coverage_cpu.json"
+RECORD = RECORDS / "coverage_cpu.json"
 SECONDS, BYTES = 300, 10 * 2**30
 """Limits of one type."""
 STEPS = 4
@@ -148,7 +150,7 @@ def plan(run: Path, config: dict[str, Any], plans: list[Any], what: tuple[str, s
     from launcher.render.bundle import render
     from launcher.train.trace.run import ANSWERS
 
-    def ask(request: Mapping[str, Any], python: str) -> dict[str, Any]:
+    def ask(request: Mapping[str, Any], python: str, say: object = None) -> dict[str, Any]:
         """In this process, which has imported what a child would."""
         try:
             return dict(json.loads(json.dumps(ANSWERS[request["ask"]](request))))
@@ -168,7 +170,8 @@ def plan(run: Path, config: dict[str, Any], plans: list[Any], what: tuple[str, s
     )
     loaded = load_recipe(run / "recipe.yaml")
     model = loaded.recipe.model.model_copy(update={"config": config})
-    loaded, facts = gather(_with(loaded, model), "1xcpu", tiny=True, trace=True)
+    small = replace(loaded, recipe=loaded.recipe.model_copy(update={"model": model}))
+    loaded, facts = gather(small, "1xcpu", tiny=True, trace=True)
     made = make_plan(loaded, facts)
     plans.append(json.loads(render(made).files["plan.json"]))
     if not math.isfinite(made.memory.total) or made.memory.total <= 0:
@@ -177,12 +180,6 @@ def plan(run: Path, config: dict[str, Any], plans: list[Any], what: tuple[str, s
     if needs_trace and made.memory.method != "trace":
         raise ValueError(f"not traced: {facts.warnings[-1]}")
     return "trace" if needs_trace else "closed-form"
-
-
-def _with(loaded: Any, model: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(loaded, recipe=loaded.recipe.model_copy(update={"model": model}))
 
 
 def train(run: Path, planned: dict[str, Any]) -> list[float]:
@@ -209,11 +206,8 @@ def idle(run: Path) -> list[str]:
     seconds = {name: tensor for name, tensor in weights.items() if ".lora_B" in name}
     if not seconds:
         raise ValueError("the adapter has no weights")
-    names = {
-        name.partition(".lora_B")[0].rpartition(".")[2] for name, t in seconds.items() if not t.abs().sum()
-    }
     moved = {name.partition(".lora_B")[0].rpartition(".")[2] for name, t in seconds.items() if t.abs().sum()}
-    return sorted(names - moved)
+    return sorted({name.partition(".lora_B")[0].rpartition(".")[2] for name in seconds} - moved)
 
 
 def merge(run: Path) -> bool:
@@ -398,23 +392,11 @@ def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     }  # fmt: skip
 
 
-def speeds(found: Mapping[str, int]) -> str:
-    """How many types get each way to be fast."""
-    return (
-        f"of {found['types']} causal language models get padding-free batches {found['varlen']}, packing "
-        f"{found['packed']}, the chunked loss {found['chunked']}, and compiled layers {found['compiled']} of "
-        f"{found['compile_tried']} that were tried"
-    )
-
-
-def _mark(value: Any) -> str:
-    return value if isinstance(value, str) else "yes" if value else "-"
-
-
 def lines(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for kind, row in rows.items():
         fields = ("planned", "trained", "merged", "sdpa", "varlen", "chunked", "compiled")
-        marks = [f"{name} {_mark(row[name])}" for name in fields if name in row]
+        said = {name: row[name] for name in fields if name in row}
+        marks = [f"{n} {v if isinstance(v, str) else 'yes' if v else '-'}" for n, v in said.items()]
         yield f"{kind:24} {'  '.join(marks)}"
         for name, reason in row.get("reasons", {}).items():
             yield f"{'':24}   {name}: {reason}"
@@ -476,7 +458,6 @@ def main() -> int:
         print(*lines({kind: rows[kind]}), sep="\n", flush=True)
         if asked.write:
             write(part, {kind: rows[kind]}, versions)
-    print(speeds(summary(rows)))
     print(json.dumps(summary(rows)))
     return 0
 
@@ -486,7 +467,7 @@ def write(part: str, rows: Mapping[str, Mapping[str, Any]], versions: Mapping[st
 
     So does what is known about compiled layers of a row that was tried without them.
     """
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record = read_record(RECORD) if RECORD.exists() else {}
     known = record.get(part, {})
     kept = {kind: {"compiled": known[kind]["compiled"]} for kind in rows if "compiled" in known.get(kind, {})}
     rows = {kind: {**kept.get(kind, {}), **row} for kind, row in rows.items()}
@@ -494,7 +475,7 @@ def write(part: str, rows: Mapping[str, Mapping[str, Any]], versions: Mapping[st
     counts = {**summary(every), **({"year": YOUNG} if part == "causal_lm" else {})}
     record |= {"versions": {**record.get("versions", {}), **versions}, part: every}
     record["summary"] = {**record.get("summary", {}), part: counts}
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(RECORD, record)
 
 
 if __name__ == "__main__":

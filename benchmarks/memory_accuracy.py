@@ -4,7 +4,6 @@
     python benchmarks/memory_accuracy.py --half tuning    only the rows that formulas may be tuned on
     python benchmarks/memory_accuracy.py --trace          also the trace (T1), a process for each row
     python benchmarks/memory_accuracy.py --check          exit 1 when a target is missed
-    python benchmarks/memory_accuracy.py --html FILE      the tables and plots as one page
 
 Measured figures come from records/memory_cpu.json, records/gpu_*.json and memory_published.py; predictions
 are computed here.
@@ -14,6 +13,7 @@ Errors are predicted / measured - 1; summaries are of their sizes.
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -23,20 +23,19 @@ from typing import Any
 from comparison import TIERS, Compared, Target, coverage, exit_status, summarise
 from gpu_memory import predict, recorded
 from grids import HALVES, memory_row
-from memory_images import sees_images, with_pixels
+from memory_images import ask_forked, sees_images, with_pixels
 from memory_measure import RECORD
-from memory_page import mib, percent, write_page
 from memory_published import planned
 from memory_rows import host_share, job_of, make, plan_of
-from memory_traces import trace_of
 from records import RECORDS, read_record
 from runner import parser_of
 
 from launcher.errors import RecipeError
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.memory_trace import Trace
+from launcher.facts.hardware import MIB, parse_hardware
+from launcher.facts.memory_trace import Trace, Untraceable
 from launcher.facts.model import read_model_spec
 from launcher.facts.probe import shipped_model_config
+from launcher.inputs import model_trace
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.plan.plan import Plan
 
@@ -56,6 +55,23 @@ TARGETS: Mapping[str, Mapping[str, Target]] = {
     **dict.fromkeys((half for half in PUBLISHED if half.startswith("published")), _PUBLISHED),
 }
 """Of each group by tier. The largest error of published rows is that of a source: a percentile counts."""
+
+
+def trace_of(name: str, plan: Plan) -> Trace | None:
+    """The trace of the plan's job; None where it cannot be traced, with a line that says why."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import peft  # noqa: F401  # once for all that are forked from here
+
+    import launcher.train.model.adapters
+    import launcher.train.trace.run  # noqa: F401
+
+    model_trace.ask_child = ask_forked
+    try:
+        step, versions = model_trace.trace_plan(plan)
+    except Untraceable as error:
+        print(f"{name}: no trace: {error}", file=sys.stderr)
+        return None
+    return Trace().with_step(step, versions)
 
 
 def compare_measured(half: str, trace: bool, record: Path) -> Iterator[Compared]:
@@ -142,16 +158,10 @@ def _compared(
     elif extra:
         parts["host"] = extra
     parts["weights"] += max(0, least - estimate.total)  # which loading holds besides
-    return Compared(
-        name=name,
-        half=half,
-        measured=measured,
-        t0=max(estimate.total, least) + extra,
-        low=max(estimate.low, least) + extra,
-        high=max(estimate.high, least) + extra,
-        components=parts,
-        t1=max(traced.total, least) + extra if traced.method == "trace" else None,
+    t0, low, high, t1 = (
+        max(size, least) + extra for size in (estimate.total, estimate.low, estimate.high, traced.total)
     )
+    return Compared(name, half, measured, t0, low, high, parts, t1 if traced.method == "trace" else None)
 
 
 HEAD = ("row", "half", "measured", "T0", "error", "T1", "error", "  MiB")
@@ -167,6 +177,17 @@ def line_of(cells: Sequence[str]) -> str:
 def cells_of(one: Compared) -> tuple[str, ...]:
     t0, t1 = (percent(one.error(tier)) for tier in TIERS)
     return (one.name, one.half, mib(one.measured), mib(one.t0), t0, mib(one.t1), t1)
+
+
+def percent(error: float | None) -> str:
+    """A signed error; no sign on what rounds to nothing."""
+    if error is None:
+        return ""
+    return "0.0%" if abs(error) < 0.0005 else f"{error:+.1%}"
+
+
+def mib(size: float | None) -> str:
+    return "" if size is None else f"{size / MIB:,.1f}"
 
 
 def groups(rows: Sequence[Compared]) -> dict[str, list[Compared]]:
@@ -213,7 +234,6 @@ def main() -> int:
     parser = parser_of(__doc__, "check", "record", record=RECORD)
     parser.add_argument("--half", choices=[*HALVES, "all"], default="all")
     parser.add_argument("--trace", action="store_true", help="predict with the trace of the real model too")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write tables and plots as one page")
     options = parser.parse_args()
     rows = []
     print(line_of(HEAD))
@@ -222,11 +242,7 @@ def main() -> int:
     for one in itertools.chain(measured, compare_gpu(), compare_runs(), published):
         rows.append(one)
         print(line_of(cells_of(one)), flush=True)
-    sentences = summaries(rows)
-    print("", *sentences, sep="\n")
-    if options.html is not None:
-        named = ", ".join(f"{k} {v}" for k, v in read_record(options.record)["versions"].items())
-        write_page(options.html, rows, sentences, named)
+    print("", *summaries(rows), sep="\n")
     return exit_status(missed_targets(rows), options.check)
 
 

@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from grids import HALVES, MEMORY, Row, settings_of
 from memory_images import ImageSamples, processor_of, sees_images
 from memory_rows import DOCUMENTS, STEPS, ds_config_of, plan_of
 from records import RECORDS, read_record, today, versions, write_record
-from runner import Room, compared_again, error_of, in_processes, measured, parser_of
+from runner import Room, compare_again, entries_of, error_of, in_processes, parser_of
 
 from launcher.execute.leftovers import remove_shared_buffers, remove_stale_locks
 from launcher.facts.probe import free_port
@@ -88,7 +88,6 @@ def random_data(row: Row, plan: Plan, processing: Any, steps: int = STEPS) -> Ra
         from launcher.train.tasks.image_classification import stack_images
 
         return RandomData(RandomImages(count, plan.spec.config["image_size"]), stack_images)
-    made = torch.Generator().manual_seed(0)
     if task == "grpo":
         from tokenizers.pre_tokenizers import WhitespaceSplit
 
@@ -96,88 +95,82 @@ def random_data(row: Row, plan: Plan, processing: Any, steps: int = STEPS) -> Ra
         prompts = [" ".join(["word"] * (row.length // 2))] * count
         places = [{"place": "", "columns": {"answer": ""}}] * count
         return RandomData(_dataset({"prompt": prompts, "row_of_data": places}), None)
-    if task in _OF_TEXTS:
-        return _OF_TEXTS[task](row, plan, count, processing)
-    if columns := _OF_TRL.get(task):
-        return RandomData(columns(row, count, made, plan.spec.vocab_size), None)
+    made = torch.Generator().manual_seed(0)
+
+    def ids(size: int) -> list[list[int]]:
+        rows = torch.randint(4, plan.spec.vocab_size, (count, size), generator=made)
+        return list(rows.tolist())
+
+    if task in ("embedding", "reranker"):
+        return (texts if task == "embedding" else documents)(row, plan, ids, processing)
+    if task in ("dpo", "reward", "kto"):
+        return RandomData(_dataset(preferences(task, row.length, ids)), None)
+    kind = "flatten" if row.free else "packed" if row.packing else "pad"
+    return RandomData(token_rows(row, plan, count, made), make_collator(kind, processing))
+
+
+def token_rows(row: Row, plan: Plan, count: int, made: Any) -> list[dict[str, Any]]:
+    """Prepared samples of one text each."""
+    import torch
+
     rows: list[dict[str, Any]] = []
     for index in range(count):
         length = row.length - (row.length // 8 if row.padded and index % 2 else 0)
-        ids = torch.randint(4, plan.spec.vocab_size, (length,), generator=made).tolist()
-        sample: dict[str, Any] = {"input_ids": ids}
-        sample["labels"] = list(ids)
+        tokens = torch.randint(4, plan.spec.vocab_size, (length,), generator=made).tolist()
+        sample: dict[str, Any] = {"input_ids": tokens, "labels": list(tokens)}
         if plan.task.classifies:  # two classes, of a text or of each token
-            per_token = task == "token-classification"
-            sample["labels"] = [number % 2 for number in ids] if per_token else index % 2
+            per_token = plan.task.name == "token-classification"
+            sample["labels"] = [number % 2 for number in tokens] if per_token else index % 2
         if row.packing:
             sample["position_ids"] = [*range(row.length // DOCUMENTS)] * DOCUMENTS
         rows.append(sample)
-    kind = "flatten" if row.free else "packed" if row.packing else "pad"
-    return RandomData(rows, make_collator(kind, processing))
+    return rows
 
 
-def pairs(row: Row, count: int, made: Any, words: int) -> Any:
-    """The samples of task dpo: half of a sequence is the prompt."""
-    half, rest = row.length // 2, row.length - row.length // 2
-    sizes = {"prompt_ids": half, "chosen_ids": rest, "rejected_ids": rest}
-    return _dataset({name: _ids(count, size, made, words) for name, size in sizes.items()})
+Ids = Callable[[int], list[list[int]]]
+"""Tokens of a row -> random ids of all rows."""
 
 
-def ranked(row: Row, count: int, made: Any, words: int) -> Any:
-    """The samples of task reward."""
-    return _dataset({name: _ids(count, row.length, made, words) for name in ("chosen_ids", "rejected_ids")})
+def preferences(task: str, length: int, ids: Ids) -> dict[str, Any]:
+    """The columns of task dpo, reward or kto as its trainer of trl collates them: a prompt is half."""
+    half, rest = length // 2, length - length // 2
+    sizes = {
+        "dpo": {"prompt_ids": half, "chosen_ids": rest, "rejected_ids": rest},
+        "reward": {"chosen_ids": length, "rejected_ids": length},
+        "kto": {"prompt_ids": half, "completion_ids": rest},
+    }[task]
+    columns: dict[str, Any] = {name: ids(size) for name, size in sizes.items()}
+    if task == "kto":
+        columns["label"] = [index % 2 == 0 for index in range(len(columns["prompt_ids"]))]
+    return columns
 
 
-def judged(row: Row, count: int, made: Any, words: int) -> Any:
-    """The samples of task kto."""
-    half, rest = row.length // 2, row.length - row.length // 2
-    ids = {"prompt_ids": _ids(count, half, made, words), "completion_ids": _ids(count, rest, made, words)}
-    return _dataset({**ids, "label": [index % 2 == 0 for index in range(count)]})
-
-
-_OF_TRL = {"dpo": pairs, "reward": ranked, "kto": judged}
-"""Task -> samples as its trainer of trl collates them."""
-
-
-def texts(row: Row, plan: Plan, count: int, processing: Any) -> RandomData:
+def texts(row: Row, plan: Plan, ids: Ids, processing: Any) -> RandomData:
     """The samples of task embedding."""
-    import torch
-
     from launcher.train.contrast import TextRows
     from launcher.train.tasks.embedding import CollateTexts, columns_of
 
-    names, made = columns_of(plan), torch.Generator().manual_seed(0)
-    ids = _ids(count, row.length * len(names), made, plan.spec.vocab_size)
-    columns: dict[str, Any] = {"input_ids": ids, "lengths": [[row.length] * len(names)] * count}
+    names = columns_of(plan)
+    rows = ids(row.length * len(names))
+    columns: dict[str, Any] = {"input_ids": rows, "lengths": [[row.length] * len(names)] * len(rows)}
     if plan.at("embedding.loss") == "CoSENTLoss":
-        columns["score"] = [float(index % 2) for index in range(count)]
+        columns["score"] = [float(index % 2) for index in range(len(rows))]
     return RandomData(TextRows(_dataset(columns), names), CollateTexts(processing, names))
 
 
-def documents(row: Row, plan: Plan, count: int, processing: Any) -> RandomData:
+def documents(row: Row, plan: Plan, ids: Ids, processing: Any) -> RandomData:
     """The samples of task reranker."""
-    import torch
-
     from launcher.train.tasks.reranker import CollateDocuments
 
-    number, made = plan.at("reranker.documents"), torch.Generator().manual_seed(0)
-    ids = _ids(count, row.length * number, made, plan.spec.vocab_size)
-    relevance = [[float((index + n) % 2) for n in range(number)] for index in range(count)]
-    columns: dict[str, Any] = {"input_ids": ids, "lengths": [[row.length] * number] * count}
+    number = plan.at("reranker.documents")
+    rows = ids(row.length * number)
+    columns: dict[str, Any] = {"input_ids": rows, "lengths": [[row.length] * number] * len(rows)}
     if plan.spec.model_type == "bert":  # its tokenizer tells the second text from the first
-        columns["token_type_ids"] = [[n % row.length * 2 // row.length for n in range(len(ids[0]))]] * count
-    columns |= {"relevance": relevance, "query": [[index] for index in range(count)]}
+        types = [n % row.length * 2 // row.length for n in range(row.length * number)]
+        columns["token_type_ids"] = [types] * len(rows)
+    columns["relevance"] = [[float((index + n) % 2) for n in range(number)] for index in range(len(rows))]
+    columns["query"] = [[index] for index in range(len(rows))]
     return RandomData(_dataset(columns), CollateDocuments(processing))
-
-
-_OF_TEXTS = {"embedding": texts, "reranker": documents}
-
-
-def _ids(count: int, size: int, made: Any, words: int) -> list[list[int]]:
-    import torch
-
-    found: list[list[int]] = torch.randint(4, words, (count, size), generator=made).tolist()
-    return found
 
 
 def _dataset(columns: Mapping[str, Any]) -> Any:
@@ -247,18 +240,6 @@ def fsdp_arguments(args: Any) -> Any:
     return args
 
 
-def peak_of(row: Row, trainer: Any) -> int:
-    """Bytes at the peak of training."""
-    from fast_products import install_fast_products
-    from profiled import peak_bytes
-
-    if row.precision != "fp32":
-        install_fast_products()
-    peak = peak_bytes(trainer.train)
-    assert trainer.state.global_step == STEPS, "all steps were trained"
-    return peak
-
-
 def measure_rank(row: Row, plan: Plan, run_dir: Path, rank: int, port: int) -> dict[str, int]:
     """One process of a row."""
     if row.processes > 1:
@@ -268,14 +249,17 @@ def measure_rank(row: Row, plan: Plan, run_dir: Path, rank: int, port: int) -> d
     os.environ.update({k: v for k, v in render_env(plan).items() if k != "OMP_NUM_THREADS"})
     if row.engine == "fsdp":
         del os.environ["ACCELERATE_USE_CPU"]
-    from profiled import count_all_threads
+    from profiled import count_all_threads, peak_bytes
 
     count_all_threads()
-    return {"bytes": peak_of(row, build_trainer(row, plan, run_dir))}
+    trainer = build_trainer(row, plan, run_dir)
+    peak = peak_bytes(trainer.train)
+    assert trainer.state.global_step == STEPS, "all steps were trained"
+    return {"bytes": peak}
 
 
 def measure(row: Row, plan: Plan, room: Room) -> dict[str, Any]:
-    """{bytes: the fullest rank's, seconds} or {error, seconds}."""
+    """{name, bytes: the fullest rank's, seconds} or {name, error, seconds}."""
     with room.of(row.processes), tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         if row.engine == "deepspeed":
@@ -287,7 +271,7 @@ def measure(row: Row, plan: Plan, room: Room) -> dict[str, Any]:
         remove_shared_buffers(port)
     error = error_of(answers)
     found = {"bytes": max(one["bytes"] for one in answers)} if error is None else {"error": error}
-    return {**found, "seconds": time.monotonic() - started}
+    return {"name": row.name, **found, "seconds": time.monotonic() - started}
 
 
 def import_stack(rows: Sequence[Row]) -> None:
@@ -329,9 +313,8 @@ def record_of(measured: Mapping[str, int]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = parser_of(
-        __doc__, "repeat", "jobs", "record", rows=MEMORY, jobs=os.cpu_count() or 1, record=RECORD
-    )
+    names, defaults = ("repeat", "jobs", "record"), {"jobs": os.cpu_count() or 1, "record": RECORD}
+    parser = parser_of(__doc__, *names, rows=MEMORY, **defaults)
     options = parser.parse_args()
     wanted = [one for one in MEMORY if one.impossible is None]
     wanted = [one for one in wanted if options.only is None or one.name in options.only]
@@ -342,24 +325,23 @@ def main() -> int:
     if options.repeat and (missing := [one.name for one in wanted if one.name not in known]):
         parser.error(f"not in the record: {', '.join(missing)}")
     import_stack(wanted)
-    plans = {
-        one.name: plan_of(one) for one in wanted
-    }  # reads files under locks, beside which no fork is safe
-    room, failed = Room(options.jobs), 0
+    # Planning reads files under locks, beside which no fork is safe.
+    plans = {one.name: plan_of(one) for one in wanted}
+    room = Room(options.jobs)
     # A record holds the figures of one set of versions.
     sizes = dict(known) if same_versions else {}
-    for one, found in measured(wanted, lambda row: measure(row, plans[row.name], room), options.jobs):
-        note = found.get("error", "")
-        if "bytes" in found and options.repeat:
-            note, differing = compared_again(found["bytes"], known[one.name], same_versions)
-            failed += differing
-        elif "bytes" in found:
-            sizes[one.name] = found["bytes"]
+
+    def line_of(entry: dict[str, Any]) -> str:
+        if "bytes" in entry and options.repeat:
+            compare_again(entry, "bytes", known[entry["name"]], same_versions)
+        elif "bytes" in entry:
+            sizes[entry["name"]] = entry["bytes"]
             write_record(options.record, record_of(sizes))
-        failed += "error" in found
-        size, seconds = found.get("bytes", 0), found["seconds"]
-        print(f"{one.name:<38}{size:>12,} B{seconds:>7.1f} s  {note}".rstrip(), flush=True)
-    return 1 if failed else 0
+        note = entry.get("error") or ("same" if options.repeat else "")
+        return f"{entry['name']:<38}{entry.get('bytes', 0):>12,} B{entry['seconds']:>7.1f} s  {note}".rstrip()
+
+    entries = entries_of(wanted, lambda row: measure(row, plans[row.name], room), line_of, options.jobs)
+    return int(any("error" in entry for entry in entries))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from memory_rows import make
+from memory_rows import FORMATS, make
+from records import RECORDS, read_record
 
 from launcher.errors import RecipeError
 from launcher.facts.hardware import MIB, parse_hardware
@@ -24,13 +24,7 @@ from launcher.facts.probe import shipped_model_config
 from launcher.memory.estimate import MemoryEstimate
 from launcher.plan.plan import Plan
 
-RECORD = Path(__file__).parent / "records" / "memory_published.json"
-_FORMATS = {
-    "sequence-classification": "classification",
-    "image-classification": "image",
-    "dpo": "preference",
-    "causal-lm": "text",
-}
+RECORD = RECORDS / "memory_published.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +68,7 @@ class Published:
     def plan(self) -> Plan:
         if self.counts != "allocated":
             return plan_of_row(self.row)
-        recipe = {
-            **self.row["recipe"],
-            "launch": {},
-        }  # nothing is lost between blocks
+        recipe = {**self.row["recipe"], "launch": {}}  # nothing is lost between blocks
         return plan_of_row({**self.row, "recipe": recipe})
 
 
@@ -87,7 +78,7 @@ def plan_of_row(row: Mapping[str, Any]) -> Plan:
     task = recipe.setdefault("task", "causal-lm")
     config = {**(shipped_model_config(row["model"]) or {}), **row["config"]}
     recipe.setdefault("model", {})["config"] = config
-    form = _FORMATS.get(task, "prompt-completion")
+    form = "text" if task == "causal-lm" else FORMATS.get(task, "prompt-completion")
     recipe.setdefault("data", {})["train"] = [{"path": "random", "format": form}]
     recipe.setdefault("trainer", {})["max_steps"] = 10
     spec = read_model_spec(row["model"], config, "shipped facts", task)
@@ -97,19 +88,11 @@ def plan_of_row(row: Mapping[str, Any]) -> Plan:
     return found
 
 
-def _record() -> Mapping[str, Any]:
-    record: Mapping[str, Any] = json.loads(RECORD.read_text("utf-8"))
-    return record
-
-
-def published_rows(half: str = "all") -> Iterator[Published]:
-    """Of one half, or of both."""
-    yield from (one for one in map(Published, _record()["rows"]) if half in ("all", one.half))
-
-
 def planned(half: str = "all") -> Iterator[tuple[Published, Plan | RecipeError]]:
-    """The same with their plans; a model type without a closed form has an error instead."""
-    for one in published_rows(half):
+    """Rows of one half, or of both, with their plans; a model type without a closed form has an error."""
+    for one in map(Published, read_record(RECORD)["rows"]):
+        if half not in ("all", one.half):
+            continue
         try:
             yield one, one.plan()
         except RecipeError as error:
@@ -118,4 +101,4 @@ def planned(half: str = "all") -> Iterator[tuple[Published, Plan | RecipeError]]
 
 def published_verdicts() -> Iterator[Mapping[str, Any]]:
     """What sources say fits (`fits`), or runs out of memory."""
-    yield from _record()["verdicts"]
+    yield from read_record(RECORD)["verdicts"]

@@ -27,7 +27,7 @@ STEPS = 2
 RANK = 8
 DOCUMENTS = 4
 """In each packed row."""
-_FORMATS = {
+FORMATS = {
     "sequence-classification": "classification",
     "token-classification": "tokens",
     "image-classification": "image",
@@ -59,7 +59,7 @@ def spec_of(row: Row) -> ModelSpec:
 def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
     """The recipe of a row. Engine fsdp is planned as ddp, which decides the same settings."""
     model = MODELS[row.model]
-    form = _FORMATS.get(row.section.get("loss", ""), _FORMATS.get(model.task, "prompt-completion"))
+    form = FORMATS.get(row.section.get("loss", ""), FORMATS.get(model.task, "prompt-completion"))
     recipe: dict[str, Any] = {
         "task": model.task,
         "model": {
@@ -78,16 +78,12 @@ def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
         "precision": row.precision,
         "sharding": {"engine": "deepspeed" if row.engine == "deepspeed" else "ddp"},
         "trainer": {
-            "max_steps": steps,
-            "per_device_train_batch_size": row.micro_batch,
-            "gradient_accumulation_steps": row.accumulation,
-            "activation_checkpointing": row.checkpointing,
-            "optim": row.optim,
-            "save_strategy": "no",
-            **row.trainer,
+            "max_steps": steps, "per_device_train_batch_size": row.micro_batch,
+            "gradient_accumulation_steps": row.accumulation, "activation_checkpointing": row.checkpointing,
+            "optim": row.optim, "save_strategy": "no", **row.trainer,
         },
         "hardware": {"device": "cpu", "devices_per_node": row.processes},
-    }
+    }  # fmt: skip
     if row.adapter is not None:
         targets = "all-linear" if row.adapter == "all-linear" else list(model.attention)
         recipe["adapter"] = {"r": RANK, "target_modules": targets, "lora_dropout": row.adapter_dropout}

@@ -43,15 +43,8 @@ def throughput_table(record: Mapping[str, Any]) -> str:
         loss = "" if row["final_loss"] is None else f"{row['final_loss']:.4f}"
         rows.append((f"`{row['side']}`", f"{row['tokens_per_second']:,.1f}", *shown,
                      f"{row['peak_bytes'] / 1e9:.2f}", f"{row['first_step_s']:.1f}", loss))  # fmt: skip
-    head = (
-        "side",
-        "tokens/s",
-        "ratio to `plain` (95 %)",
-        "of CPU time",
-        "peak, GB",
-        "first step after, s",
-        "last loss",
-    )
+    head = ("side", "tokens/s", "ratio to `plain` (95 %)", "of CPU time", "peak, GB", "first step after, s",
+            "last loss")  # fmt: skip
     without = [f"`{side}`: no claim; {reason}" for side, reason in record["failed"].items()]
     said = "".join(f"\n- {line}" for line in without)
     return f"{_about(record, record['machine'])}, {record['model']}\n\n{_table(head, rows)}{said}\n"

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 SAME_SHARE = 0.005
 """How far a second measurement with other versions may be from the record."""
@@ -28,7 +28,6 @@ _FORKS = threading.Lock()
 """filelock, which the hub's client imports, lets no two threads fork at once."""
 
 Answer = dict[str, Any]
-AnyRow = TypeVar("AnyRow")
 
 
 def in_process(work: Callable[..., Any], timeout_s: float, *arguments: Any, quiet: bool = False) -> Answer:
@@ -130,31 +129,18 @@ class Room:
                 self.changed.notify_all()
 
 
-def measured(
-    rows: Sequence[AnyRow], measure: Callable[[AnyRow], Answer], jobs: int = 1
-) -> Iterator[tuple[AnyRow, Answer]]:
-    """Each row with what `measure` says of it, as they come; at most `jobs` at a time."""
-    if jobs == 1:
-        yield from ((row, measure(row)) for row in rows)
-        return
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(measure, row): row for row in rows}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
 def entries_of(
     rows: Sequence[Any], measure: Callable[[Any], Answer], line_of: Callable[[Answer], str], jobs: int = 1
 ) -> list[Answer]:
     """What `measure` says of each row, in the order of the rows; a line of each is printed as it comes."""
-    found = {}
-    for row, entry in measured(rows, measure, jobs):
-        found[row.name] = entry
-        print(line_of(entry), flush=True)
-    return [found[row.name] for row in rows]
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(measure, row) for row in rows]
+        try:
+            for future in as_completed(futures):
+                print(line_of(future.result()), flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return [future.result() for future in futures]
 
 
 def differs(found: float, recorded: float, same_versions: bool) -> bool:
@@ -162,11 +148,10 @@ def differs(found: float, recorded: float, same_versions: bool) -> bool:
     return abs(found - recorded) > (0 if same_versions else SAME_SHARE * recorded)
 
 
-def compared_again(found: float, recorded: float, same_versions: bool) -> tuple[str, bool]:
-    """(What --repeat says of a figure, whether it is another one than the record's.)"""
-    if differs(found, recorded, same_versions):
-        return f"recorded: {recorded:,}", True
-    return "same", False
+def compare_again(entry: Answer, figure: str, recorded: float, same_versions: bool) -> None:
+    """An entry whose figure is another one than the record's has an error."""
+    if differs(entry[figure], recorded, same_versions):
+        entry["error"] = f"recorded: {recorded:,}"
 
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {

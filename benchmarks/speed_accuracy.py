@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comparison import Compared, exit_status, spearman
+from comparison import Compared, Measure, exit_status, spearman
 from grids import CHOICES, FRESH, SPEED, Choice, Row, speed_rows
 from memory_rows import job_of, make, plan_of, recipe_of, spec_of
 from records import RECORDS, keep, read_record
@@ -89,29 +88,6 @@ def compare_choices(record: dict[str, Any]) -> list[tuple[str, Row, float]]:
         taken = picked(choice)
         found.append((choice.name, taken, seconds[taken.name] / min(seconds.values())))
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One line of the summary: what was found beside a target."""
-
-    name: str
-    found: float | None
-    """None: not measured."""
-    limit: float
-    note: str
-    is_least: bool = True
-
-    @property
-    def cells(self) -> tuple[str, str, str, str]:
-        found = "open" if self.found is None else f"{self.found:.3f}"
-        return self.name, found, f"at {'least' if self.is_least else 'most'} {self.limit}", self.note
-
-    @property
-    def missed(self) -> list[str]:
-        if self.found is None or (self.found >= self.limit if self.is_least else self.found <= self.limit):
-            return []
-        return [f"{self.name}: {self.found:.3f} {'<' if self.is_least else '>'} {self.limit}"]
 
 
 def measures(record: dict[str, Any], rows: Sequence[Compared]) -> Iterator[Measure]:

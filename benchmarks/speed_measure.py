@@ -25,12 +25,12 @@ from memory_rows import plan_of
 from records import RECORDS, read_record, today, versions, write_record
 from runner import in_process, parser_of
 
+from launcher.facts.hardware import probe_processor
+
 os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))  # memory is measured with one thread
 
 RECORD = RECORDS / "speed_cpu.json"
-WARM, COUNTED = 2, 4
-ROUNDS = 2
-TIMEOUT_S = 300
+WARM, COUNTED, TIMEOUT_S = 2, 4, 300
 
 
 def time_steps(row: Row, run_dir: Path) -> dict[str, list[float]]:
@@ -54,40 +54,36 @@ def time_steps(row: Row, run_dir: Path) -> dict[str, list[float]]:
 
 
 def record_of(seconds: dict[str, float]) -> dict[str, Any]:
-    from launcher.facts.hardware import probe_processor
-
     found = probe_processor()
     return {
         "about": "Seconds of an optimizer step on a processor; made by benchmarks/speed_measure.py",
-        "date": today(),
-        "cores": len(os.sched_getaffinity(0)),
+        "date": today(), "cores": len(os.sched_getaffinity(0)),
         "processor": found and {"single": found.single, "half": found.half, "name": found.name},
-        "versions": versions(memory_measure.PACKAGES),
-        "seconds": seconds,
-    }
+        "versions": versions(memory_measure.PACKAGES), "seconds": seconds,
+    }  # fmt: skip
 
 
 def main() -> int:
-    parser = parser_of(__doc__, "rounds", "record", rows=speed_rows(), rounds=ROUNDS, record=RECORD)
+    parser = parser_of(__doc__, "rounds", "record", rows=speed_rows(), record=RECORD)
     options = parser.parse_args()
     rows = [row for row in speed_rows() if options.only is None or row.name in options.only]
     memory_measure.import_stack(rows)
     known = read_record(options.record)["seconds"] if options.only else {}
     found: dict[str, float] = {}
-    failed = 0
+    failed = False
     for number in range(options.rounds):
         for row in rows:
             with tempfile.TemporaryDirectory() as folder:
                 answer = in_process(time_steps, TIMEOUT_S, row, Path(folder))
             if "error" in answer:
-                failed += 1
+                failed = True
                 print(f"{row.name:<38} {answer['error']}", flush=True)
                 continue
             median = statistics.median(answer["seconds"])
             found[row.name] = min(median, found.get(row.name, median))
             print(f"round {number + 1}  {row.name:<38}{median:9.4f} s", flush=True)
         write_record(options.record, record_of({**known, **found}))
-    return 1 if failed else 0
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,8 @@ def rounds_of(
     pythons: dict[str, Path] = {}
     for side in sides:
         try:
-            pythons[side.name] = python_of(side, cache)
+            own = environment_of(side.package, side.python, cache) if side.package else Path(sys.executable)
+            pythons[side.name] = own
         except NotInstalled as error:
             failed[side.name] = f"not installed: {error}"
             print(f"{side.name}: {failed[side.name]}", flush=True)
@@ -125,24 +126,12 @@ def rounds_of(
     return {name: done for name, done in runs.items() if len(done) == rounds}, failed
 
 
-def python_of(side: Side, cache: Path) -> Path:
-    if side.package is None:
-        return Path(sys.executable)
-    return environment_of(side.package, side.python, cache)
-
-
 def environment(cache: Path) -> dict[str, str]:
     """Alike for all sides: no hub, no telemetry, and caches that later rounds find warm."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return kept | {
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(cache / "hf"),
-        "EFFILAUNCH_CACHE": str(cache / "effilaunch"),
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "DO_NOT_TRACK": "1",
-        "AXOLOTL_DO_NOT_TRACK": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
+    switches = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK", "AXOLOTL_DO_NOT_TRACK")
+    caches = {"HF_HOME": str(cache / "hf"), "EFFILAUNCH_CACHE": str(cache / "effilaunch")}
+    return kept | caches | dict.fromkeys((*switches, "PYTHONUNBUFFERED"), "1")
 
 
 def speed(runs: Sequence[Run], tokens: Sequence[int], drop: int) -> float:
@@ -186,11 +175,8 @@ def table_of(runs: Mapping[str, Sequence[Run]], work: Work, drop: int) -> list[d
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    head = (
-        f"{'side':<16}{'tokens/s':>10}{'peak GB':>9}{'first step':>12}{'final loss':>12}   ratio to plain"
-        "      of CPU time"
-    )
-    lines = [head]
+    head = f"{'side':<16}{'tokens/s':>10}{'peak GB':>9}{'first step':>12}{'final loss':>12}"
+    lines = [f"{head}   ratio to plain      of CPU time"]
     for row in rows:
         loss = "" if row["final_loss"] is None else f"{row['final_loss']:.4f}"
         shown = "   ".join(
@@ -218,16 +204,10 @@ def judge(
         if target.side not in runs or not rivals:
             found.append((target, "not measured", None))
             continue
-        measured = [
-            (
-                ratios({"": runs[target.side], name: runs[name]}, name, drop, target.of, each=target.each)[
-                    ""
-                ],
-                name,
-            )
-            for name in rivals
-        ]
-        ratio, rival = min(measured, key=lambda pair: pair[0].value)
+        pairs = {name: {"": runs[target.side], name: runs[name]} for name in rivals}
+        measured = {name: ratios(pair, name, drop, target.of, each=target.each)[""]
+                    for name, pair in pairs.items()}  # fmt: skip
+        rival, ratio = min(measured.items(), key=lambda one: one[1].value)
         reached = ratio.low if target.surely else ratio.value
         said = f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] times {rival}"
         said += " by CPU time" if target.of == "cpu" else ""
@@ -343,7 +323,7 @@ def compared(task: str, options: argparse.Namespace, gpu: bool, cache: Path, fol
 def record_of(found: Sequence[Found], machine: str, drop: int) -> dict[str, Any]:
     sides = [(one.work, name, done) for one in found for name, done in one.runs.items()]
     first = found[0].work
-    about = {
+    return {
         "about": "Training speed on the same work; made by benchmarks/throughput.py.",
         "date": today(),
         "machine": machine, "versions": versions(PACKAGES),
@@ -355,7 +335,6 @@ def record_of(found: Sequence[Found], machine: str, drop: int) -> dict[str, Any]
         "seconds": {label(work, name): [run.seconds for run in done] for work, name, done in sides},
         "cpu_seconds": {label(work, name): [run.cpu for run in done] for work, name, done in sides},
     }  # fmt: skip
-    return about
 
 
 def main() -> int:

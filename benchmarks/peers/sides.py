@@ -36,22 +36,13 @@ def _recipe(work: Work) -> dict[str, Any]:
     return {
         "model": {"name_or_path": str(work.model)},
         "adapter": {"type": "lora", **LORA},
-        "data": {
-            "train": [{"path": str(work.rows), "format": "text"}],
-            "max_length": work.max_length,
-            "loss_on": "all",
-        },
+        "data": {"train": [{"path": str(work.rows), "format": "text"}], "max_length": work.max_length,
+                 "loss_on": "all"},
         "global_batch_size": work.samples,
-        "trainer": {
-            "max_steps": work.steps,
-            "learning_rate": RATE,
-            "lr_scheduler_type": "constant",
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "train_sampling_strategy": "sequential",
-        },
+        "trainer": {"max_steps": work.steps, "learning_rate": RATE, "lr_scheduler_type": "constant",
+                    "logging_steps": 1, "save_strategy": "no", "train_sampling_strategy": "sequential"},
         "python": str(HERE / "clock.py"),
-    }
+    }  # fmt: skip
 
 
 def run_recipe(recipe: dict[str, Any], folder: Path, python: Path) -> list[str]:
@@ -73,18 +64,9 @@ def ours_equal(work: Work, folder: Path, python: Path) -> list[str]:
     recipe["model"] |= {"attn_implementation": "sdpa", "loss": "full", "compile_blocks": False}
     recipe["adapter"] |= {"cast_input_dtype_enabled": True}
     recipe["data"] |= {"padding_free": False, "pad_to_multiple_of": 1}
-    recipe["trainer"] |= {
-        "per_device_train_batch_size": work.micro_batch,
-        "activation_checkpointing": False,
-        "use_liger_kernel": False,
-        "tf32": False,
-        "dataloader_num_workers": 0,
-    }
+    off = dict.fromkeys(("activation_checkpointing", "use_liger_kernel", "tf32"), False)
+    recipe["trainer"] |= off | {"per_device_train_batch_size": work.micro_batch, "dataloader_num_workers": 0}
     return run_recipe(recipe, folder, python)
-
-
-def ours_bf16(work: Work, folder: Path, python: Path) -> list[str]:
-    return run_recipe(_recipe(work) | {"precision": "bf16"}, folder, python)
 
 
 def plain(work: Work, folder: Path, python: Path) -> list[str]:
@@ -169,12 +151,10 @@ SIDES: tuple[Side, ...] = (
     Side("plain", "(b) Trainer by hand", plain),
     Side("ours-equal", "(a) with (b)'s settings", ours_equal),
     Side("ours", "(a) as it decides itself", ours),
-    Side("ours-bf16", "(a) with precision: bf16", ours_bf16),
     Side("trl", "(c) as it comes: checkpointing, bf16 autocast", _trl()),
     Side("trl-best", "(c) without checkpointing", _trl(*_ALONE)),
     Side("trl-free", "(c) without checkpointing, padding-free",
          _trl(*_ALONE, "--padding_free", "true", max_length=False)),
-    Side("trl-fp32", "(c) without checkpointing, in fp32", _trl(*_ALONE, "--bf16", "false")),
     Side("trl-flash", "(c) without checkpointing, padding-free, FlashAttention 2",
          _trl(*_ALONE, "--padding_free", "true", "--attn_implementation", "flash_attention_2",
               max_length=False), gpu_only=True),
@@ -184,5 +164,5 @@ SIDES: tuple[Side, ...] = (
     Side("axolotl", "(e)", axolotl, "axolotl==0.21.0", python="3.12"),
 )  # fmt: skip
 DEFAULT_CPU = ("plain", "ours-equal", "ours", "trl", "trl-best", "llamafactory", "axolotl")
-DEFAULT_GPU = tuple(side.name for side in SIDES if side.name not in ("ours-bf16", "trl-fp32"))
+DEFAULT_GPU = tuple(side.name for side in SIDES)
 BEST_OF_TRL = ("trl-best", "trl-free", "trl-flash", "trl-liger")

@@ -60,24 +60,19 @@ JOBS: Mapping[str, Job] = {
     "grpo": Job(
         lambda prompt, right, wrong: {"prompt": prompt},
         lambda tokens: COMPLETIONS * (tokens["prompt"] + COMPLETION),
-        2,
-        2 * COMPLETIONS,
-        {
+        rows=2, batch=2 * COMPLETIONS, trainer={"shuffle_dataset": False},
+        recipe={
             "reward": [{"function": "regular_expression", "arguments": {"pattern": PATTERN}}],
             "generation": {"num_generations": COMPLETIONS, "max_completion_length": COMPLETION},
         },
-        {"shuffle_dataset": False},
     ),
     "embedding": Job(
         lambda prompt, right, wrong: {"anchor": prompt, "positive": right},
         lambda tokens: sum(tokens.values()),
-        8,
-        8,
-        {"embedding": {"loss": "MultipleNegativesRankingLoss"}},
-        lora=False,
-        drawn=True,
+        rows=8, batch=8, recipe={"embedding": {"loss": "MultipleNegativesRankingLoss"}},
+        lora=False, drawn=True,
     ),
-}
+}  # fmt: skip
 
 
 def make_task_work(task: str, shape: str, cache: Path, folder: Path, *, gpu: bool, steps: int) -> Work:
@@ -128,15 +123,11 @@ def ours(work: Work, folder: Path, python: Path) -> list[str]:
     job, trainer = JOBS[work.task], arguments(work)
     seed = trainer.pop("seed")
     recipe = {
-        "task": work.task,
-        "model": {"name_or_path": str(work.model)},
+        "task": work.task, "model": {"name_or_path": str(work.model)},
         "data": {"train": [{"path": str(work.rows)}], "max_length": work.max_length},
-        "precision": work.precision,
-        "seed": seed,
-        "trainer": trainer,
-        "python": str(HERE / "clock.py"),
+        "precision": work.precision, "seed": seed, "trainer": trainer, "python": str(HERE / "clock.py"),
         **job.recipe,
-    }
+    }  # fmt: skip
     if job.lora:
         recipe["adapter"] = {"type": "lora", **LORA}
     return run_recipe(recipe, folder, python)

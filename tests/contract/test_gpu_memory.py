@@ -33,8 +33,6 @@ KINDS = (
     "smollm2-bf16-packing",
     "smollm2-bf16-accumulation2",
     "llama-1b-lora-bf16-ckpt",
-    "llama-1b-nf4-lora",
-    "qwen3-zero2",
     "t5-large-bf16",
 )
 """One row of each way through the code."""

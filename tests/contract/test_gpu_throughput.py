@@ -17,12 +17,12 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import gpu_throughput  # noqa: E402  (benchmarks is no package)
 from gpu import Device  # noqa: E402
-from gpu_speed_rows import ROWS, SpeedRow, attention_flops, matrix_params, step_flops  # noqa: E402
+from gpu_steps import ROWS, SpeedRow, attention_flops, matrix_params, step_flops  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("warm")
 
 KINDS = ("matmul", "full-chunked", "lora-compiled-nocast", "mix-padded", "mix-varlen-chunked",
-         "attention-varlen-mix", "head-chunked-1024", "full-liger")  # fmt: skip
+         "full-liger")  # fmt: skip
 """One row of each way through the code."""
 LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
             "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256}  # fmt: skip
@@ -103,8 +103,8 @@ def test_targets_are_judged_on_one_shape():
         return {"name": name, "model": model, "tokens_per_second": speed, "mfu": mfu, "ceiling_to_full": 1.45}
 
     rows = [entry("full-a", "8B", 100, 0.4), entry("full-b", "8B", 130, 0.52), entry("mix-c", "1B", 900, 0.9)]
-    assert gpu_throughput.judge(rows)[0][1] is True
-    assert gpu_throughput.judge(rows)[1][1] is None
-    assert gpu_throughput.judge([*rows, entry("lora-a", "3B", 300, 0.4)])[1][1] is None
-    assert gpu_throughput.judge([*rows, entry("lora-a", "8B", 160, 0.4)])[1][1] is False
-    assert gpu_throughput.judge([*rows, entry("lora-a", "8B", 163, 0.4)])[1][1] is True
+    assert gpu_throughput.judge(rows)[0].holds is True
+    assert gpu_throughput.judge(rows)[1].holds is None
+    assert gpu_throughput.judge([*rows, entry("lora-a", "3B", 300, 0.4)])[1].holds is None
+    assert gpu_throughput.judge([*rows, entry("lora-a", "8B", 160, 0.4)])[1].holds is False
+    assert gpu_throughput.judge([*rows, entry("lora-a", "8B", 163, 0.4)])[1].holds is True

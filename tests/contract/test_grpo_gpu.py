@@ -19,29 +19,50 @@ from patience import Deadline, patience
 if not (find_spec("torch") and find_spec("trl")):  # neither is imported here: that takes long
     pytest.skip("the training stack is not installed", allow_module_level=True)
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from forked import free_port
-from gpu_rollouts import STEPS, TINY, make_ground, recipe
+from grounds import tokenizer_of_1024_words, write_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1500)]
-LENGTH, READY_S = 16, 600.0
+LENGTH, READY_S, STEPS = 16, 600.0, 8
+RECIPE = {
+    "task": "grpo",
+    "model": {"name_or_path": "model"},
+    "data": {"train": [{"path": "rows.jsonl"}], "max_length": LENGTH + 16},
+    "reward": [{"function": "regular_expression", "arguments": {"pattern": "[0-4]$"}}],
+    "global_batch_size": 32,
+}
 
 
 def ground(folder: Path, devices: int) -> Path:
     import torch
+    import transformers
 
     if torch.cuda.device_count() < devices:
         pytest.skip(f"needs {devices} CUDA device{'s' * (devices > 1)}")
     if find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
-    make_ground(folder, TINY, LENGTH)
+    config = transformers.LlamaConfig(
+        vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=2 * LENGTH, bos_token_id=1, eos_token_id=2,
+        pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder / "model")
+    tokenizer_of_1024_words().save_pretrained(folder / "model")
+    write_rows(folder / "rows.jsonl", [{"prompt": f"w{n} w{n + 1}", "answer": f"w{n}"} for n in range(256)])
     return folder
 
 
 def check(folder: Path, backend: str, **trainer: object) -> None:
     """Runs, and every step has rewards of whole completions."""
-    said: dict[str, Any] = recipe(backend, LENGTH)
-    said["trainer"] |= trainer
+    said: dict[str, Any] = {
+        **RECIPE,
+        "generation": {"backend": backend, "num_generations": 8, "max_completion_length": LENGTH},
+        "trainer": {
+            "max_steps": STEPS, "logging_steps": 1, "save_strategy": "no", "learning_rate": 1e-6,
+            "generation_kwargs": {"min_tokens": LENGTH}, **trainer,
+        },
+    }  # fmt: skip
     (folder / "r.yaml").write_text(json.dumps(said))
     done = subprocess.run(
         [sys.executable, "-m", "launcher.cli", "run", "r.yaml", "--output-dir", "out", "--json"],

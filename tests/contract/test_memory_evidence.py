@@ -21,7 +21,6 @@ import comparison  # noqa: E402  (benchmarks is no package)
 import grids  # noqa: E402
 import memory_accuracy  # noqa: E402
 import memory_measure  # noqa: E402
-import memory_page  # noqa: E402
 from memory_images import ImageSamples, processor_of, sees_images  # noqa: E402
 from memory_rows import ds_config_of, job_of, plan_of  # noqa: E402
 from records import read_record  # noqa: E402
@@ -259,17 +258,6 @@ def test_published_peaks_are_compared_without_what_they_do_not_count() -> None:
     assert rows["BERT-large batch 4 fp32"].components["context"] == 1343 * 2**20
     for one in rows.values():
         assert sum(one.components.values()) == one.t0
-
-
-def test_the_page_shows_every_row(tmp_path: Path) -> None:
-    rows = list(memory_accuracy.compare_measured("tuning", trace=False, record=memory_measure.RECORD))
-    memory_page.write_page(tmp_path / "page.html", rows, ["a sentence"], "torch 1.2")
-    text = (tmp_path / "page.html").read_text("utf-8")
-    assert text.count("<svg") == 1
-    assert "a sentence" in text
-    for one in rows:
-        assert text.count(one.name) >= 2  # bar, table
-    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
 
 
 def test_a_row_whose_name_has_an_unknown_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
