@@ -92,7 +92,7 @@ build: $(STAMP) ## wheel and sdist into dist/, checked as an index would
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 
-stats: $(STAMP) ## files, lines, imports, overrides of the code, the seconds of tests and CI, flaky tests
+stats: $(STAMP) ## files, lines, import cycles, overrides of the code, the seconds of tests and CI, flaky tests
 	@$(BIN)/python benchmarks/code_stats.py
 
 bench: $(STAMP) ## how fast the command line answers, and data is prepared
