@@ -211,7 +211,9 @@ def test_a_batch_without_images_runs_the_tower_and_learns_the_same(tmp_path, bas
     """What several ranks need: each parameter has a gradient; loss and gradients are those of the text."""
     texts = [row for row in colour_rows(tmp_path) if not row["images"]]
     rows = write_rows(tmp_path, texts)
-    job = read_job(prepared(tmp_path / "run", settings(base(name), rows, model__freeze=[])))
+    given = settings(base(name), rows, model__freeze=[])
+    given["data.train"][0]["columns"] = {"images": None}
+    job = read_job(prepared(tmp_path / "run", given))
     processing = load_processing(job)
     data = build_data(job, processing)
     samples = [data.train[number] for number in range(2)]
