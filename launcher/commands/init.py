@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -106,7 +107,7 @@ def parse_columns(words: Sequence[str]) -> dict[str, str | None]:
     columns: dict[str, str | None] = {}
     for word in words:
         field, equals, column = word.partition("=")
-        if not (field and equals):
+        if not equals or (column and not field):
             hint = "for example completion=answer, or history= for a column that is not read"
             raise RecipeError(Problem("usage", f"{word!r} is not FIELD=COLUMN", hint=hint))
         columns[field] = column or None
@@ -135,13 +136,21 @@ def _use_goal(
             if not asking or columns or error.problems[0].code != "goal-columns":
                 raise
             note(f"  {printable(error.problems[0].message)}")
-        like = flags_of(suggestion(sight, goal))
+        like = " ".join(flags_of(suggestion(sight, goal)))
         rows = ask(
-            "Columns (FIELD=COLUMN …)", like, lambda text: rows_for(sight, goal, parse_columns(text.split()))
+            "Columns (FIELD=COLUMN …)", like, lambda text: rows_for(sight, goal, parse_columns(_words(text)))
         )
         return goal, rows
 
     return use
+
+
+def _words(text: str) -> list[str]:
+    """The words of an answer, quoted as in a shell."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise RecipeError(Problem("usage", f"{text!r} cannot be split into words: {error}")) from None
 
 
 def _use_hardware(text: str) -> Hardware:

@@ -6,6 +6,7 @@ Uses the readers of the worker, which need the standard library, and pyarrow for
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +22,9 @@ from launcher.tasks.causal_lm import CausalLM
 from launcher.tasks.grpo import KEY
 from launcher.tasks.rows import TEXT
 from launcher.tasks.sequence_classification import problem_type_of
-from launcher.train.data.formats import Detected, canonical, collect_labels
+from launcher.train.data.formats import Detected, collect_labels
 from launcher.train.data.image_rows import has_image
-from launcher.train.data.recognise import PEEK, detect, match, propose_columns, refuse_lost
+from launcher.train.data.recognise import PEEK, LaterRows, detect, match, propose_columns
 from launcher.train.data.sources import Row, iter_rows
 from launcher.train.data.targets import PROBLEM_TYPES
 from launcher.train.data.unread import lost_columns
@@ -139,9 +140,9 @@ def suggestion(sight: Sight, goal: str) -> dict[str, str | None]:
     return min(made, key=len, default={})
 
 
-def flags_of(columns: Mapping[str, str | None]) -> str:
-    """Columns as `--columns` takes them: FIELD=COLUMN, NAME= for one that is left out."""
-    return " ".join(f"{field}={column or ''}" for field, column in columns.items())
+def flags_of(columns: Mapping[str, str | None]) -> list[str]:
+    """Columns as `--columns` takes them: FIELD=COLUMN, NAME= for one that is left out; quoted for a shell."""
+    return [shlex.quote(f"{field}={column or ''}") for field, column in columns.items()]
 
 
 def _first_reward(sight: Sight, task: str) -> Sequence[Mapping[str, Any]]:
@@ -195,7 +196,7 @@ def _misfit(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> Recip
         return RecipeError(Problem("goal-rows", message, file=sight.path, hint=f"--goal {others[0]}"))
     message = f"the columns {sight.columns} do not make rows for goal {goal}, which needs {wanted}"
     named = suggestion(sight, goal)
-    words = " ".join(f"--columns {word}" for word in flags_of(named).split(" "))
+    words = " ".join(f"--columns {word}" for word in flags_of(named))
     hint = f"did you mean {words}?" if named else "name them: --columns FIELD=COLUMN, once for each field"
     return RecipeError(Problem("goal-columns", message, file=sight.path, hint=hint))
 
@@ -208,20 +209,20 @@ def _check_all(sight: Sight, detected: Detected, task: str) -> list[str] | None:
             Row({"label": r.values.get(detected.columns["label"])}, r.file, r.number) for r in rows
         )
         return None
-    reward = _first_reward(sight, task)
+    later = LaterRows(detected, task, _first_reward(sight, task))
     longest, most = list[str](), 0
 
     def shaped() -> Iterator[Row]:
         nonlocal longest, most
         for row in rows:
-            refuse_lost([row], detected, task, reward)
-            made = canonical(row, detected)
+            made = later.read(row)
             texts = {field: text for field, text in made.values.items() if field not in ("label", "labels")}
             if detected.format == "preference":  # of two answers, the longer one counts
                 texts["rejected"] = max(texts["rejected"], texts.pop("chosen"), key=_size)
             if (size := _size(texts)) > most:
                 longest, most = list(_texts(texts)), size
             yield made
+        later.end()
 
     if detected.format == "classification":
         labels = _first(sight, detected).get("label", [])

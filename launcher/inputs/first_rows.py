@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from launcher.errors import EffilaunchError, Problem, RecipeError
+from launcher.errors import Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.hardware import device_facts
 from launcher.facts.time_limit import TooSlow, time_limit
@@ -28,9 +28,9 @@ from launcher.recipe.schema import DataSource, Recipe
 from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS, task_named
 from launcher.train.data.files import data_suffix, read_file
-from launcher.train.data.formats import Detected, canonical
+from launcher.train.data.formats import Detected
 from launcher.train.data.lines import CutOffError
-from launcher.train.data.recognise import PEEK, detect, refuse_lost
+from launcher.train.data.recognise import PEEK, LaterRows, detect
 from launcher.train.data.sources import Row, image_row, is_image, source_files, source_lines
 from launcher.train.data.unread import unread_columns
 from launcher.train.tasks import train_task
@@ -253,16 +253,13 @@ def _check_rows(
         message = f"no column {', '.join(absent)} for {detected.format} rows, as those of the other files are"
         hint = f"the columns here are {listed(dict.fromkeys(n for row in rows for n in row.values))}"
         raise RecipeError(Problem("column-missing", message, file=rows[0].file, hint=hint))
+    later = LaterRows(detected, task, reward)
     for row in rows:
-        refuse_lost([row], detected, task, reward)
-        try:
-            shaped = canonical(row, detected)
-            if section is not None:
-                train_task(task).check_row(section, shaped)
-        except EffilaunchError:
-            raise
-        except (TypeError, AttributeError, KeyError, ValueError):
-            return
+        shaped = later.read(row)
+        if section is not None:
+            train_task(task).check_row(section, shaped)
+    if len(rows) < _ROWS:  # else the column may have other values below
+        later.end()
 
 
 def _warning(problem: Problem) -> str:

@@ -230,7 +230,7 @@ def key_hint(path: str, level: Iterable[str], sections: dict[str, Iterable[str]]
 
 def listed(names: Iterable[object], most: int = 16) -> str:
     """Names for a message: the first `most`, each shortened, and the number of the others."""
-    every = [str(name) for name in names]
+    every = [str(name) if str(name).strip() else repr(str(name)) for name in names]
     shown = [name if len(name) <= 60 else f"{name[:57]}..." for name in every[:most]]
     more = [f"and {len(every) - most:,} more"] if len(every) > most else []
     return ", ".join([*shown, *more]) or "none"

@@ -84,8 +84,8 @@ def parse_scalar(text: str) -> Any:
     return text if document.problems else document.data
 
 
-# An empty key is valid in a device_map: the whole model.
-_EMPTY_KEY_IN = ("model.device_map",)
+# An empty key is valid in a device_map: the whole model; and in columns: one without a name.
+_EMPTY_KEY_IN = ("model.device_map", ".columns")
 
 
 def join(path: str, key: str | int) -> str:
@@ -198,7 +198,7 @@ class _Builder:
                 self._merge_into(values, own, value_node, path)
                 continue
             key = str(key_node.value)
-            if not _is_plain(key) or not (key or path in _EMPTY_KEY_IN):
+            if not _is_plain(key) or not (key or path.endswith(_EMPTY_KEY_IN)):
                 self._problem("yaml-key", "a key must be a non-empty string", key_node, path)
                 continue
             child = join(path, key)

@@ -31,8 +31,8 @@ SCORED_PAIR = RowFormat(
     "pairs of texts with a score",
     {"sentence1": "text", "sentence2": "text", "score": "score"},
     related={
-        "sentence1": ("text1", "a", "query", "anchor"),
-        "sentence2": ("text2", "b", "document", "positive"),
+        "sentence1": ("text1", "a", "query", "anchor", "premise"),
+        "sentence2": ("text2", "b", "document", "positive", "hypothesis"),
         "score": ("label", "similarity", "rating"),
     },
 )

@@ -37,7 +37,7 @@ class RowFormat:
 
 
 TEXT_WORDS = ("content", "sentence", "document", "body", "code", "review")
-LABEL_WORDS = ("labels", "class", "category", "target")
+LABEL_WORDS = ("labels", "class", "category", "target", "sentiment")
 
 TEXT = RowFormat("text", "texts", {"text": "text"}, related={"text": TEXT_WORDS})
 INSTRUCTION = RowFormat(
@@ -48,7 +48,7 @@ INSTRUCTION = RowFormat(
     {
         "instruction": ("prompt", "question", "query"),
         "output": ("response", "answer", "completion", "solution"),
-        "input": ("context",),
+        "input": ("context", "passage", "article", "story"),
     },
 )
 PROMPT_COMPLETION = RowFormat(
@@ -75,6 +75,7 @@ PROMPT_COMPLETION = RowFormat(
             "target",
             "reply",
             "summary",
+            "abstract",
             "highlights",
             "translation",
             "code",
@@ -100,7 +101,7 @@ PREFERENCE = RowFormat(
     {
         "chosen": ("preferred", "accepted", "better"),
         "rejected": ("dispreferred", "refused", "worse"),
-        "prompt": (*PROMPT_COMPLETION.related["prompt"], "conversations"),
+        "prompt": (*PROMPT_COMPLETION.related["prompt"], "conversations", "input"),
     },
     other_names={"prompt": "input", "chosen": "preferred_output", "rejected": "non_preferred_output"},
 )

@@ -22,7 +22,7 @@ CLASSIFICATION = RowFormat(
     {"text": "text", "label": "label"},
     {"text_pair": "text"},
     {
-        "text": TEXT_WORDS,
+        "text": (*TEXT_WORDS, "premise"),
         "label": LABEL_WORDS,
         "text_pair": ("sentence2", "hypothesis", "question2", "text2"),
     },

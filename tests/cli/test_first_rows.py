@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -132,6 +133,29 @@ def test_rows_of_such_a_task_that_are_left_out_or_fit(asked, tmp_path):
     assert asked({"path": "rows.jsonl"}, task="reranker", reranker={"loss": "LambdaLoss"})[0] == 0
     write(tmp_path / "rows.jsonl", [{**PAIR, "negatives": ["c", "d"]}])
     assert asked({"path": "rows.jsonl"}, task="embedding", embedding={"negatives": 2})[0] == 0
+
+
+def test_fields_whose_column_is_left_out_and_columns_that_begin_in_a_later_file(asked, tmp_path):
+    pair = {
+        "prompt": "a",
+        "chosen": "b",
+        "rejected": "c",
+        "preferred_output": "d",
+        "non_preferred_output": "e",
+    }
+    write(tmp_path / "rows.jsonl", [pair])
+    left = {"path": "rows.jsonl", "columns": {"rejected": None, "chosen": None}}
+    for command in ("validate", "plan"):
+        assert asked(left, task="dpo", command=command)[0] == 0
+    write(tmp_path / "a.jsonl", [CHAT])
+    remark = "some one off remark of the annotator"
+    write(
+        tmp_path / "b.jsonl", [CHAT, {**CHAT, "title": "Fix the login bug quickly"}, {**CHAT, "note": remark}]
+    )
+    status, said = asked({"path": "*.jsonl", "columns": {}}, data={"train": [{"path": "[ab].jsonl"}]})
+    assert (status, codes(said)) == (2, [("column-unread", "data.train[0].path")])
+    assert {"title", "note"} <= set(re.findall(r"\w+", said["errors"][0]["message"]))
+    assert (said["errors"][0]["file"], said["errors"][0]["line"]) == (str(tmp_path / "b.jsonl"), 2)
 
 
 def test_a_file_that_may_lie_elsewhere_is_a_warning(asked, tmp_path):

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -372,6 +373,18 @@ def test_columns_have_to_be_named_and_are_suggested(capsys, here):
     assert "columns: {completion: canonical_solution}" in Path("qwen3_0_6b_instructions.yaml").read_text()
     assert called(capsys, *words, "completion")[0] == 2
     assert called(capsys, *words, "completion=other")[0] == 2
+    assert called(capsys, *words, "=other")[0] == 2
+    for number, name in enumerate(("Answer: long", " answer", "it's the answer #1, short"), start=2):
+        write_rows("rows.jsonl", {"prompt": "a", name: "b"})
+        code, _, err = called(capsys, *flags("rows.jsonl", "instructions"))
+        proposed = shlex.split(err[err.index("--columns") : err.rindex("?")])
+        assert (code, proposed) == (2, ["--columns", f"completion={name}"])
+        assert called(capsys, *flags("rows.jsonl", "instructions"), *proposed)[0] == 0
+        written = yaml.safe_load(Path(f"qwen3_0_6b_instructions_{number}.yaml").read_text())
+        assert written["data"]["train"][0]["columns"] == {"completion": name}
+    Path("rows.csv").write_text("prompt,completion,\na,b,a remark of some words\n")
+    assert called(capsys, *flags("rows.csv", "instructions"))[0] == 2
+    assert called(capsys, *flags("rows.csv", "instructions"), "--columns", "=")[0] == 0, "of an empty name"
 
 
 def test_rows_that_are_for_something_else(capsys):
@@ -471,6 +484,10 @@ def test_columns_are_asked_for(capsys, typed):
     assert "Columns (FIELD=COLUMN …) [completion=canonical_solution]: " in said
     assert "no column x" in said or "do not make rows" in said
     assert "columns: {completion: canonical_solution}" in Path("qwen3_0_6b_instructions.yaml").read_text()
+    write_rows("rows.jsonl", {"prompt": "a", "Answer: long": "b"})
+    assert typed("rows.jsonl", "instructions", "'completion=x", "", "", "Qwen/Qwen3-0.6B") == 0
+    assert "['completion=Answer: long']: " in capsys.readouterr().err
+    assert '{completion: "Answer: long"}' in Path("qwen3_0_6b_instructions_2.yaml").read_text()
 
 
 def test_only_what_no_flag_says_is_asked(capsys, typed):

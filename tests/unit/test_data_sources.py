@@ -379,6 +379,14 @@ def test_headers_that_look_like_rows(tmp_path):
     assert values(tmp_path / "b.csv", header=True) == [{question: "well", "-1": "-1"}]
     (tmp_path / "a.csv").write_text("text,0,1\na,1,0\nb,0,1\n")
     assert values(tmp_path / "a.csv")[0] == {"text": "a", "0": "1", "1": "0"}
+    for text in ("text,nan\na,1\n", "text,2019_2020\na,1\n", "text,sentiment\na,b\na,sentiment\n"):
+        (tmp_path / "a.csv").write_text(text)
+        assert [list(row.values()) for row in values(tmp_path / "a.csv")] == [
+            line.split(",") for line in text.splitlines()[1:]
+        ]
+    for text in ("text\ntext\n", "text,label\ntext,label\n", "negative,bad\nnegative,worse\n"):
+        (tmp_path / "a.csv").write_text(text)
+        assert "header: false" in problem_of(tmp_path / "a.csv").hint
     (tmp_path / "a.jsonl").write_bytes(json_lines(ROWS))
     for settings in ({"header": False}, {"quoting": "none"}, {"sample_by": "document"}):
         assert problem_of(tmp_path / "a.jsonl", **settings).code == "data-unreadable"

@@ -9,11 +9,12 @@ import json
 import re
 
 import pytest
+import yaml
 from every import every
 
 from launcher.errors import RecipeError
 from launcher.train.data.formats import canonical
-from launcher.train.data.recognise import detect, match, propose_columns
+from launcher.train.data.recognise import LaterRows, detect, match, propose_columns, refuse_lost
 from launcher.train.data.sources import Row
 from launcher.train.data.unread import is_text
 
@@ -30,6 +31,12 @@ MORE = (
     "An account of two valleys.", "Notes about an old family letter.", "A list of what the wall holds.",
     "The inventory of the house in May.",
 )  # fmt: skip
+LONG = (
+    "Two rivers meet below the northern town, where a miller lived with his sister, who wrote long letters "
+    "to a friend beyond the hills.",
+    "The wall of the old house holds forty two stones, and in May somebody left the lamp of the inventory "
+    "out in the rain, where it broke.",
+)
 
 
 def user(text):
@@ -177,6 +184,46 @@ REFUSED = [
     ("a preference", "reward", ALSO_TWO,
      lambda n: {"prompt": ASK[n], "response_a": SAY[n], "response_b": MORE[n], "preference": n - 1.5},
      "column-unread", []),
+    ("LLaMA-Factory preferences", "dpo", {},
+     lambda n: {"instruction": ASK[n], "input": "", "chosen": SAY[n], "rejected": MORE[n]},
+     "column-unread", [{"prompt": "instruction"}]),
+    ("LLaMA-Factory preferences with inputs", "dpo", {},
+     lambda n: {"instruction": ASK[n], "input": "Paris", "chosen": SAY[n], "rejected": MORE[n]},
+     "column-unread", [{"prompt": "instruction", "input": None}]),
+    ("Intel's Orca pairs", "dpo", {},
+     lambda n: {"system": "Be brief.", "input": ASK[n], "chosen": SAY[n], "rejected": MORE[n]},
+     "column-unread", [{"prompt": "input", "system": None}]),
+    ("IMDb of Kaggle", "sequence-classification", {}, lambda n: {"review": MORE[n], "sentiment": "ab"[n % 2]},
+     "format-unknown", [{"text": "review", "label": "sentiment"}]),
+    ("MNLI", "sequence-classification", {},
+     lambda n: {"premise": MORE[n], "hypothesis": SAY[n], "label": n % 3, "idx": n}, "format-unknown",
+     [{"text": "premise", "text_pair": "hypothesis"}]),
+    ("SICK", "embedding", {}, lambda n: {"premise": MORE[n], "hypothesis": SAY[n], "score": n / 2},
+     "format-unknown", [{"sentence1": "premise", "sentence2": "hypothesis"}]),
+    ("arXiv", "seq2seq-lm", {}, lambda n: {"article": LONG[n // 2], "abstract": SAY[n]}, "format-unknown",
+     [{"prompt": "article", "completion": "abstract"}]),
+    ("an explanation", "causal-lm", {},
+     lambda n: {"prompt": ASK[n], "completion": SAY[n], "explanation": MORE[n]}, "column-unread", None),
+    ("an answer beside a completion", "causal-lm", {},
+     lambda n: {"prompt": ASK[n], "completion": SAY[n], "answer": MORE[n]}, "column-unread", None),
+    ("RACE", "causal-lm", {},
+     lambda n: {"article": LONG[n // 2], "prompt": ASK[n], "completion": SAY[n]}, "column-unread",
+     [{"instruction": "prompt", "output": "completion", "input": "article"}]),
+    ("CoQA", "causal-lm", {}, lambda n: {"story": LONG[n // 2], "instruction": ASK[n], "output": SAY[n]},
+     "column-unread", [{"input": "story"}]),
+    ("SQuAD, a document", "causal-lm", {},
+     lambda n: {"document": LONG[n // 2], "prompt": ASK[n], "completion": SAY[n]}, "column-unread", None),
+    ("OpenR1", "grpo", {}, lambda n: {"messages": talk(n), "solution": MORE[n]}, "column-unread", None),
+    *(
+        (f"a column {name!r}", "causal-lm", {},
+         lambda n, name=name: {"prompt": ASK[n], name: SAY[n]}, "format-unknown", [{"completion": name}])
+        for name in (" answer", "answer: long", "answer #1", "answer, long", "*answer", "{answer}")
+    ),
+    *(
+        (f"a column {name!r}", "causal-lm", {},
+         lambda n, name=name: {"prompt": ASK[n], "completion": SAY[n], name: MORE[n]}, "column-unread", None)
+        for name in ("", "~", "1.5", "a: b", "#")
+    ),
 ]  # fmt: skip
 
 
@@ -196,19 +243,16 @@ def test_rows_that_are_refused_name_what_reads_them(name, task, columns, make, c
         detect(rows, "auto", columns, task, "rows.jsonl")
     (problem,) = caught.value.problems
     assert (problem.code, problem.file) == (code, "rows.jsonl")
-    assert propose_columns(rows, "auto", columns, task) == proposed
-    lines = [line_of(text) for text in re.findall(r"columns: \{([^}]*)\}", problem.hint)]
-    for line in proposed:
-        assert line in lines
+    lines = [yaml.safe_load(text)["columns"] for text in re.findall(r"`(columns: [^`]*)`", problem.hint)]
+    if proposed is None:  # no line reads what is lost
+        assert all(column is None for line in lines for column in line.values())
+    else:
+        assert propose_columns(rows, "auto", columns, task) == proposed
+        assert all(line in lines for line in proposed)
     for line in lines:  # each one is tried as `prepare` tries it
         if "field" not in line:
             found = detect(rows, "auto", {**columns, **line}, task, "rows.jsonl")
             assert all(canonical(row, found).values for row in rows)
-
-
-def line_of(text):
-    pairs = (part.split(": ") for part in text.split(", "))
-    return {field: None if column == "null" else column for field, column in pairs}
 
 
 def test_text_is_told_from_identifiers_addresses_and_numbers():
@@ -216,6 +260,7 @@ def test_text_is_told_from_identifiers_addresses_and_numbers():
         ASK,
         ["写一首关于春天的诗", "请把这句话翻译成英文", "这本书讲了什么故事"],
         ["ดอกไม้สวยงามมาก", "แม่น้ำไหลไปทางใต้"],
+        [*LONG[:1] * 5, *LONG[1:] * 5],
     ]
     texts += [
         [[{"role": "user", "content": one}] for one in ASK],
@@ -224,7 +269,8 @@ def test_text_is_told_from_identifiers_addresses_and_numbers():
     for values in texts:
         assert is_text(values), values
     others = [
-        ["open_qa", "closed_qa", "brainstorm"], ["体育", "科学", "文化"], ASK[:1] * 4, [1, 2, 3], [0.5, 0.25],
+        ["open_qa", "closed_qa", "brainstorm"], ["体育", "科学", "文化"], ASK[:1] * 4, [*ASK[:2]] * 4,
+        LONG[:1] * 4, [1, 2, 3], [0.5, 0.25],
         ["2019-04-25 12:57:54", "2019-04-26 11:57:54"], ["https://a.org/x y", "https://a.org/z y"],
         [["NN", "VB", "DT", "IN"], ["DT", "NN", "VB", "IN"]], [[0.1, 0.2, 0.3, 0.4], [0.5, 0.1, 0.2, 0.1]],
         [{"source": "pile", "n": 4}, {"source": "c4", "n": 5}], ["7f 0a 11 22", "8f 0b 12 23"], [],
@@ -237,13 +283,80 @@ def test_a_column_of_text_that_begins_far_down_is_refused_with_its_row():
     found = detect(
         rows_of(lambda n: {"prompt": ASK[n], "completion": SAY[n], "note": ""}), "auto", {}, "causal-lm", "r"
     )
-    from launcher.train.data.recognise import refuse_lost
-
     values = {"prompt": ASK[0], "completion": SAY[0]}
     refuse_lost([Row({**values, "note": "n1"}, "r", 900)], found, "causal-lm")
     with pytest.raises(RecipeError) as caught:
         refuse_lost([Row({**values, "note": MORE[0]}, "r", 901)], found, "causal-lm")
     assert [(p.code, p.line) for p in caught.value.problems] == [("column-unread", 901)]
+
+
+SECOND = [
+    ("dpo", ("chosen", "rejected"), {"preferred_output": SAY[0], "non_preferred_output": SAY[1]},
+     {"prompt": ASK[0], "chosen": MORE[0], "rejected": MORE[1]}),
+    ("causal-lm", ("messages",), {"conversations": talk(0)}, {"messages": talk(1)}),
+    ("kto", ("label",), {"kto_tag": True}, {"prompt": ASK[0], "completion": SAY[0], "label": "maths"}),
+    ("reranker", ("document",), {"passage": SAY[0]}, {"query": ASK[0], "document": "d17", "score": 1}),
+    ("grpo", ("prompt",), {"messages": talk(0)[:1]}, {"prompt": ASK[0]}),
+]  # fmt: skip
+
+
+@every(("task", "fields", "others", "row"), SECOND)
+def test_a_needed_field_whose_column_is_left_out_is_read_from_its_other_name(task, fields, others, row):
+    rows = [Row({**row, **others}, "r", 1)]
+    found = detect(rows, "auto", dict.fromkeys(fields), task, "r")
+    assert [found.columns[field] for field in fields] == list(others)
+    assert canonical(rows[0], found).values
+    only = [Row({name: value for name, value in {**row, **others}.items() if name not in fields}, "r", 1)]
+    assert canonical(rows[0], found) == canonical(only[0], detect(only, "auto", {}, task, "r"))
+
+
+def test_columns_that_are_left_out_do_not_decide_the_task():
+    rows = rows_of(
+        lambda n: {"prompt": ASK[n], "completion": SAY[n], "rejected": MORE[n], "system": "Brief."}
+    )
+    with pytest.raises(RecipeError) as caught:
+        detect(rows, "auto", {"rejected": None}, "causal-lm", "r")
+    assert caught.value.problems[0].code == "column-unread"
+
+
+def test_a_written_text_format_trains_on_texts_whatever_is_beside_them():
+    more = {
+        "image_url": "https://example.org/a.png",
+        "chosen": SAY[0],
+        "rejected": SAY[1],
+        "loss_mask": [0, 1],
+    }
+    rows = rows_of(lambda n: {"text": MORE[n], **more})
+    found = detect(rows, "text", {}, "causal-lm", "r")
+    assert [canonical(row, found).values for row in rows] == [{"text": text} for text in MORE]
+    for name, value in more.items():
+        with pytest.raises(RecipeError):
+            detect([Row({"text": MORE[0], name: value}, "r", 1)], "auto", {}, "causal-lm", "r")
+
+
+def test_a_column_that_begins_late_is_judged_by_several_rows_or_at_the_end():
+    found = detect(rows_of(lambda n: {"prompt": ASK[n], "completion": SAY[n]}), "auto", {}, "causal-lm", "r")
+
+    def read(values, ends=True):
+        """Rows with these columns: the row after which they are refused, and the columns of the message."""
+        later, number = LaterRows(found, "causal-lm"), 0
+        try:
+            for number, more in enumerate(values, start=1):
+                later.read(Row({"prompt": ASK[0], "completion": SAY[0], **more}, "r", number))
+            if ends:
+                later.end()
+        except RecipeError as error:
+            (problem,) = error.problems
+            assert problem.code in ("column-unread", "rows-of-another-task")
+            return number, {name for name in ("title", "note", "rejected") if name in problem.message}
+        return None
+
+    titles = [{"title": f"{MORE[n % 4]} {n}"} for n in range(40)]
+    assert read(titles, ends=False) == (20, {"title"})
+    assert read([{"title": "Fix the login bug quickly"}, {}, {"note": MORE[0]}]) == (3, {"title", "note"})
+    assert read([{}, {"rejected": SAY[1]}, {}]) == (2, {"rejected"})
+    short = [{"title": f"Word{number}"} for number in range(60)]
+    assert read([{"title": MORE[0]}, *short]) is None, "one of many words is an exception"
 
 
 def test_a_reward_function_reads_its_columns():

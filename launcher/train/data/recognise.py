@@ -19,6 +19,7 @@ from launcher.facts.safe_files import read_json, write_json
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.recipe.reward_columns import unread
 from launcher.recipe.suggestions import listed
+from launcher.recipe.yaml_writer import flow
 from launcher.tasks import FORMATS, TASKS, task_named
 from launcher.tasks.rows import PREFERENCE, TEXT, FieldKind
 from launcher.tasks.sequence_classification import REGRESSION
@@ -32,6 +33,7 @@ from launcher.train.data.remote import name_of
 from launcher.train.data.sources import Row, bad_row, is_empty, iter_rows, source_files
 from launcher.train.data.store import content_key, file_digest
 from launcher.train.data.unread import (
+    begins_late,
     class_labels,
     foreign_column,
     is_text,
@@ -47,6 +49,8 @@ from launcher.train.tasks import train_task
 
 PEEK = 100
 """Rows that the format is recognised from."""
+_JUDGED_ROWS = 20
+"""Rows of a column that begins late by which it is judged: one alone may be an exception."""
 _NEAR = 0.8
 _TWIN = re.compile(r"[\W_]*(\d+|_[a-zA-Z])$")
 """The number or letter at the end of a column's name that distinguishes two alike names."""
@@ -143,7 +147,8 @@ def _fitting(rows: Sequence[Row], asked: str, columns: Mapping[str, str | None],
     made = []
     for name in fitting or list(named):  # a wrong type is reported for its row, which is more precise
         fmt, found = _as_chat(name, named[name], seen, task)
-        kept = {f: column for f, column in found.items() if column not in left_out and f not in dropped}
+        unused = dropped - set(FORMATS[name].needed)  # a needed field has a column of another name
+        kept = {f: column for f, column in found.items() if column not in left_out and f not in unused}
         judged = None if asked == TEXT.name else frozenset[str]()
         made.append(Detected(fmt, kept, left_out, judged))
     return made
@@ -154,28 +159,30 @@ def refuse_lost(
     detected: Detected,
     task: str,
     reward: Sequence[Mapping[str, Any]] = (),
-    proposals: Callable[[], Sequence[Mapping[str, str | None]]] = tuple,
+    proposals: Callable[[Collection[str]], Sequence[Mapping[str, str | None]]] = lambda lost: (),
+    least: int = 1,
 ) -> None:
     """RecipeError where rows have columns that belong to what is learned and that nothing reads.
 
-    proposals: makes the `columns` that would read them.
+    proposals: makes the `columns` that would read some of them; least: rows of a column from which on it
+    is judged whether it holds text.
     """
-    classes = class_labels(rows)
-    for row in rows:
-        if (foreign := foreign_column(row, detected, classes)) is not None:
-            name, what, other = foreign
-            message = f"column {name} holds {what}, which {detected.format} rows do not read"
-            message += f": such rows are for task {other}, not for {task}"
-            hint = f"{where_to(other)}; {_written({name: None})} trains without it"
-            raise bad_row(row, message, hint, code="rows-of-another-task")
-    lost = lost_columns(rows, detected, task, reward)
+    for row, (name, what, other) in _foreign_columns(rows, detected):
+        message = f"column {name} holds {what}, which {detected.format} rows do not read"
+        message += f": such rows are for task {other}, not for {task}"
+        hints = [where_to(other), *_trains_without(rows, detected, task, reward, least)]
+        raise bad_row(row, message, "; ".join(hints), code="rows-of-another-task")
+    lost = lost_columns(rows, detected, task, reward, least)
     if not lost:
         return
-    names, them = f"column{'s' * (len(lost) > 1)} {listed(lost)}", "them" if len(lost) > 1 else "it"
+    names = f"column{'s' * (len(lost) > 1)} {listed(lost)}"
     message = f"{detected.format} rows do not read {names}, which would not be learned"
     if detected.format == PREFERENCE.name:
         message += ", or may tell which answer is better"
-    found, owner = proposals(), _task_of(rows, lost, detected.format, task)
+    seen = [row.without(detected.left_out) for row in rows]
+    read = set(detected.columns.values())
+    found = [one for one in proposals(lost) if read.isdisjoint(name for name in one if one[name] is None)]
+    owner = _task_of(seen, lost, detected.format, task)
     hints = [f"{_either(found)} reads {'more of them' if len(lost) > 1 else 'it'}"] if found else []
     if owner is not None:
         message += f": such rows are for task {owner}, not for {task}"
@@ -186,11 +193,80 @@ def refuse_lost(
     if fields:
         hints.append(f"rename {listed(fields)} in the rows, and leave the new name out with `null`")
     else:
-        hints.append(f"{_written(dict.fromkeys(lost))} trains without {them}")
+        hints += _trains_without(rows, detected, task, reward, least)
     if detected.format == TEXT.name:
         hints.append("`format: text` trains on the texts alone")
     code = "column-unread" if owner is None else "rows-of-another-task"
     raise bad_row(next(iter(lost.values())), message, "; ".join(hints), code=code)
+
+
+def _foreign_columns(rows: Sequence[Row], detected: Detected) -> Iterator[tuple[Row, tuple[str, str, str]]]:
+    """Rows of another task, each with the `foreign_column` that makes it one."""
+    classes = class_labels(rows)
+    for row in rows:
+        if (found := foreign_column(row, detected, classes)) is not None:
+            yield row, found
+
+
+def _trains_without(
+    rows: Sequence[Row], detected: Detected, task: str, reward: Sequence[Mapping[str, Any]], least: int
+) -> list[str]:
+    """The hint to leave out what is refused; empty where the rows cannot be trained on without it."""
+    names: dict[str, None] = {}
+    rest = detected
+    while more := {column: None for _, (column, _, _) in _foreign_columns(rows, rest)}:
+        names |= more
+        rest = replace(rest, left_out=rest.left_out | more.keys())
+    names |= dict.fromkeys(lost_columns(rows, rest, task, reward, least))
+    rest = replace(rest, left_out=rest.left_out | names.keys())
+    them = "them" if len(names) > 1 else "it"
+    return [f"{_written(names)} trains without {them}"] if _can_read(rows, rest) else []
+
+
+def _can_read(rows: Sequence[Row], detected: Detected) -> bool:
+    try:
+        for row in rows:
+            read_row(row, detected)
+    except RecipeError:
+        return False
+    return True
+
+
+def read_row(row: Row, detected: Detected) -> Row:
+    """A row in the canonical shape. RecipeError names its file and line, whatever is wrong with it."""
+    try:
+        return canonical(row, detected)
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        message = f"the row cannot be read: {type(error).__name__}: {error}"
+        raise bad_row(row, message, "fix or remove the row") from error
+
+
+class LaterRows:
+    """Reads the rows of a source one by one, and judges columns that begin after the first rows."""
+
+    def __init__(self, detected: Detected, task: str, reward: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._detected, self._task, self._reward = detected, task, reward
+        self._begun: dict[str, list[Row]] = {}
+
+    def read(self, row: Row) -> Row:
+        """The row in the canonical shape. RecipeError where something of it, or of a column, is lost."""
+        refuse_lost([row], self._detected, self._task, self._reward, least=_JUDGED_ROWS)
+        for name in begins_late(row, self._detected):
+            held = self._begun.setdefault(name, [])
+            if len(held) < _JUDGED_ROWS:
+                held.append(row)
+                if len(held) == _JUDGED_ROWS:
+                    self._judge(_JUDGED_ROWS)
+        return read_row(row, self._detected)
+
+    def end(self) -> None:
+        """Judge the columns that fewer rows have. RecipeError names all that are lost."""
+        self._judge(1)
+
+    def _judge(self, least: int) -> None:
+        rows = {(row.file, row.number): row for held in self._begun.values() for row in held}
+        if lost_columns(list(rows.values()), self._detected, self._task, self._reward, least):
+            refuse_lost(list(rows.values()), self._detected, self._task, self._reward)
 
 
 def _task_of(rows: Sequence[Row], lost: Collection[str], fmt: str, task: str) -> str | None:
@@ -209,8 +285,7 @@ def _task_of(rows: Sequence[Row], lost: Collection[str], fmt: str, task: str) ->
 
 def _written(columns: Mapping[str, str | None]) -> str:
     """`columns` as the recipe has it."""
-    inner = ", ".join(f"{field}: {'null' if column is None else column}" for field, column in columns.items())
-    return f"`columns: {{{inner}}}`"
+    return f"`columns: {flow(columns)}`"
 
 
 def _either(proposals: Sequence[Mapping[str, str | None]]) -> str:
@@ -233,13 +308,26 @@ def _columns(fmt: str, rows: Sequence[Row], renames: Mapping[str, str]) -> dict[
         return None
     found = {field: field for field in fields if field not in renames.values()} | dict(renames)
     present = set().union(*(row.values for row in rows))
-    for field, other in FORMATS[fmt].other_names.items():
-        if field not in renames and field not in present and other in present - set(renames.values()):
+    for field in FORMATS[fmt].other_names:
+        other = None if field in renames or field in present else _second_name(field, fmt, rows)
+        if other is not None and other not in renames.values():
             found[field] = other
     if not all(field in found for field in needed):
         return None
     wanted = [found[field] for field in needed]
     return found if any(all(name in row.values for name in wanted) for row in rows) else None
+
+
+def _second_name(field: str, fmt: str, rows: Sequence[Row]) -> str | None:
+    """The column of a field's other name; None where no row has it.
+
+    Of `prompt` it is OpenAI's `input`, messages: a text is what an instruction is about.
+    """
+    other = FORMATS[fmt].other_names.get(field)
+    held = [row.values[other] for row in rows if other in row.values]
+    if other == "input":
+        held = [value for value in held if isinstance(value, dict) or is_conversation(value)]
+    return other if held else None
 
 
 def _fits(row: Row, fmt: str, columns: Mapping[str, str]) -> bool:
@@ -328,12 +416,17 @@ def propose_columns(
     columns: Mapping[str, str | None],
     task: str,
     reward: Sequence[Mapping[str, Any]] = (),
+    lost: Collection[str] = (),
 ) -> list[dict[str, str | None]]:
-    """The `columns` with which the rows were tried and can be read, of the format that needs the fewest."""
+    """The `columns` with which the rows were tried and can be read, of the format that needs the fewest.
+
+    lost: columns of which at least one has to be read, where there are any.
+    """
     best: list[dict[str, str | None]] = []
     for fmt in TASK_FORMATS[task] if asked == "auto" else (asked,):
         tried = [_tried(rows, asked, made, task, reward) for made in _candidates(fmt, rows, columns)]
         found = [one for one in tried if one and one != columns]
+        found = [one for one in found if not lost or not set(lost).isdisjoint(one.values())]
         fewest = min(map(len, found), default=0)
         if found and (not best or fewest < len(best[0])):
             best = [one for one in found if len(one) == fewest]
@@ -353,7 +446,7 @@ def _candidates(
     free = [name for name in present if name not in used]
     likes: dict[str, list[str]] = {}
     for field in (*needed, *(field for field in optional if field in related)):
-        if field in renames or {field, FORMATS[fmt].other_names.get(field)} & set(present):
+        if field in renames or field in present or _second_name(field, fmt, rows) is not None:
             continue
         fitting = [name for name in free if _suits(name, field, rows)]
         near = [name for name in fitting if {field, *related.get(field, ())} & words_of(name)]
@@ -380,15 +473,9 @@ def _tried(
 ) -> dict[str, str | None] | None:
     """`columns` that read the rows, with `null` for what they do not read; None where they cannot."""
     fitting = _fitting(rows, asked, columns, task)
-    classes = class_labels(rows)
-    if len(fitting) != 1 or any(foreign_column(row, fitting[0], classes) for row in rows):
+    if len(fitting) != 1 or next(_foreign_columns(rows, fitting[0]), None) or not _can_read(rows, fitting[0]):
         return None
     detected = fitting[0]
-    try:
-        for row in rows:
-            canonical(row, detected)
-    except (RecipeError, TypeError, AttributeError, KeyError, ValueError):
-        return None
     lost = lost_columns(rows, detected, task, reward)
     named = [column for field, column in columns.items() if column and _KINDS[field] in _TEXTS]
     held = [[row.values.get(name) for row in rows] for name in named]
@@ -430,30 +517,30 @@ class Source:
         classes = [list(self.classes)] if self.classes else []
         return [self.digest, found.format, dict(found.columns), sorted(found.left_out), *classes]
 
-    def form(self, job: Job, row: Row, hooks: Hooks) -> Row | None:
+    def later(self, job: Job) -> LaterRows:
+        """What reads its rows, from the first one on."""
+        return LaterRows(self.detected, job.task.name, job.reward)
+
+    def form(self, job: Job, row: Row, hooks: Hooks, later: LaterRows) -> Row | None:
         """A raw row in the canonical shape; None for one that the user's `format_row` leaves out."""
         hooked = after_hook(job, row, hooks)
         if hooked is None:
             return None
-        found = self.detected
-        refuse_lost([hooked], found, job.task.name, job.reward)
-        try:
-            formed = canonical(hooked, found)
-            return with_names(formed, self.classes) if self.classes else formed
-        except (TypeError, AttributeError, KeyError, ValueError) as error:
-            message = f"the row cannot be read: {type(error).__name__}: {error}"
-            raise bad_row(row, message, "fix or remove the row") from error
+        formed = later.read(hooked)
+        return with_names(formed, self.classes) if self.classes else formed
 
     def rows(self, job: Job, hooks: Hooks, counts: Counts | None = None) -> Iterator[Row]:
         """Canonical rows; those that `format_row` drops are counted."""
         counts = counts or Counts()
+        later = self.later(job)
         for row in raw_rows(job, self.settings):
             counts.read += 1
-            formed = self.form(job, row, hooks)
+            formed = self.form(job, row, hooks, later)
             if formed is None:
                 counts.dropped["format_row"] += 1
             else:
                 yield formed
+        later.end()
 
 
 def raw_rows(job: Job, settings: Mapping[str, Any]) -> Iterator[Row]:
@@ -562,7 +649,8 @@ def _from_hub(job: Job, settings: Mapping[str, Any], place: str, hooks: Hooks) -
         try:
             known = read_json(note)
             left_out, unused = frozenset(known.get("left_out", ())), tuple(known["unused"])
-            detected = Detected(known["format"], known["columns"], left_out, frozenset(unused))
+            judged = None if settings["format"] == TEXT.name else frozenset(unused)
+            detected = Detected(known["format"], known["columns"], left_out, judged)
             classes = tuple(known.get("classes", ()))
             return Source(settings, place, detected, known["digest"], (name,), unused, classes=classes)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):

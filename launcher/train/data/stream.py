@@ -120,13 +120,14 @@ class Stream(IterableDataset):
         self, rows: Iterator[tuple[int, Row]], sources: Sequence[Source], hooks: Hooks, slot: int
     ) -> Iterator[Sample]:
         encoders = [text_encoder(self._job, self._processing, s.detected, None) for s in sources]
+        later = [source.later(self._job) for source in sources]
         while group := list(itertools.islice(rows, ENCODED_TOGETHER)):
             found: list[Sample] = []
             counts = Counts()
             counts.read = len(group)
             # Neighbours of one source are encoded together; the order of the rows stays.
             for source, members in itertools.groupby(group, key=lambda pair: pair[0]):
-                formed = [sources[source].form(self._job, row, hooks) for _, row in members]
+                formed = [sources[source].form(self._job, row, hooks, later[source]) for _, row in members]
                 kept = [row for row in formed if row is not None]
                 counts.dropped["format_row"] += len(formed) - len(kept)
                 encoded = encode_rows(encoders[source], kept)
@@ -141,6 +142,8 @@ class Stream(IterableDataset):
             ]
             self._counts[slot, 1:] += torch.tensor(numbers)
             yield from found
+        for one in later:
+            one.end()
 
 
 def _reader(job: Job, source: Source, number: int, shards: int) -> Reader:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import RecipeError
 from launcher.recipe.suggestions import listed
+from launcher.tasks import FORMATS
 from launcher.train.data.conll import is_conll, numbered_columns
 from launcher.train.data.lines import CutOffError, Numbered, fault, read_lines
 
@@ -16,6 +18,8 @@ DELIMITERS: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
 _CELL_CHARACTERS = 1 << 26  # an unclosed quote must not swallow a whole file
 _COMPARED_ROWS = 50
 _LONG_WORDS = 8
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_FIELDS = frozenset(field for one in FORMATS.values() for field in one.fields)
 
 
 def read_table(
@@ -113,16 +117,14 @@ def _refuse_row(path: Path, header: list[str], line: int) -> None:
 
 def _is_fraction(cell: str) -> bool:
     """Whether a cell is a number that is not whole; whole ones name columns in files of pandas."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return not cell.strip().isdigit()
+    return _NUMBER.fullmatch(cell.strip()) is not None and not cell.strip().isdigit()
 
 
 def _refuse_repeated(path: Path, header: Sequence[str], cells: Sequence[str]) -> None:
     same = [name for name, cell in zip(header, cells, strict=True) if cell == name and name.strip()]
-    if same and not all(name.isdigit() for name in same):
+    # Beside the name of a field, it is one value that is alike.
+    is_header = 2 * len(same) <= len(header) and not _FIELDS.isdisjoint(set(header) - set(same))
+    if same and not is_header and not all(name.isdigit() for name in same):
         message = f"the column {same[0]!r} holds its own name as a value: is the first line a row?"
         raise _no_header(path, 1, message)
 

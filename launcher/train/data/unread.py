@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _FEWEST_WORDS = 4
 """Median of words from which on a column holds text."""
+_LONG = 20
+"""Median of words from which on texts may be repeated: a passage with several questions."""
 _JUDGED = 2000
 """Characters of a text that are looked at."""
 _WORD = re.compile(r"\S*[^\W\d_]\S*")
@@ -94,11 +96,15 @@ def words_of(name: str) -> set[str]:
 
 
 def is_text(values: Sequence[Any]) -> bool:
-    """Whether a column holds text: a median of four words or more, and over half of its values differ."""
+    """Whether a column holds text: a median of four words or more, and over half of its values differ; of
+    20 words, two values differ.
+    """
     held = [value for value in values if is_content(value)]
-    if 2 * len({repr(value) for value in held}) <= len(values):
+    distinct = len({repr(value) for value in held})
+    if 2 * distinct <= len(values) and distinct < 2:
         return False
-    return median(map(_words_in, held)) >= _FEWEST_WORDS
+    words = median(map(_words_in, held))
+    return words >= (_FEWEST_WORDS if 2 * distinct > len(values) else _LONG)
 
 
 def _words_in(value: Any) -> int:
@@ -232,11 +238,16 @@ def foreign_column(row: Row, detected: Detected, classes: Collection[str]) -> tu
 
 
 def lost_columns(
-    rows: Sequence[Row], detected: Detected, task: str, reward: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row],
+    detected: Detected,
+    task: str,
+    reward: Sequence[Mapping[str, Any]],
+    least: int = 1,
 ) -> dict[str, Row]:
     """Columns that nothing reads and that belong to what is learned -> a row of which something is lost.
 
-    `detected.judged` are not asked again whether they hold text: a row alone does not tell.
+    `detected.judged` are not asked again whether they hold text: a row alone does not tell. Nor are columns
+    that fewer than `least` rows have.
     """
     found: dict[str, Row] = {}
     asked: dict[str, list[tuple[Row, Any]]] = {}
@@ -246,11 +257,11 @@ def lost_columns(
                 continue
             if _is_lost(name, value, row, detected, task):
                 found[name] = row
-            elif detected.judged is not None and name not in detected.judged:
+            elif name not in (detected.judged or ()):
                 asked.setdefault(name, []).append((row, value))
     for name, held in asked.items():
         values = [value for _, value in held]
-        if name in found:
+        if name in found or len(held) < least:
             continue
         if _chooses(name, values, detected):
             found[name] = held[0][0]
@@ -260,8 +271,17 @@ def lost_columns(
     return {name: found[name] for name in kept}
 
 
+def begins_late(row: Row, detected: Detected) -> list[str]:
+    """Unread columns of a row that hold something and that none of the first rows had."""
+    return [name for name, _ in _unread(row, detected) if name not in (detected.judged or ())]
+
+
 def _unread(row: Row, detected: Detected) -> Iterator[tuple[str, Any]]:
-    """Columns of a row that hold something and that are neither read nor left out."""
+    """Columns of a row that hold something and that are neither read nor left out, as all others are where
+    `format: text` is written.
+    """
+    if detected.judged is None:
+        return
     read = detected.columns.values()
     for name, value in row.values.items():
         if name not in read and name not in detected.left_out and not is_empty(value):
@@ -274,8 +294,7 @@ def _is_lost(name: str, value: Any, row: Row, detected: Detected, task: str) -> 
     if by == "mask":
         return masks_row(value, name)
     if by == "part" or (by is None and is_content(value) and is_conversation(value)):
-        is_meant = detected.judged is not None  # `format: text` is written
-        return is_meant and _is_words(value) and not _is_held(value, row, detected)
+        return _is_words(value) and not _is_held(value, row, detected)
     return by is not None
 
 
