@@ -83,13 +83,16 @@ def _first_fitting(start: Start) -> Fitting:
             data, notes = draft(start, method, length)
             file = Path(folder) / "recipe.yaml"
             file.write_text(recipe_text(data, notes), encoding="utf-8")
-            loaded = load_recipe(file)
             try:
+                loaded = load_recipe(file)
                 if facts is None or facts.trace is not None:  # a trace is of one recipe
                     facts = gather(loaded, None)[1]
                 make_plan(loaded, facts)
-            except (DoesNotFit, RecipeError) as error:
+            except DoesNotFit as error:
                 refused[method] = error
+                continue
+            except RecipeError as error:
+                refused.setdefault(method, error)  # of a shorter length, it is that the length is too short
                 continue
             return Fitting(start, method, length, tuple(name for name in refused if name != method))
     # The last one tried needs the least memory.
@@ -97,7 +100,8 @@ def _first_fitting(start: Start) -> Fitting:
     if misses:
         raise misses[-1]
     problems = next(iter(refused.values())).problems
-    raise RecipeError([replace(problem, file=None, line=None) for problem in problems])  # that file is gone
+    gone = {str(file), None}
+    raise RecipeError([replace(p, file=None, line=None) if p.file in gone else p for p in problems])
 
 
 def _tries(start: Start) -> Iterator[tuple[str, int]]:

@@ -399,6 +399,7 @@ def test_rows_that_are_for_something_else(capsys):
 @pytest.mark.parametrize(
     ("model", "on", "code", "said"),
     [
+        ("Qwen/Qwen2.5-7B", "1x8GB", 3, "nothing fits"),
         ("no/such-model", GPU, 2, "no configuration found"),
         ("google-bert/bert-large-uncased", GPU, 2, "does not support"),
         ("Qwen/Qwen3-0.6B", "8xZ9", 2, "no device 'Z9'"),
@@ -408,10 +409,11 @@ def test_rows_that_are_for_something_else(capsys):
     ],
 )
 def test_nothing_is_written_that_does_not_plan(capsys, here, model, on, code, said):
-    write_rows("rows.jsonl", PAIR)
-    done, _, err = called(capsys, *flags("rows.jsonl", "instructions", model, on))
-    assert (done, said in err) == (code, True), err
-    assert "/tmp/effilaunch-" not in err
+    write_rows("rows.jsonl", {"prompt": "two and two", "completion": "four", "answer": 4})
+    for goal in ("instructions", "reasoning"):  # completions need a length of their own
+        done, _, err = called(capsys, *flags("rows.jsonl", goal, model, on))
+        assert (done, said in err) == (code, True), err
+        assert "effilaunch-" not in err, err
     assert [path.name for path in here.iterdir()] == ["rows.jsonl"]
 
 
