@@ -514,8 +514,16 @@ def test_a_column_of_the_conversation_stops_the_run_wherever_it_appears(job, tmp
             prepare_run(found)
         (problem,) = caught.value.problems
         assert (problem.code, problem.file, problem.line) == ("rows-of-another-task", str(path), 251)
-    record = prepare_run(job(write_rows(path, [*rows[:250], {**rows[250], "rejected": ""}])))
+    rows[250] = {**rows[250], "rejected": ""}
+    record = prepare_run(job(write_rows(path, rows[:251])))
     assert record["splits"]["train"]["counts"]["kept"] == 251
+    rows[150] = {**rows[150], "title": "Fix the login bug quickly"}
+    rows[250] = {**rows[250], "note": "some remark of the annotator"}
+    with pytest.raises(RecipeError) as caught:
+        prepare_run(job(write_rows(path, rows)))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.line) == ("column-unread", 151)
+    assert "title, note" in problem.message, "all of them at the end"
     left_out = [{**source, "columns": {"extra": None}}]
     write_rows(path, [{**row, "extra": "x", "id": 1} for row in pairs(3)])
     record = prepare_run(job(path, data__train=left_out))

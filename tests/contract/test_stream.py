@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 from torch.utils.data import DataLoader
 
 from launcher.errors import RecipeError
+from launcher.train.data.recognise import PEEK
 from launcher.train.data.stream import Stream
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing
@@ -366,3 +367,12 @@ def test_a_streamed_row_of_another_task_is_refused(job, tmp_path):
 def test_samples_of_a_stream_are_shown_with_no_place(job):
     shown = prepare_run(job(), 2)["samples"]
     assert [set(sample) & {"file", "row"} for sample in shown] == [set(), set()]
+
+
+def test_a_streamed_column_that_begins_late_is_refused(job, tmp_path):
+    rows = [{"prompt": f"ask {i}", "completion": "word"} for i in range(PEEK)]
+    rows.append({**rows[0], "title": "Fix the login bug quickly"})
+    (tmp_path / "late.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(RecipeError) as caught:
+        list(stream(job(data__train=[{"path": str(tmp_path / "late.jsonl")}])).unpacked(1))
+    assert [(p.code, p.line) for p in caught.value.problems] == [("column-unread", PEEK + 1)]
