@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -158,6 +159,33 @@ def close_key(name: str, keys: Iterable[str]) -> str | None:
         return known[plain]
     near = get_close_matches(plain, known, n=1, cutoff=CUTOFF)
     return known[near[0]] if near else None
+
+
+def is_spelling(name: str, key: str) -> bool:
+    """Whether `name` is `key` but for separators, capitals, a plural, or one or two typing errors.
+
+    A word with digits, or of up to three letters, must be the same: fp32 is not fp16, max is not min.
+    """
+    words, others = ([w.removesuffix("s") for w in re.findall("[a-z0-9]+", n.lower())] for n in (name, key))
+    if "".join(words) == "".join(others):
+        return True
+    errors = [_distance(*pair) for pair in zip(words, others, strict=False)]
+    for word, other, wrong in zip(words, others, errors, strict=False):
+        is_short = len(word) == len(other) <= 3 or re.search(r"\d", word + other)
+        if wrong and (is_short or wrong > (1 if min(len(word), len(other)) <= 4 else 2)):
+            return False
+    return len(words) == len(others) and sum(errors) <= 2
+
+
+def _distance(word: str, other: str) -> int:
+    """Letters to insert, remove or replace."""
+    row = list(range(len(other) + 1))
+    for at, letter in enumerate(word, 1):
+        before, row = row, [at]
+        for column, wanted in enumerate(other, 1):
+            same = before[column - 1] + (letter != wanted)
+            row.append(min(same, before[column] + 1, row[-1] + 1))
+    return row[-1]
 
 
 def choice_hint(value: str, choices: Iterable[str]) -> str | None:

@@ -94,6 +94,71 @@ def test_what_has_two_readings_is_left(text, code):
     assert apply_fixes(text, "ds.json")[0] == text
 
 
+STAGE_2 = '"train_batch_size": 8, "zero_optimization": {"stage": 2%s}'
+
+
+def test_another_name_than_a_misspelt_one_is_not_changed():
+    """None of these may become an active setting: DeepSpeed ignores or refuses them as they are."""
+    for key, value in (
+        ("eval_batch_size", 8), ("gradient_accumulation_fusion", 1), ("sparse_gradient", True),
+        ("dump_steps", 10), ("steps_per_checkpoint", 100), ("fp8", {"enabled": True}),
+        ("fp32", {"enabled": True}), ("gradient_clipping_norm", 1.0), ("optimizers", ["AdamW"]),
+        ("gradient_cliping", True), ("steps_per_printt", {"every": 1}),
+    ):  # fmt: skip
+        text = "{{{}, {}}}".format(STAGE_2 % "", f'"{key}": {json.dumps(value)}')
+        fixed, left = apply_fixes(text, "ds.json")
+        assert (fixed, [f.path for f in left]) == (text, [key]), key
+    for below in (', "reduce_scatter_size": 100', ', "gpu_offload": true'):
+        text = "{%s}" % (STAGE_2 % below)
+        assert apply_fixes(text, "ds.json")[0] == text, below
+    text = "{{{}, {}}}".format(STAGE_2 % "", '"fp16": {"enabled": true, "max_loss_scale": 2}')
+    assert apply_fixes(text, "ds.json")[0] == text
+    text = '{"train_batch_size": 8, "zero_optimizer": {"stage": 2}}'
+    assert apply_fixes(text, "ds.json")[0] == text
+
+
+def test_another_optimizer_or_schedule_than_a_misspelt_one_is_not_changed():
+    for block, names in (
+        ("optimizer", "Adan AdamP QAdam LionW SGDW AdmaW"),
+        ("scheduler", "WarmupLinearLR WarmupStableDecayLR"),
+    ):
+        for name in names.split():
+            text = f'{{"train_batch_size": 8, "{block}": {{"type": "{name}"}}}}'
+            fixed, left = apply_fixes(text, "ds.json")
+            assert (fixed, [f.code for f in left]) == (text, [f"ds-{block}-type"]), name
+            assert "did you mean" not in str(left[0].hint), name
+    text = '{"train_batch_size": 8, "optimizer": {"type": "%s"}}'
+    assert apply_fixes(text % "sgd", "ds.json")[0] == text % "SGD"
+
+
+def test_of_several_duplicates_the_value_that_is_read_stays():
+    for values in ("8 16 8", "8 8 16", "16 8 8", "8 8 8", "1 true"):
+        text = "{{{}}}".format(", ".join(f'"steps_per_print": {value}' for value in values.split()))
+        fixed, left = apply_fixes(text, "ds.json")
+        assert repr(json.loads(fixed)) == repr(json.loads(text)), values
+        assert any(f.code == "ds-duplicate-keys" for f in left) == (values != "8 8 8"), values
+
+
+def test_hints_name_what_to_write():
+    """The hint of one finding each: of numbers as Python writes them, of a blank, of keys of other tools."""
+    for value, wanted in (
+        ("+8", "write 8"), (".5", "write 0.5"), ("-.5", "write -0.5"), ("5.e8", "write 5e8"),
+        ("5_000_000", "write 5000000"), ("02", "write 2"), ("1.", "write 1"), ("\xa08", "remove it"),
+    ):  # fmt: skip
+        (found,) = lint_text(f'{{"train_batch_size": 8, "gradient_clipping": {value}}}', "ds.json")
+        assert (found.code, found.column, found.hint) == ("ds-json-syntax", 46, wanted), value
+        assert value.strip("\xa08") in found.message, value
+        assert not wanted.startswith("write") or json.loads(wanted.split()[1]) == float(value), value
+    for text, where, wanted in (
+        ('"fp16": {"enabled": true, "fp16": true}', "fp16.fp16", "remove it"),
+        ('"seed": 1', "seed", "remove it"),
+        ('"stage": 2', "stage", "move it to `zero_optimization`"),
+        ('"optimizer": {"type": "OneBitAdam"}', "optimizer.type", "1-bit optimizers were removed"),
+    ):
+        (found,) = lint_text(f'{{"train_batch_size": 8, {text}}}', "ds.json")
+        assert (found.path, wanted in found.hint) == (where, True), (text, found.hint)
+
+
 def test_a_text_that_is_not_json_is_read_on_and_not_changed():
     text = """{"train_batch_size": 8
  "gradient_cliping": 1.0, 'dump_state': true,

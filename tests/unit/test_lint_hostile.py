@@ -8,8 +8,7 @@ import pytest
 from counted_work import LINEAR, TIMES, cpu_growth
 
 from launcher.knowledge.lint.check import LARGEST, applied, apply_fixes, lint_text
-from launcher.knowledge.lint.document import read_json
-from launcher.knowledge.lint.values import _NUMBER
+from launcher.knowledge.lint.document import PYTHON_NUMBER, read_json
 
 
 @pytest.mark.parametrize("value", ['"1e999"', '"-1e400"', f'"{"9" * 50}"', f'"{"9" * 5000}"'])
@@ -24,8 +23,8 @@ def test_a_number_that_no_setting_could_have_is_found_and_not_rewritten(key, val
 
 
 def test_the_largest_number_in_a_text_is_refused_in_one_pass():
-    assert _NUMBER.fullmatch("9" * LARGEST + "x") is None
-    assert cpu_growth(_NUMBER.fullmatch, lambda digits: "9" * digits + "x", LARGEST // TIMES) < LINEAR
+    assert PYTHON_NUMBER.fullmatch("9" * LARGEST + "x") is None
+    assert cpu_growth(PYTHON_NUMBER.fullmatch, lambda digits: "9" * digits + "x", LARGEST // TIMES) < LINEAR
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ class AgainstRecipe:
             ("optimizer", "ds-optimizer-block", "trainer.optim", "and may have to be compiled first (nvcc)"),
         ):
             if document.value(f"{name}.type") is not None:
-                message = f"a {name} block replaces the recipe's {ours} {effect}"
+                message = f"the {name} block replaces the recipe's {ours} {effect}"
                 hint = f"remove the block and set {ours}, or train without the recipe's"
                 yield document.report(name, code, message, hint)
 

@@ -16,7 +16,7 @@ from launcher.engines.deepspeed_config import STAGE3_ONLY
 from launcher.knowledge.lint.document import Document, Edit, Finding, Member
 from launcher.knowledge.lint.keys import deepspeed_version, vocabulary
 from launcher.knowledge.lint.values import check_value, for_trainer
-from launcher.recipe.suggestions import close_key
+from launcher.recipe.suggestions import close_key, is_spelling
 
 ZERO = "zero_optimization"
 # Two buckets of 16-bit numbers each, 4.5 times (transformers' guide to DeepSpeed).
@@ -385,13 +385,14 @@ def _contiguous_checkpoints(document: Document) -> Iterator[Finding]:
     yield document.report(where, "ds-contiguous-checkpoints", message, hint, severity="warning")
 
 
-_GONE = ("onebitadam", "zerooneadam", "onebitlamb", "deepspeed_adam", "cpuadam", "fusedadam")
+_ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
+_GONE = (*_ONE_BIT, "deepspeed_adam", "cpuadam", "fusedadam")
 """Optimizers of earlier versions, in small letters."""
 
 
 def check_blocks(document: Document) -> Iterator[Finding]:
     """Find classes and parameters of `optimizer` and `scheduler` that DeepSpeed does not have."""
-    for block, others in (("optimizer", ("AdamW", "Adam", "Lamb", "Lion")), ("scheduler", ())):
+    for block in ("optimizer", "scheduler"):
         name = document.value(f"{block}.type")
         if document.value(block) is not None and document.member(f"{block}.type") is None:
             message = f"`{block}` without `type`: DeepSpeed ignores the section"
@@ -401,7 +402,7 @@ def check_blocks(document: Document) -> Iterator[Finding]:
         table: dict[str, dict[str, Any]] = vocabulary()[f"{block}s"]
         row = table.get(name.lower()) if table.get(name.lower(), {}).get("any_case") else table.get(name)
         if row is None:
-            yield _unknown_class(document, block, name, [*others, *table])
+            yield _unknown_class(document, block, name, list(table))
         elif block == "scheduler":
             yield from _scheduler(document, name, row)
         else:
@@ -424,10 +425,13 @@ def _unknown_class(document: Document, block: str, name: str, names: list[str]) 
     if block == "optimizer" and name.lower() in _GONE:
         message = f"DeepSpeed {deepspeed_version()} has no {name}; the engine fails to start"
         near, hint = None, "use Adam or AdamW: offload selects the CPU version"
+        if name.lower() in _ONE_BIT:
+            hint = f"use {'Lamb' if 'lamb' in name.lower() else 'Adam'}: 1-bit optimizers were removed"
     else:
         message = f"neither DeepSpeed {deepspeed_version()} nor torch has "
         message += f"{'an optimizer' if block == 'optimizer' else 'a scheduler'} {name}"
-        near = close_key(name, names)
+        # Another name is another class: Adan is not a misspelt Adam.
+        near = next((known for known in names if known.lower() == name.lower()), None)
         hint = f"did you mean {near}?" if near else f"one of {', '.join(names)}"
     new = f'"{near}"' if near else None
     return document.report(f"{block}.type", f"ds-{block}-type", message, hint, at_value=True, new=new)
@@ -463,7 +467,8 @@ def _params(document: Document, block: str, name: str, accepted: list[str]) -> I
             effect = "it is silently ignored" if name.lower() == "muon" else "the engine fails to start"
             hint = f"did you mean `{near}`?" if near else f"known parameters: {', '.join(accepted)}"
             free = near is not None and params is not None and params.node.get(near) is None
-            edits = (Edit(member.start, member.end, f'"{near}"'),) if free else ()
+            is_sure = near == "lr" or (near and is_spelling(member.key, near))
+            edits = (Edit(member.start, member.end, f'"{near}"'),) if free and is_sure else ()
             message = f"`{member.key}` is not a parameter of {name}; {effect}"
             yield document.found(member.start, where, "ds-typo-nested", message, hint, edits=edits)
 

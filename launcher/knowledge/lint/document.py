@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -75,6 +76,8 @@ _UNREAD = re.compile(r"(?:\$\{[^}\r\n]*\}|[^,{}\[\]\r\n])*")
 """Up to where the next key or the end of an object may be."""
 _BLANK = re.compile(r"[ \t\r\n]*")
 _COMMENT = re.compile(r"//[^\n]*|#[^\n]*|/\*.*?\*/", re.DOTALL)
+# No two neighbours of it match the same digits: a long text is refused in one pass.
+PYTHON_NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _WORD = re.compile(r"[-+]?[A-Za-z_][\w.]*")
 _WORDS = {"true": True, "false": False, "null": None}
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -250,7 +253,8 @@ def read_json(text: str, file: str, *, in_part: bool = False) -> Document:
 
 def _duplicates(document: Document, node: Node, path: str) -> Iterator[Finding]:
     seen: dict[str, Member] = {}
-    for member in node.members or ():
+    members = node.members or []
+    for member in members:
         where = join(path, member.key)
         first = seen.setdefault(member.key, member)
         if first is not member:
@@ -258,8 +262,9 @@ def _duplicates(document: Document, node: Node, path: str) -> Iterator[Finding]:
                 f"duplicate key `{member.key}`, first in line {document.place(first.start)[0]}: DeepSpeed "
             )
             message += "refuses it, the Trainer uses the last one"
-            same = first.node.plain() == member.node.plain()
-            edits, hint = removal(node, member) if same else (), "keep one of the two"
+            # All of them: of 8, 16, 8, the last one is the value that is read.
+            values = {repr(other.node.plain()) for other in members if other.key == member.key}
+            edits, hint = removal(node, member) if len(values) == 1 else (), "keep one of them"
             yield document.found(member.start, where, "ds-duplicate-keys", message, hint, edits=edits)
         yield from _duplicates(document, member.node, where)
     for index, item in enumerate(node.items or ()):
@@ -269,6 +274,12 @@ def _duplicates(document: Document, node: Node, path: str) -> Iterator[Finding]:
 def join(path: str, key: str) -> str:
     """Dotted path of a child."""
     return f"{path}.{key}" if path else key
+
+
+def _json_number(text: str) -> str:
+    """A number of Python (`+8`, `.5`, `5.e8`, `5_000`, `02`) as JSON writes it."""
+    text = re.sub(r"^(-?)0+(?=\d)", r"\1", text.replace("_", "").lstrip("+"))
+    return re.sub(r"\.(?=$|[eE])", "", re.sub(r"^(-?)\.", r"\g<1>0.", text))
 
 
 class _Reader:
@@ -396,6 +407,12 @@ class _Reader:
         if word is not None:
             shown = SECRET if looks_secret(word[0]) else word[0][:40]
             message, hint = f"{expected}, not the unquoted word {shown}", hint or 'write strings in "…"'
+        elif (number := PYTHON_NUMBER.match(self.text, self.at)) is not None:
+            shown = number[0][:40]
+            message, hint = f"{expected}, not {shown}", hint or f"write {_json_number(shown)}"
+        elif not here.isprintable():
+            name = unicodedata.name(here, "a control character").lower()
+            message, hint = f"{expected}, not U+{ord(here):04X} ({name})", hint or "remove it"
         (self.stop if stop else self.wrong)(message, self.at, hint)
 
     def list(self, path: str, depth: int) -> Node:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.knowledge.lint.document import Document, Edit, Finding, Member, Node, join
-from launcher.recipe.suggestions import close_key
+from launcher.recipe.suggestions import close_key, is_spelling
 
 TABLE = Path(__file__).parent / "tables" / "deepspeed.json"
 Row = Mapping[str, Any]
@@ -118,37 +118,49 @@ def _unknown(
     document: Document, holder: Node, member: Member, path: str, known: Mapping[str, Row], strict: bool
 ) -> Finding:
     where = join(path, member.key)
-    near = RENAMED.get(where)
+    near, is_sure = RENAMED.get(where), where in RENAMED
     if near is None:
-        near = close_key(member.key, known) or _longer(member.key, known)
-        near = near if near and _accepts(known[near], member.node.value) else None
+        longer = _longer(member.key, known)
+        near = close_key(member.key, known) or longer
+        if near is not None:
+            fits, is_sure = _fits(known[near], member.node), near == longer or is_spelling(member.key, near)
+            near = near if fits or is_sure or member.node.members is not None else None
+            is_sure &= fits
     effect = "refuses it" if strict else "ignores it silently"
     level = f"`{path}`" if path else "the top level"
     edits: tuple[Edit, ...] = ()
     homes = [home for home in sections_with(member.key) if home != path]
+    # At the top level a common name, such as seed or debug, is rather another tool's.
+    is_common = not path and "_" not in member.key and "zero_optimization" not in homes
     if where in _MOVED:
         hint = "write it as `{}` in `{}`".format(*_MOVED[where])
     elif near:
         hint = f"did you mean `{near}`?"
         # A section for a number, or the other way round: the name is only a guess.
         alike = ("keys" in known[near]) == (member.node.members is not None)
-        if alike and holder.get(near) is None:
+        if is_sure and alike and holder.get(near) is None:
             edits = (Edit(member.start, member.end, f'"{near}"'),)
     elif path in ("bf16", "bfloat16") and "fp16" in homes:
         hint, edits = "remove it: bf16 needs no loss scaling", document.removal(where)
-    elif homes and len(homes) <= 2:
+    elif homes and len(homes) <= 2 and not is_common and member.key != path:
         hint = f"move it to {' or '.join(f'`{home}`' if home else 'the top level' for home in homes)}"
     else:
-        hint = "remove it" if len(known) > _WIDEST else f"known keys: {', '.join(sorted(known))}"
+        is_needless = len(known) > _WIDEST or member.key == path
+        hint = "remove it" if is_needless else f"known keys: {', '.join(sorted(known))}"
     code = "ds-typo-nested" if path else "ds-typo-toplevel"
     message = f"unknown key `{member.key}` in {level}; DeepSpeed {deepspeed_version()} {effect}"
     return document.found(member.start, where, code, message, hint, edits=edits)
 
 
-def _accepts(row: Row, value: Any) -> bool:
-    """Whether a value may be meant for a key: a word is not meant for a number."""
-    is_word = isinstance(value, str) and value != "auto" and value.isalnum() and value[:1].isalpha()
-    return not is_word or not {"int", "float"} & {*row.get("types", ())} or "str" in row["types"]
+def _fits(row: Row, node: Node) -> bool:
+    """Whether a value has the type of a key, or is a string that may be converted to it."""
+    types, kind = {*row["types"]}, node.kind
+    if "any" in types or node.value == "auto" or kind in types:
+        return True
+    if kind == "str":
+        is_word = node.value.lower() in ("true", "false")
+        return "bool" in types if is_word else bool({"int", "float"} & types and not node.value[:1].isalpha())
+    return kind in ("int", "float") and bool({"int", "float"} & types)
 
 
 def _longer(name: str, known: Mapping[str, Row]) -> str | None:

@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.knowledge.lint.document import Document, Finding, Member, join
+from launcher.knowledge.lint.document import PYTHON_NUMBER, Document, Finding, Member, join
 from launcher.knowledge.lint.keys import Row, sections, vocabulary
-from launcher.recipe.suggestions import close_key
+from launcher.recipe.suggestions import close_key, is_spelling
 
-# No two neighbours of it match the same digits: a long text is refused in one pass.
-_NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _LONGEST_NUMBER = 40
 """Digits; what is longer is no setting, and would lose its last ones as a decimal number."""
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -175,7 +173,7 @@ def _wrong(spot: _Spot, kind: str) -> Finding | None:
     lax = spot.converted and spot.where not in _READ_RAW
     if kind == "float" and "int" in types:
         return _decimal(spot, expected, value)
-    if kind == "str" and number and _NUMBER.fullmatch(value.strip()):
+    if kind == "str" and number and PYTHON_NUMBER.fullmatch(value.strip()):
         return _number_text(spot, expected, lax=lax)
     if kind == "str" and "bool" in types and value.strip().lower() in _TRUTH:
         new = str(_TRUTH[value.strip().lower()]).lower()
@@ -254,12 +252,14 @@ def _range(spot: _Spot) -> Finding | None:
 def _choice(spot: _Spot, choices: list[Any]) -> Finding:
     value, key = spot.value, spot.member.key
     listed = ", ".join(str(choice) for choice in choices)
-    near = None
+    near, is_sure = None, False
     if isinstance(value, str):
         texts = [choice for choice in choices if isinstance(choice, str)]
         near = _FLOATS.get(value.lower().removeprefix("torch."))
-        near = near if near in texts else close_key(value, texts)
+        is_sure = near in texts
+        near = near if is_sure else close_key(value, texts)
+        is_sure |= near is not None and is_spelling(value, near)
     code = "ds-comm-dtype" if key.endswith("communication_data_type") else "ds-wrong-value"
     hint = f"did you mean {near}?" if near else None
-    new = f'"{near}"' if near else None
+    new = f'"{near}"' if is_sure else None
     return spot.found(code, f"`{key}` must be one of {listed}, not {_shown(spot)}", hint, new)
