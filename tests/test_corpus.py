@@ -48,6 +48,7 @@ MISSED = {
 }
 """Logs that get another verdict than their label. None: no failure is seen."""
 WITHOUT_A_LOG = {
+    "adapter-of-newer-peft",
     "bnb-config-typo",
     "context-parallel-attention",
     "device-assert",

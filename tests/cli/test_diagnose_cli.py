@@ -199,7 +199,7 @@ def test_a_failed_run_names_the_lines_of_its_recipe(run_dir):
 
 
 def test_a_failed_run_that_no_change_of_the_recipe_fixes_names_no_line(run_dir):
-    report(run_dir, 1, "RuntimeError: Weights only load failed")
+    report(run_dir, 1, "RuntimeError: Weights only load failed: rng_state_1.pth")
     (run_dir / "logs" / "rank-1.log").write_text("")
     known = run_failure(run_dir, 1, "launcher.log")
     assert known.problems[0].code == "rng-weights-only"

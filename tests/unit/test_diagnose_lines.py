@@ -186,6 +186,24 @@ def nccl(rank, message):
     return "".join(NCCL.format(rank, 607, line) for line in (*BEFORE_EACH, ended + message))
 
 
+def test_a_device_that_is_full_is_told_from_an_error_of_nccl():
+    text = (
+        "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:27, "
+        "unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 '{}'\n"
+    )
+    assert ids(see(text.format("out of memory")).findings) == ["cuda-oom"]
+    assert ids(see(text.format("invalid argument")).findings) == ["nccl-error"]
+
+
+def test_an_adapter_of_a_newer_peft_is_told_from_a_misspelt_field():
+    text = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{}'
+    text += "TypeError: LoraConfig.__init__() got an unexpected keyword argument 'eva_config'\n"
+    call = '  File "/v/peft/config.py", line 152, in from_peft_type\n    return config_cls(**kwargs)\n'
+    assert ids(see(text.format(call)).findings) == ["adapter-of-newer-peft"]
+    assert ids(see(text.format("")).findings) == ["lora-bad-values"]
+
+
 def test_errors_of_nccl_are_told_apart_and_the_missing_rank_is_named():
     for message, name in ENDED_WITH.items():
         (finding,) = see("[rank2]: training\n" + "".join(nccl(rank, message) for rank in (0, 1, 3))).findings

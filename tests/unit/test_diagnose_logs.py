@@ -345,6 +345,46 @@ def test_no_failure(text):
     assert name_of(see(text)) is None
 
 
+LOGGED = """{before}
+Traceback (most recent call last):
+  File "/home/user/metrics.py", line 3, in {function}
+    answer["gpu"]
+KeyError: 'gpu'
+"""
+
+
+def test_a_traceback_after_which_the_process_continued_is_not_its_end():
+    announced = (
+        "Exception in thread Thread-5 (poll):", "2026-05-01 10:00:00,000 - ERROR - no metrics",
+        "ERROR:root:no",
+        "bitsandbytes library load error: libcusparse.so.12: cannot open shared object file",
+        "Could not load bitsandbytes native library: libcusparse.so.12: cannot open shared object file",
+    )  # fmt: skip
+    printed = [LOGGED.format(before=before, function="<module>") for before in announced]
+    printed.append(LOGGED.format(before="", function="push") + "continuing without metrics\n")
+    for text in printed:
+        assert name_of(see(text)) == "unknown", text
+        assert name_of(see(text + TRACEBACK.format(error=OOM))) == "gpu-full", text
+        (unknown,) = see(text + TRACEBACK.format(error="ValueError: of the end")).unknown
+        assert (unknown.error.type, unknown.error.order > 6) == ("ValueError", True), text
+    for text in printed[:-1]:  # a young run
+        for line in ("***** Running training *****\n", STEP):
+            diagnosis = see(text + line)
+            assert (name_of(diagnosis), diagnosis.succeeded) == (None, False), text
+    # The real cause: a known one that was logged, the one that the program points at, one of two ranks.
+    known = TRACEBACK.format(error="ValueError: train_batch_size is not")
+    assert name_of(see("ERROR: worker died\n" + known + TRACEBACK.format(error="KeyError: 1"))) == "bad-batch"
+    for later in (
+        "RuntimeError: failed to start, see root cause above",
+        "RuntimeError: worker exited unexpectedly",
+    ):
+        (unknown,) = see(printed[1] + TRACEBACK.format(error=later)).unknown
+        assert unknown.error.type == "KeyError", later
+    one = prefixed("[rank0]: ", TRACEBACK.format(error="KeyError: 1"))
+    (unknown,) = see(one + prefixed("[rank0]: ", TRACEBACK.format(error="TypeError: 2"))).unknown
+    assert unknown.error.type == "KeyError"
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -179,7 +179,10 @@ SPELLINGS = {
     "eval-without-dataset": [
         "`args.eval_strategy` to steps but you didn't pass an `eval_dataset` to `Trainer`."
     ],
-    "rng-weights-only": ["_pickle.UnpicklingError: Weights only load failed. This file can still be loaded"],
+    "rng-weights-only": [
+        "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded\n"
+        "  File /v/transformers/trainer.py, line 3867, in _load_rng_state"
+    ],
     "zero-world-size": [
         "The checkpoint being loaded used a DP world size of 2 but the current world size is 4. Automatic "
         "adjustment of ZeRO's optimizer state partitioning with a new world size is not currently supported."

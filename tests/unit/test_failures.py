@@ -67,6 +67,8 @@ HARMLESS = (
 )
 # Errors of other causes that look alike.
 OTHERS = (
+    "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded\n\tWeightsUnpickler "
+    "error: Unsupported global: GLOBAL mine.Box\n  File /home/user/train.py, line 7, in load_box",
     "TypeError: MyTrainer.compute_loss() got an unexpected keyword argument 'num_items_in_batch'",
     "RuntimeError: size mismatch for classifier.weight: copying a param with shape torch.Size([2, 768]) from "
     "checkpoint, the shape in current model is torch.Size([3, 768]).",
@@ -160,6 +162,10 @@ MESSAGES = {
         "`r` should be a positive integer value but the value passed is 0",
         "LoraConfig.__init__() got an unexpected keyword argument 'lora_alhpa'",
         "Invalid task type: 'CAUSAL'. Must be one of the following task types: SEQ_CLS",
+    ],
+    "adapter-of-newer-peft": [
+        "TypeError: LoraConfig.__init__() got an unexpected keyword argument 'eva_config'\n"
+        "  File /v/peft/config.py, line 152, in from_peft_type"
     ],
     "adapter-vocabulary": [
         "Error(s) in loading state_dict for PeftModelForCausalLM:\n\tsize mismatch for base_model.model."

@@ -27,6 +27,7 @@ from launcher.knowledge.diagnose.matching import (
     is_cause,
     is_launchers,
     meant_field,
+    outlived,
     proves_failure,
     recognise_error,
 )
@@ -95,8 +96,13 @@ class Examination:
                 error.ranks |= set() if error.task is None else {error.task}
                 error.first_rank = error.task
         left = candidates(
-            errors.found.values(), steps=errors.steps, success=errors.success, tests=errors.tests
+            errors.found.values(),
+            steps=errors.steps,
+            begun=errors.begun,
+            success=errors.success,
+            tests=errors.tests,
         )
+        left = sorted(left, key=lambda error: self._is_outlived(error, left))
         found = self._known(left)
         failed = [error for error in left if proves_failure(error, success=bool(errors.success))]
         found = found or self.lines.shown(failed=bool(failed))
@@ -123,6 +129,14 @@ class Examination:
         succeeded = bool(errors.success) or errors.tests.passed()
         last_lines = () if succeeded else self.lines.last()
         return Diagnosis([], [], ranks, self.lines.noticed(), succeeded=succeeded, last_lines=last_lines)
+
+    def _is_outlived(self, error: Error, left: Sequence[Error]) -> bool:
+        """Whether a later error ended the process; a known one gives way only to another known one."""
+        later = [other for other in left if outlived(error, other)]
+        return bool(later) and (
+            recognise_error(error, self.registry) is None
+            or any(recognise_error(other, self.registry) for other in later)
+        )
 
     def _known(self, left: Sequence[Error]) -> list[Finding]:
         """The first error that is a known failure, unless an unknown cause comes before it."""

@@ -48,8 +48,12 @@ class Error:
     """Seconds since the epoch (error-*.json) or since the epoch of a clock without zone (log lines)."""
     file: str = ""
     line: int = 0
+    start: int = 0
+    """The position of its first line among all lines read."""
     order: int = 0
-    """Its position among all lines read."""
+    """The position of the line with its class."""
+    is_logged: bool = False
+    """Whether a logger or a thread printed it, so that the process may have continued."""
     last: int = 0
     """The position of its last repetition."""
     steps_before: int = 0

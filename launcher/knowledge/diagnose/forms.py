@@ -9,6 +9,12 @@ DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+ .{0,80}\(most recent 
 HEADER = re.compile(r"Traceback \(most recent (?:call|caller) (?:last|first)\):?\s*$")
 WRAPPED = re.compile(r"(?:Original|Remote|Worker) Traceback \(most recent call last\)", re.IGNORECASE)
 IGNORED = re.compile(r"^\s*(?:Exception ignored in|Exception in thread .*tqdm|--- Logging error ---)")
+CONTINUES = re.compile(
+    # bitsandbytes/cextension.py continues without the library.
+    r"^\s*(?:Exception in thread |bitsandbytes library load error: |"
+    r"Could not load bitsandbytes native library: )"
+)
+"""Before the traceback of a thread, or of a library that caught it: the process continues."""
 FRAME = re.compile(
     r'^(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d{1,9})(?:,? in (?P<function>.+))?$'
 )
@@ -124,7 +130,7 @@ WORDS = (
     b"deprecated and will", b"weight_tying", b"use_cache=True", b"length is longer", b"OMP_NUM_THREADS env",
     b"16bit", b"ignored in loss", b"use_reentrant", b"vocabulary was not", b"o module named", b"can't open",
     b"Warning  ", b"Reason:", b"BackOff", b"GGML_A", b"Xid", b"fallen off", b"unable to",
-    b'"cell_type"', b'"output_type"', b'"source"',
+    b"native library", b'"cell_type"', b'"output_type"', b'"source"',
     # What the reports of pytest and unittest contain.
     b"test session", b"Captured", b" passed", b" failed", b" error", b" skipped", b" xfailed", b" xpassed",
     b" deselected", b"Ran ", b"OK", b"FAILED",

@@ -149,22 +149,53 @@ def is_launchers(error: Error) -> bool:
 
 
 def candidates(
-    errors: Iterable[Error], *, steps: Mapping[str, int], success: Mapping[str, int], tests: TestRuns
+    errors: Iterable[Error],
+    *,
+    steps: Mapping[str, int],
+    begun: Mapping[str, int],
+    success: Mapping[str, int],
+    tests: TestRuns,
 ) -> list[Error]:
     """The errors that may have ended the run, likeliest cause first.
 
-    steps, success: file -> its logged steps, and the order of its last line that reports success. Errors that
-    training or a success followed are left out, and those that a test expected.
+    steps, begun, success: file -> its logged steps, and the order of its last line that reports the begin of
+    training or success. Errors that training or a success followed are left out, and those that a test
+    expected; a logged traceback already where training began after it.
     """
     left = [
         e
         for e in errors
         if e.last >= success.get(e.file, 0)
         and steps.get(e.file, 0) - e.steps_before < _SURVIVED_STEPS
+        and not (e.is_logged and e.last < begun.get(e.file, 0))
         and not tests.dismisses(e)
     ]
     timed = all(error.time is not None for error in left if weight(error) == 0)
     return sorted(left, key=lambda e: (weight(e), (e.time or 0.0) if timed else 0.0, e.order))
+
+
+_MAIN = ("<module>", "_run_module_as_main")
+"""The outermost call of a traceback that ended a program."""
+_OF_A_PROCESS = ("_bootstrap", "_wrap")
+"""The outermost call in a process that multiprocessing started: its end is a cause for the program's."""
+_POINTS_BACK = re.compile(r"root cause above|exited unexpectedly|See stack trace above")
+
+
+def outlived(error: Error, other: Error) -> bool:
+    """Whether the process of `error` continued until `other` ended it.
+
+    The earlier traceback was logged, a thread's, or printed by a function that caught it and more output
+    followed; the later one, of the same process as far as the log tells, is the program's own.
+    """
+    later = other.kind == "traceback" and other.frames and other.frames[0].function in _MAIN
+    same = error.file == other.file and error.ranks == other.ranks and error.task == other.task
+    if not (later and same) or other.is_logged or other.order <= error.order:
+        return False
+    if not is_cause(other) or _POINTS_BACK.search(other.headline):
+        return False
+    outermost = error.frames[0].function if error.frames else ""
+    is_printed = outermost not in ("", *_MAIN, *_OF_A_PROCESS)
+    return error.is_logged or (is_printed and other.start > error.last + 1)
 
 
 def proves_failure(error: Error, *, success: bool) -> bool:

@@ -155,6 +155,8 @@ class Box:
 
 _LONGEST_MESSAGE = 40
 """Lines of a message that are kept."""
+_TOLD_WITHIN = 8
+"""Lines from the one that announces a traceback to its first: of a message, or of other ranks."""
 _LOST_AFTER = 200
 """Lines of other processes after which an open traceback counts as cut off."""
 _MOST_ERRORS = 400
@@ -177,6 +179,10 @@ class _Open:
 
     active: bool = False
     ignored: bool = False
+    told: int | None = None
+    """Number of the last line that announced a traceback: of level ERROR, or of a thread."""
+    logged: bool = False
+    """Whether the open traceback was announced so."""
     dumped: bool = False
     """Whether its innermost call comes first."""
     frames: list[Frame] = field(default_factory=list)
@@ -211,6 +217,8 @@ class Errors:
         self.found: dict[tuple[str, str], Error] = {}
         self.steps: dict[str, int] = {}
         """File -> training steps logged in it."""
+        self.begun: dict[str, int] = {}
+        """File -> order of its last line of training: its begin, or a step."""
         self.success: dict[str, int] = {}
         """File -> order of its last line that reports success."""
         self.tests = TestRuns()
@@ -278,7 +286,7 @@ class Errors:
         if self._continues(state, text):
             return
         if forms.IGNORED.match(text):
-            state.ignored = True
+            state.ignored, state.told = True, line.number
         elif forms.DUMP.match(text):
             if state.active:
                 self._lost(state)
@@ -332,6 +340,9 @@ class Errors:
             return
         if not (wrapped or state.chained):
             state.pending = None
+            soon = state.told is not None and line.number - state.told <= _TOLD_WITHIN
+            state.told, state.ignored = None, state.ignored and soon
+            state.logged = soon or forms.LEVEL.match(line.text) is not None
         state.active, state.frames, state.indent, state.loose = True, [], None, []
         state.start, state.foreign, state.inside, state.dumped = line, 0, True, False
         named = forms.CELL_HEADER.match(line.text)
@@ -379,14 +390,19 @@ class Errors:
     def _outside(self, state: _Open, line: Line, text: str) -> None:
         if forms.STEP.search(text):  # such a row may name `train_runtime` too
             self.steps[line.file] = self.steps.get(line.file, 0) + 1
+            self.begun[line.file] = line.order
             return
         self.tests.feed(line, text)
+        if forms.RUNNING.search(text):
+            self.begun[line.file] = line.order
         if forms.SUCCESS.search(text):
             self.success[line.file] = line.order
         self._in_table |= "Root Cause (first observed" in text
         if self._in_table and (row := forms.TABLE_RANK.match(text)) is not None:
             self.root_rank = int(row.group(1)) if self.root_rank is None else self.root_rank
             self._in_table = False
+        if forms.LEVEL.match(text) or forms.CONTINUES.match(text):
+            state.told = line.number
         doubled = forms.undouble(text)
         found = forms.EXCEPTION.match(text)
         if doubled is not None:
@@ -414,6 +430,9 @@ class Errors:
             state.ended, state.pending, state.chained = None, None, False
             return
         error = self._error(line, name, message or "", kind, frames)
+        if kind == "traceback":
+            error.is_logged = state.logged
+            error.start = error.order if state.start is None else state.start.order
         if state.chained and state.pending is not None:
             error.causes, error.direct = _chain(state.pending), state.direct
         state.pending, state.chained = None, False
