@@ -747,10 +747,12 @@ def take_precision(peer: Peer, adapted: bool) -> None:
     brain, half, full = (peer.switch(key) for key in ("bfloat16", "float16", "float32"))
     asked = str("auto" if bf16 is None else bf16).lower()
     wide = as_bool(bf16) is True or brain
+    # Norms of a quantised model in 16 bits need a precision that is set.
+    is_open = adapted and peer.reading.value("model.quantization") in (None, "none")
     if asked == "full":
         peer.take("precision", "bf16-true", "bf16", note="no autocast there")
     elif wide or (asked == "auto" and not fp16):
-        _take_wide(peer, adapted, "bf16" if wide or not adapted else "auto", "bfloat16" if brain else "bf16")
+        _take_wide(peer, adapted, "auto" if is_open and not wide else "bf16", "bfloat16" if brain else "bf16")
     elif fp16:
         peer.take("precision", "fp16", "fp16")
     elif half:
@@ -816,8 +818,8 @@ def take_optimizer(peer: Peer) -> None:
     if not {"warmup_steps", "warmup_ratio"} & peer.values.keys():
         note = "a share of all steps; axolotl stops at 100 steps"
         peer.default("trainer.warmup_steps", 0.03, "warmup_ratio", note)
-    if str(peer.get("gradient_checkpointing")).lower() in ("offload", "offload_disk"):
-        note = "where it is kept does not matter"
+    if str(peer.get("gradient_checkpointing")).lower() in ("offload", "offload_disk", "unsloth"):
+        note = "how it is kept concerns speed and memory only"
         peer.take("trainer.activation_checkpointing", True, "gradient_checkpointing", note=note)
     else:
         peer.argument("gradient_checkpointing")

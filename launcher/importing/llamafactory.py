@@ -451,10 +451,11 @@ def _take_stage_keys(peer: Peer, stage: str, task: Task | None) -> None:
 def _take_model(peer: Peer) -> None:
     if peer.get("flash_attn") != "auto":
         peer.take_kernel("flash_attn", _KERNELS)
-    tokens = [*peer.listed("add_tokens"), *peer.listed("add_special_tokens")]
+    # The last one is the earlier name of the second.
+    keys = ("add_tokens", "add_special_tokens", "new_special_tokens")
+    tokens = [token for key in keys for token in peer.listed(key)]
     if tokens:
-        key = "add_tokens" if "add_tokens" in peer.values else "add_special_tokens"
-        peer.take("model.add_tokens", tokens, key, "add_special_tokens")
+        peer.take("model.add_tokens", tokens, *(key for key in keys if key in peer.values))
     if peer.switch("disable_gradient_checkpointing"):
         peer.take("trainer.activation_checkpointing", False, "disable_gradient_checkpointing")
     reentrant = as_bool(peer.get("use_reentrant_gc"))
@@ -470,12 +471,13 @@ _PARTS = {"vision": "freeze_vision_tower", "projector": "freeze_multi_modal_proj
 def _take_images(peer: Peer, stage: str, listing: _Listing) -> None:
     """Rows with images: the task, the frozen parts (both unless it says false) and the size of images.
 
-    Without a dataset_info.json, a key about images says that there are some.
+    Of a data set that no dataset_info.json describes, a key about images says that there are some.
     """
     if peer.switch("freeze_language_model"):
         peer.refuse("freeze_language_model", "is true: the language model is always trained here")
     named = [*peer.listed("dataset"), *peer.listed("eval_dataset")]
-    undescribed = listing.entries is None and any(key in peer.values for key in _OF_IMAGES)
+    is_about_images = any(key in peer.values for key in _OF_IMAGES)
+    undescribed = is_about_images and any(not listing.entry(name) for name in named)
     if not undescribed and not any(listing.has_images(name) for name in named):
         peer.leave([Left(Effect.NONE, "none of the data sets has images", _OF_IMAGES)])
         return

@@ -75,10 +75,10 @@ def take_rewards(peer: Peer, functions: Sequence[Any], weights: Any, known: Iter
             module, _, inner = name.rpartition(".")
             function = f"{module.replace('.', '/')}.py:{inner}"
         else:
-            hint = "write a function that scores completions with it"
-            peer.refuse(
-                "reward_funcs", f"holds {shown(name)}, a reward model; rewards are functions here", hint
-            )
+            message = f"holds {shown(name)}, expected a module's function (rewards.score)"
+            message += f" or one of {', '.join(known)}" if known else ""
+            hint = "write a function; instead of a reward model, one that scores completions with it"
+            peer.refuse("reward_funcs", message, hint)
             continue
         number = as_number(weight)
         if number is None:

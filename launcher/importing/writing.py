@@ -9,7 +9,7 @@ from typing import Any
 from launcher.importing.join import Imported
 from launcher.importing.reading import Effect, Taken, without_tokens
 from launcher.recipe import yaml_writer
-from launcher.recipe.data_paths import is_hub_id, is_package, is_url
+from launcher.recipe.data_paths import is_file, is_hub_id, is_package, is_url
 from launcher.tasks.grpo import KEY
 
 ORDER = (
@@ -107,17 +107,25 @@ def _function(function: str, taken: Taken, made: Imported, name: str, folder: Pa
 
 
 def _path(text: Any, taken: Taken, folder: Path) -> Any:
-    """A relative path that exists next to the imported file, or here, relative to `folder`."""
+    """A relative path, of what exists next to the imported file or else here, relative to `folder`.
+
+    What does not exist yet is a path if it looks like one: `./out`, `rows.jsonl`, `rewards.py`.
+    """
     if not isinstance(text, str) or not text or text.startswith(("/", "~")) or len(text) > 4000:
         return text
     if is_url(text) or is_package(text):
         return text
+    is_path = is_file(text) or text.startswith(("./", "../")) or text.endswith((".py", ".jinja"))
     for base in (Path(taken.place.file).parent, Path()):
         try:
             found = (base / text).exists() or any(base.glob(text)) if "*" in text else (base / text).exists()
         except (OSError, ValueError, NotImplementedError):
             return text
         if found and not (is_hub_id(text, base) and not (base / text).exists()):
-            there = os.path.relpath((base / text).absolute(), folder.absolute())
-            return there if there.startswith(".") or "/" not in there else f"./{there}"
-    return text
+            return _relative(base / text, folder)
+    return _relative(Path(text), folder) if is_path and folder.absolute() != Path().absolute() else text
+
+
+def _relative(path: Path, folder: Path) -> str:
+    there = os.path.relpath(path.absolute(), folder.absolute())
+    return there if there.startswith(".") or "/" not in there else f"./{there}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher.cli import main
 from launcher.errors import RecipeError
@@ -61,6 +62,23 @@ def test_an_axolotl_recipe_brings_its_deepspeed_config(
         "train_micro_batch_size_per_gpu": "auto",
         "zero_optimization": {"overlap_comm": True, "reduce_bucket_size": 200_000_000},
     }
+
+
+def test_paths_of_what_is_not_there_yet_are_written_for_the_recipes_folder(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    Path("ax.yml").write_text(
+        "base_model: ./base\nadapter: lora\nlora_r: 8\nlora_alpha: 16\nlearning_rate: 1e-4\nbf16: true\n"
+        "datasets: [{path: rows.jsonl, type: completion}, {path: org/rows, type: completion}]\n"
+    )
+    written = []
+    for output in ("here.yaml", "below/there.yaml"):
+        Path(output).parent.mkdir(exist_ok=True)
+        called(capsys, "ax.yml", "--on", ON, "--output", output)
+        recipe = yaml.safe_load(Path(output).read_text())
+        paths = [source["path"] for source in recipe["data"]["train"]]
+        written.append([recipe["model"]["name_or_path"], *paths])
+    assert written == [["./base", "rows.jsonl", "org/rows"], ["../base", "../rows.jsonl", "org/rows"]]
 
 
 def test_without_output_the_recipe_alone_is_on_stdout(

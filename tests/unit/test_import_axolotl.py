@@ -806,11 +806,20 @@ _QLORA = {"adapter": "qlora", "load_in_4bit": True, "bf16": True}
     [
         ({}, "bfloat16"),
         ({"adapter": "lora", "load_in_4bit": False, "load_in_8bit": True}, "bfloat16"),
-        ({"bf16": "auto"}, None),
+        ({"bf16": "auto"}, "bfloat16"),
+        ({"bf16": None}, "bfloat16"),
         ({"bf16": False, "fp16": True}, None),
         ({"load_in_4bit": False, "adapter": "lora"}, None),
         ({"lora_modules_to_save": ["embed_tokens", "lm_head"]}, None),
     ],
 )
 def test_norms_of_a_quantised_model_are_in_16_bits_there(more: dict[str, Any], norms: str | None) -> None:
-    assert read({**FILE, **_QLORA, **more}).value("model.kbit_norms") == norms
+    reading = read({**FILE, **_QLORA, **more})
+    assert reading.value("model.kbit_norms") == norms
+    assert reading.value("precision") == ("fp16" if "fp16" in more else "bf16")
+
+
+def test_checkpoints_of_activations_are_kept_as_the_planner_decides() -> None:
+    for value in ("offload", "offload_disk", "unsloth"):
+        reading = read({**FILE, "gradient_checkpointing": value})
+        assert reading.value("trainer.activation_checkpointing") is True, value

@@ -202,6 +202,7 @@ def test_keys_of_images_decide_where_no_dataset_info_is_there(tmp_path: Path) ->
     assert of_llamafactory(None, dataset_dir=str(tmp_path)).value("task") == TASK
     text = of_llamafactory(None, dataset_dir=str(tmp_path), image_max_pixels=None)
     assert text.value("task") == "causal-lm"
+    assert of_llamafactory(dataset="alpaca,undescribed").value("task") == TASK
     alone = of_llamafactory(dataset="alpaca")
     assert alone.value("task") == "causal-lm"
     assert effects(alone)["image_max_pixels"] is Effect.NONE

@@ -112,6 +112,7 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     ),
     "flash_attn": ({"flash_attn": "fa2"}, "model.attn_implementation", "flash_attention_2"),
     "add_tokens": ({"add_tokens": "<a>,<b>"}, "model.add_tokens", ["<a>", "<b>"]),
+    "new_special_tokens": ({"new_special_tokens": "<d>, <e>"}, "model.add_tokens", ["<d>", "<e>"]),
     "add_special_tokens": ({"add_special_tokens": "<c>"}, "model.add_tokens", ["<c>"]),
     "pure_bf16": ({"pure_bf16": True}, "precision", "bf16-true"),
     "bf16": ({"bf16": True}, "precision", "bf16"),
@@ -218,7 +219,10 @@ def test_every_key_of_the_tool_is_taken_or_listed() -> None:
 
 def test_the_tables_name_keys_of_the_tool_once() -> None:
     left = [name for entry in llamafactory.tool().left["keys"] for name in entry.names]
-    known = {*llamafactory.tool().keys, *trainer_fields("seq2seq-lm")}
+    of_ray = "ray_run_name ray_storage_path ray_storage_filesystem placement_strategy resources_per_worker"
+    earlier = set(of_ray.split())
+    assert dropped(read({**FILE, **dict.fromkeys(earlier, "x")})) == dict.fromkeys(earlier, Effect.NONE)
+    known = {*llamafactory.tool().keys, *trainer_fields("seq2seq-lm"), *earlier}
     assert len(left) == len(set(left))
     assert set(left) <= known
     assert not set(left) & set(CASES) - {"mix_strategy"}
