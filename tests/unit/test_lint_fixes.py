@@ -47,6 +47,10 @@ MENDED = {
         '{"train_batch_size": 8, "scheduler": {"type": "StepLR", "params": {"step_size": "5e2"}}}',
         '{"train_batch_size": 8, "scheduler": {"type": "StepLR", "params": {"step_size": 500}}}',
     ),
+    "longer": (
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 2, "stage3_reduce_scatter": true}}',
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_scatter": true}}',
+    ),
     "mistake behind a mistake": (
         '{"train_batch_size": 8, "zero_optimisation": {"stage": "2", "overlap_com": "true"}}',
         '{"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": true}}',

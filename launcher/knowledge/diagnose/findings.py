@@ -9,6 +9,7 @@ from typing import Any, Literal
 from launcher.knowledge.failures.catalogue import Failure
 
 Kind = Literal["traceback", "exception", "line"]
+Announced = Literal["", "error", "continues"]
 _INNERMOST = 6
 """Calls whose line of code is matched too."""
 
@@ -52,8 +53,8 @@ class Error:
     """The position of its first line among all lines read."""
     order: int = 0
     """The position of the line with its class."""
-    is_logged: bool = False
-    """Whether a logger or a thread printed it, so that the process may have continued."""
+    announced: Announced = ""
+    """By a line of level ERROR, or by one after which the process continues: a thread's, for example."""
     last: int = 0
     """The position of its last repetition."""
     steps_before: int = 0

@@ -160,14 +160,14 @@ def candidates(
 
     steps, begun, success: file -> its logged steps, and the order of its last line that reports the begin of
     training or success. Errors that training or a success followed are left out, and those that a test
-    expected; a logged traceback already where training began after it.
+    expected; a traceback that was logged, already where training began after it.
     """
     left = [
         e
         for e in errors
         if e.last >= success.get(e.file, 0)
         and steps.get(e.file, 0) - e.steps_before < _SURVIVED_STEPS
-        and not (e.is_logged and e.last < begun.get(e.file, 0))
+        and not (e.last < begun.get(e.file, 0) and _continues(e))
         and not tests.dismisses(e)
     ]
     timed = all(error.time is not None for error in left if weight(error) == 0)
@@ -181,21 +181,29 @@ _OF_A_PROCESS = ("_bootstrap", "_wrap")
 _POINTS_BACK = re.compile(r"root cause above|exited unexpectedly|See stack trace above")
 
 
+def _outermost(error: Error) -> str:
+    return error.frames[0].function if error.frames else ""
+
+
+def _continues(error: Error) -> bool:
+    """Whether the process continued: where a program ends, a line of level ERROR may come before it."""
+    return error.announced == "continues" or (error.announced == "error" and _outermost(error) not in _MAIN)
+
+
 def outlived(error: Error, other: Error) -> bool:
     """Whether the process of `error` continued until `other` ended it.
 
     The earlier traceback was logged, a thread's, or printed by a function that caught it and more output
     followed; the later one, of the same process as far as the log tells, is the program's own.
     """
-    later = other.kind == "traceback" and other.frames and other.frames[0].function in _MAIN
+    later = other.kind == "traceback" and _outermost(other) in _MAIN
     same = error.file == other.file and error.ranks == other.ranks and error.task == other.task
-    if not (later and same) or other.is_logged or other.order <= error.order:
+    if not (later and same) or other.announced or other.order <= error.order:
         return False
     if not is_cause(other) or _POINTS_BACK.search(other.headline):
         return False
-    outermost = error.frames[0].function if error.frames else ""
-    is_printed = outermost not in ("", *_MAIN, *_OF_A_PROCESS)
-    return error.is_logged or (is_printed and other.start > error.last + 1)
+    is_printed = _outermost(error) not in ("", *_MAIN, *_OF_A_PROCESS)
+    return bool(error.announced) or (is_printed and other.start > error.last + 1)
 
 
 def proves_failure(error: Error, *, success: bool) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from launcher.knowledge.diagnose import forms
-from launcher.knowledge.diagnose.findings import Error, Frame, Kind
+from launcher.knowledge.diagnose.findings import Announced, Error, Frame, Kind
 from launcher.knowledge.diagnose.reading import Line
 
 _STARTS = re.compile(r"^=+ test session starts =+$")
@@ -157,6 +157,7 @@ _LONGEST_MESSAGE = 40
 """Lines of a message that are kept."""
 _TOLD_WITHIN = 8
 """Lines from the one that announces a traceback to its first: of a message, or of other ranks."""
+_UNTOLD: tuple[int, Announced] = (-_TOLD_WITHIN, "")
 _LOST_AFTER = 200
 """Lines of other processes after which an open traceback counts as cut off."""
 _MOST_ERRORS = 400
@@ -179,10 +180,10 @@ class _Open:
 
     active: bool = False
     ignored: bool = False
-    told: int | None = None
-    """Number of the last line that announced a traceback: of level ERROR, or of a thread."""
-    logged: bool = False
-    """Whether the open traceback was announced so."""
+    told: tuple[int, Announced] = _UNTOLD
+    """Number and kind of the last line that announced a traceback."""
+    announced: Announced = ""
+    """How the open traceback was."""
     dumped: bool = False
     """Whether its innermost call comes first."""
     frames: list[Frame] = field(default_factory=list)
@@ -286,7 +287,7 @@ class Errors:
         if self._continues(state, text):
             return
         if forms.IGNORED.match(text):
-            state.ignored, state.told = True, line.number
+            state.ignored, state.told = True, (line.number, "continues")
         elif forms.DUMP.match(text):
             if state.active:
                 self._lost(state)
@@ -340,9 +341,10 @@ class Errors:
             return
         if not (wrapped or state.chained):
             state.pending = None
-            soon = state.told is not None and line.number - state.told <= _TOLD_WITHIN
-            state.told, state.ignored = None, state.ignored and soon
-            state.logged = soon or forms.LEVEL.match(line.text) is not None
+            number, kind = state.told
+            state.announced = kind if line.number - number <= _TOLD_WITHIN else _announces(line.text)
+            state.ignored &= state.announced == "continues"
+            state.told = _UNTOLD
         state.active, state.frames, state.indent, state.loose = True, [], None, []
         state.start, state.foreign, state.inside, state.dumped = line, 0, True, False
         named = forms.CELL_HEADER.match(line.text)
@@ -401,8 +403,8 @@ class Errors:
         if self._in_table and (row := forms.TABLE_RANK.match(text)) is not None:
             self.root_rank = int(row.group(1)) if self.root_rank is None else self.root_rank
             self._in_table = False
-        if forms.LEVEL.match(text) or forms.CONTINUES.match(text):
-            state.told = line.number
+        if kind := _announces(text):
+            state.told = (line.number, kind)
         doubled = forms.undouble(text)
         found = forms.EXCEPTION.match(text)
         if doubled is not None:
@@ -431,7 +433,7 @@ class Errors:
             return
         error = self._error(line, name, message or "", kind, frames)
         if kind == "traceback":
-            error.is_logged = state.logged
+            error.announced = state.announced
             error.start = error.order if state.start is None else state.start.order
         if state.chained and state.pending is not None:
             error.causes, error.direct = _chain(state.pending), state.direct
@@ -482,6 +484,13 @@ class Errors:
             in_tests=self.tests.reports(line, line.text, kind),
             steps_before=self.steps.get(line.file, 0),
         )
+
+
+def _announces(text: str) -> Announced:
+    """How a line announces the traceback after it, or at its own end."""
+    if forms.CONTINUES.match(text):
+        return "continues"
+    return "error" if forms.LEVEL.match(text) else ""
 
 
 def _ends(found: re.Match[str], state: _Open) -> bool:

@@ -253,8 +253,10 @@ def read_json(text: str, file: str, *, in_part: bool = False) -> Document:
 
 def _duplicates(document: Document, node: Node, path: str) -> Iterator[Finding]:
     seen: dict[str, Member] = {}
-    members = node.members or []
-    for member in members:
+    values: dict[str, set[str]] = {}
+    for member in node.members or ():
+        values.setdefault(member.key, set()).add(repr(member.node.plain()))
+    for member in node.members or ():
         where = join(path, member.key)
         first = seen.setdefault(member.key, member)
         if first is not member:
@@ -263,8 +265,8 @@ def _duplicates(document: Document, node: Node, path: str) -> Iterator[Finding]:
             )
             message += "refuses it, the Trainer uses the last one"
             # All of them: of 8, 16, 8, the last one is the value that is read.
-            values = {repr(other.node.plain()) for other in members if other.key == member.key}
-            edits, hint = removal(node, member) if len(values) == 1 else (), "keep one of them"
+            same = len(values[member.key]) == 1
+            edits, hint = removal(node, member) if same else (), "keep one of them"
             yield document.found(member.start, where, "ds-duplicate-keys", message, hint, edits=edits)
         yield from _duplicates(document, member.node, where)
     for index, item in enumerate(node.items or ()):

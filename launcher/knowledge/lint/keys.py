@@ -121,7 +121,7 @@ def _unknown(
     near, is_sure = RENAMED.get(where), where in RENAMED
     if near is None:
         longer = _longer(member.key, known)
-        near = close_key(member.key, known) or longer
+        near = longer or close_key(member.key, known)
         if near is not None:
             fits, is_sure = _fits(known[near], member.node), near == longer or is_spelling(member.key, near)
             near = near if fits or is_sure or member.node.members is not None else None
