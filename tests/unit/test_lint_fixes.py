@@ -117,6 +117,8 @@ def test_another_name_than_a_misspelt_one_is_not_changed():
         assert apply_fixes(text, "ds.json")[0] == text, below
     text = "{{{}, {}}}".format(STAGE_2 % "", '"fp16": {"enabled": true, "max_loss_scale": 2}')
     assert apply_fixes(text, "ds.json")[0] == text
+    text = '{"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"beta": 0.9, "epsilon": 1}}}'
+    assert apply_fixes(text, "ds.json")[0] == text
     text = '{"train_batch_size": 8, "zero_optimizer": {"stage": 2}}'
     assert apply_fixes(text, "ds.json")[0] == text
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.engines.deepspeed_config import STAGE3_ONLY
 from launcher.knowledge.lint.document import Document, Edit, Finding, Member
-from launcher.knowledge.lint.keys import deepspeed_version, vocabulary
+from launcher.knowledge.lint.keys import deepspeed_version, fits, vocabulary
 from launcher.knowledge.lint.values import check_value, for_trainer
 from launcher.recipe.suggestions import close_key, is_spelling
 
@@ -448,8 +448,8 @@ def _params(document: Document, block: str, name: str, accepted: list[str]) -> I
     params = document.member(f"{block}.params")
     for member in (params.node.members or ()) if params is not None else ():
         where = f"{block}.params.{member.key}"
+        rows = vocabulary()[f"{block}_params"]
         if member.key in accepted and member.key != "max_grad_norm":
-            rows = vocabulary()[f"{block}_params"]
             row = rows.get(f"{name}.{member.key}") or rows[member.key]
             yield from check_value(document, member, where, row, converted=bool(row.get("converted")))
         elif member.key == "max_grad_norm" and block == "optimizer":
@@ -467,7 +467,8 @@ def _params(document: Document, block: str, name: str, accepted: list[str]) -> I
             effect = "it is silently ignored" if name.lower() == "muon" else "the engine fails to start"
             hint = f"did you mean `{near}`?" if near else f"known parameters: {', '.join(accepted)}"
             free = near is not None and params is not None and params.node.get(near) is None
-            is_sure = near == "lr" or (near and is_spelling(member.key, near))
+            row = rows.get(f"{name}.{near}") or rows.get(near)
+            is_sure = near and (near == "lr" or is_spelling(member.key, near)) and fits(row, member.node)
             edits = (Edit(member.start, member.end, f'"{near}"'),) if free and is_sure else ()
             message = f"`{member.key}` is not a parameter of {name}; {effect}"
             yield document.found(member.start, where, "ds-typo-nested", message, hint, edits=edits)

@@ -123,9 +123,10 @@ def _unknown(
         longer = _longer(member.key, known)
         near = longer or close_key(member.key, known)
         if near is not None:
-            fits, is_sure = _fits(known[near], member.node), near == longer or is_spelling(member.key, near)
-            near = near if fits or is_sure or member.node.members is not None else None
-            is_sure &= fits
+            has_type = fits(known[near], member.node)
+            is_sure = near == longer or is_spelling(member.key, near)
+            near = near if has_type or is_sure or member.node.members is not None else None
+            is_sure &= has_type
     effect = "refuses it" if strict else "ignores it silently"
     level = f"`{path}`" if path else "the top level"
     edits: tuple[Edit, ...] = ()
@@ -152,7 +153,7 @@ def _unknown(
     return document.found(member.start, where, code, message, hint, edits=edits)
 
 
-def _fits(row: Row, node: Node) -> bool:
+def fits(row: Row, node: Node) -> bool:
     """Whether a value has the type of a key, or is a string that may be converted to it."""
     types, kind = {*row["types"]}, node.kind
     if "any" in types or node.value == "auto" or kind in types:
