@@ -14,7 +14,7 @@ from launcher.facts.architectures import Layout
 from launcher.facts.capabilities import holds_mask
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import FOUR_BITS, ModelSpec
-from launcher.memory.job import WIDTHS, MemoryJob
+from launcher.memory.job import WIDTHS, Components, MemoryJob
 from launcher.memory.operations import Dtypes
 from launcher.memory.states import (
     MIXED,
@@ -249,6 +249,15 @@ class EngineMemory:
         else:
             temporary = self._looped(spec, job, width) // ranks
         return gradients + max(temporary, self.joined_gradients(job, updated))
+
+    def at_step(self, resident: Components, gradients: int, spec: ModelSpec, job: MemoryJob,
+                hardware: Hardware) -> Components:  # fmt: skip
+        """What is held at the worst moment of the optimizer's step. gradients: those of the passes."""
+        step = self.step(spec, job, hardware)
+        if self.frees_at_step(job):  # `step` has them, as long as they are there
+            gradients = min(gradients, step)
+            step -= gradients
+        return replace(resident, gradients=gradients, temporary=step)
 
     def updated_at_once(self, spec: ModelSpec, job: MemoryJob, updated: int) -> int:
         """Of `updated` values of a rank, those that a call of the optimizer updates."""

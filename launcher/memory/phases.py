@@ -235,8 +235,7 @@ def training_phases(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> dict
         found = _of_passes(found, later, run.kept(), job)
     if task_named(spec.task).head == "none":
         found = _compared(found, resident, run, spec, job)
-    at_step = replace(full, gradients=0) if engine.frees_at_step(job) else full
-    found["step"] = replace(at_step, temporary=engine.step(spec, job, hardware))
+    found["step"] = engine.at_step(resident, states.gradients, spec, job, hardware)
     return found
 
 

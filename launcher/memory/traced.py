@@ -79,8 +79,7 @@ def traced_phases(
     phases = _fullest(step, resident, job.micro_batch, gradients, engine.held(spec, job))
     if engine.steps_on_shards or "step" not in phases:
         # Only torch's optimizers are traced.
-        temporary = engine.step(spec, job, hardware)
-        phases["step"] = replace(resident, gradients=states.gradients, temporary=temporary)
+        phases["step"] = engine.at_step(resident, states.gradients, spec, job, hardware)
     lost = step.fragmentation.at(job.micro_batch)
     return {name: replace(parts, temporary=parts.temporary + lost) for name, parts in phases.items()}
 

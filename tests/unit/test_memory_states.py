@@ -336,5 +336,5 @@ def test_stage_3_steps_by_sub_groups(optim, width):
     for stage in (1, 2):
         below = replace(job, zero_stage=stage)
         assert step_of(LLAMA_7B, below, A100) == 8 * -(-P7 // 2)
-        assert training_phases(LLAMA_7B, below, A100)["step"].gradients == 0
-    assert training_phases(LLAMA_7B, job, A100)["step"].gradients > 0
+        step = training_phases(LLAMA_7B, below, A100)["step"]
+        assert step.gradients + step.temporary == 8 * -(-P7 // 2)
