@@ -89,6 +89,17 @@ def cases(block):
         yield from ((name, key, needed) for key in names if key not in NOT_HERE)
 
 
+@pytest.mark.parametrize("block", ["optimizer", "scheduler"])
+def test_every_parameter_of_a_class_has_a_row_and_no_row_is_left(block):
+    """The rows stand in launcher/knowledge/lint/tables/deepspeed.json alone."""
+    rows, used = vocabulary()[f"{block}_params"], set()
+    for name, row in vocabulary()[f"{block}s"].items():
+        kinds = ("device", "offload", "torch")
+        for key in row if block == "scheduler" else [key for kind in kinds for key in row.get(kind, ())]:
+            used.add(f"{name}.{key}" if f"{name}.{key}" in rows else key)
+    assert used == rows.keys()
+
+
 @pytest.mark.parametrize(("block", "fewest"), [("optimizer", 700), ("scheduler", 900)])
 def test_lint_and_the_classes_agree_about_values(block, fewest):
     rows, seen, too_strict, too_lax = vocabulary()[f"{block}_params"], 0, set(), set()

@@ -18,7 +18,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tools.tables import deepspeed_parameters
+from launcher.knowledge.lint import keys as shipped
 
 PROBE = "__probe__"
 MISSING = object()
@@ -278,27 +278,16 @@ def vocabulary() -> dict[str, Any]:
     removed, removed_zero = config._REMOVED_TOP_LEVEL_CONFIG_KEYS, config._REMOVED_ZERO_CONFIG_KEYS
     keys = {key: section_row((key,), value) for key, value in asked(()).items() if key not in removed}
     stages = {**config.get_pipeline_config({}), "use_reentrant": True}
-    keys["pipeline"] = {
-        "types": ["dict"], "strict": False, "keys": {key: {"types": ["any"]} for key in stages},
-    }  # fmt: skip
-    for key, row in OUTSIDE.items():
-        keys.setdefault(key, row)
-    keys.setdefault("bfloat16", keys["bf16"])
-    classes, schedules = optimizers(), schedulers()
-    lists = {
-        name: [key for kind in ("device", "offload", "torch") for key in row.get(kind, ())]
-        for name, row in classes.items()
-    }
+    keys["pipeline"] = {"types": ["dict"], "strict": False, "keys": dict.fromkeys(stages, {"types": ["any"]})}
+    keys = {"bfloat16": keys["bf16"], **OUTSIDE, **keys}
     return {
         "version": deepspeed.__version__,
         "keys": dict(sorted(keys.items())),
         "removed": {**removed, **{f"zero_optimization.{key}": text for key, text in removed_zero.items()}},
-        "optimizers": classes,
-        "optimizer_params": deepspeed_parameters.checked(deepspeed_parameters.OF_OPTIMIZERS, lists),
-        "schedulers": schedules,
-        "scheduler_params": deepspeed_parameters.checked(
-            deepspeed_parameters.OF_SCHEDULERS, {name: list(row) for name, row in schedules.items()}
-        ),
+        "optimizers": optimizers(),
+        # Rows of parameters are written there, and a test asks the classes about them.
+        **{name: shipped.vocabulary()[name] for name in ("optimizer_params", "scheduler_params")},
+        "schedulers": schedulers(),
         "auto": filled_autos(),
     }
 
