@@ -277,8 +277,8 @@ def vocabulary() -> dict[str, Any]:
     logger.setLevel(logging.CRITICAL)
     removed, removed_zero = config._REMOVED_TOP_LEVEL_CONFIG_KEYS, config._REMOVED_ZERO_CONFIG_KEYS
     keys = {key: section_row((key,), value) for key, value in asked(()).items() if key not in removed}
-    stages = {**config.get_pipeline_config({}), "use_reentrant": True}
-    keys["pipeline"] = {"types": ["dict"], "strict": False, "keys": dict.fromkeys(stages, {"types": ["any"]})}
+    stages = {key: {"types": ["any"]} for key in [*config.get_pipeline_config({}), "use_reentrant"]}
+    keys["pipeline"] = {"types": ["dict"], "strict": False, "keys": stages}
     keys = {"bfloat16": keys["bf16"], **OUTSIDE, **keys}
     return {
         "version": deepspeed.__version__,
