@@ -312,7 +312,7 @@ def _order(old: AnyPlan, new: AnyPlan, ranks: int) -> list[Difference]:
         if new.ranks != ranks:
             found.append(_ranks(new, ranks, True, _STREAM))
         old_version = isinstance(old, StoredPlan) and old.is_of_0_2_0
-        if old_version and not all(is_file(source["path"]) for source in new.at("data.train")):  # type: ignore[attr-defined]
+        if old_version and not all(is_file(source["path"]) for source in new.data.train):
             reason = "up to 0.2.0 all files of a folder or pattern were read, whatever split their names tell"
             found.append(_refuse(old, new, "data.train", reason, _FINISHED))
     found += _negatives(old, new, ranks)

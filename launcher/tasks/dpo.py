@@ -12,8 +12,6 @@ _REFERENCE_FREE = frozenset({"sft"})
 """Losses that read no log-probability of the reference (trl 1.16, DPOTrainer._compute_loss)."""
 _SORTING = frozenset({"aot", "aot_unpaired"})
 """Losses that compare the sorted pairs of a micro-batch."""
-_OF_THE_MICRO_BATCH = _SORTING | {"sft"}
-"""Losses that are no mean over pairs: `sft` is one over the tokens of a micro-batch."""
 _OF_DIFFERENCE = frozenset(
     {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft"}
 )
@@ -71,7 +69,9 @@ class DPO(PairTask):
         return (1e-5, "trl's default, ten times for adapters") if adapter else (1e-6, "trl's default")
 
     def compares(self, settings: Any) -> bool:
-        return bool(_OF_THE_MICRO_BATCH & set(loss_types(settings.fields(settings.trainer))))
+        losses = loss_types(settings.fields(settings.trainer))
+        # `sft` is a mean over the tokens of a micro-batch: beside others its share would be another.
+        return bool(_SORTING & set(losses)) or ("sft" in losses and len(losses) > 1)
 
     def needs_reference(self, trainer: Mapping[str, Any]) -> bool:
         return super().needs_reference(trainer) and not is_reference_free(trainer)
