@@ -372,6 +372,15 @@ def test_a_traceback_in_a_box(width, encoding, prefix, locals_shown):
         assert len(finding.error.frames) == 2
 
 
+def test_a_call_whose_path_fills_a_row_of_the_box():
+    rows = ["/home/ada/train.py:12", "in step", "? 12  raise ValueError(size)"]
+    top, bottom = "+- Traceback (most recent call last) -+", f"+{'-' * 23}+"
+    text = "\n".join([top, *(f"| {row:21} |" for row in rows), bottom, f"RuntimeError: {OOM}", ""])
+    (finding,) = see(text).findings
+    frame = finding.error.frames[-1]
+    assert (frame.file, frame.line, frame.function) == ("/home/ada/train.py", 12, "step")
+
+
 def test_a_box_without_a_traceback_is_left_as_it_is():
     text = "╭─ Error ─────────────╮\n│ no such option: --x │\n╰─────────────────────╯\n"
     assert name_of(see(text)) is None

@@ -100,7 +100,8 @@ _BOTTOM = re.compile(r"^\s*[╰└+][─━-]{2,}[╯┘+]?\s*$")
 _ROW = re.compile(r"^\s*[│┃|] ?(?P<inner>.*?)(?: ?[│┃|])?\s*$")
 _LOCALS = re.compile(r"^[╭│╰┌└+|]")
 _CODE = re.compile(r"^(?P<mark>[❱>?])?\s*\d+(?: (?P<code>.*))?$")
-_CALL = re.compile(r"^(?P<file>.+):(?P<line>\d{1,9}) in (?P<function>[\w.<>]+)")
+# Without a blank where the path and the number fill a row.
+_CALL = re.compile(r"^(?P<file>.+):(?P<line>\d{1,9}) ?in (?P<function>[\w.<>]+)")
 _GUIDE = re.compile(r"[│|] {3}")
 """rich draws it instead of four columns of indentation."""
 _LONGEST_CALL = 4000
