@@ -22,7 +22,7 @@ from launcher.tasks.causal_lm import CausalLM
 from launcher.tasks.grpo import KEY
 from launcher.tasks.rows import TEXT
 from launcher.tasks.sequence_classification import problem_type_of
-from launcher.train.data.formats import Detected, collect_labels
+from launcher.train.data.formats import Detected, collect_labels, every_text
 from launcher.train.data.image_rows import has_image
 from launcher.train.data.recognise import PEEK, LaterRows, detect, match, propose_columns
 from launcher.train.data.sources import Row, iter_rows
@@ -220,7 +220,7 @@ def _check_all(sight: Sight, detected: Detected, task: str) -> list[str] | None:
             if detected.format == "preference":  # of two answers, the longer one counts
                 texts["rejected"] = max(texts["rejected"], texts.pop("chosen"), key=_size)
             if (size := _size(texts)) > most:
-                longest, most = list(_texts(texts)), size
+                longest, most = list(every_text(texts)), size
             yield made
         later.end()
 
@@ -235,15 +235,7 @@ def _check_all(sight: Sight, detected: Detected, task: str) -> list[str] | None:
 
 def _size(value: Any) -> int:
     """UTF-8 bytes of all texts in a value."""
-    return sum(len(text.encode("utf-8", "replace")) for text in _texts(value))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(item)
+    return sum(len(text.encode("utf-8", "replace")) for text in every_text(value))
 
 
 def rows_words(rows: Rows) -> str:

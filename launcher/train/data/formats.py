@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,15 @@ def instruction_prompt(instruction: str, given: str | None = None) -> str:
         parts.append(f"### Input:\n{given}")
     parts.append("### Response:\n")
     return "\n\n".join(parts)
+
+
+def every_text(value: Any) -> Iterator[str]:
+    """The texts in a value of a row, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from every_text(item)
 
 
 def value_in(row: Row, column: str) -> Any:

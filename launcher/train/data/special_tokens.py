@@ -12,12 +12,12 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.encoded import EncodedBatch, Encoder
-from launcher.train.data.formats import Detected
+from launcher.train.data.formats import Detected, every_text
 from launcher.train.data.sources import Row, bad_row
 from launcher.train.job import Job
 from launcher.train.model.processors import tokenizer_of
@@ -100,7 +100,7 @@ class SpecialTokens:
         given = list(rows)
         for number, row in enumerate(rows):
             values = [value for name, value in row.values.items() if name not in _NO_TEXT]
-            found = {token for text in _texts(values) for token in self._pattern.findall(text)}
+            found = {token for text in every_text(values) for token in self._pattern.findall(text)}
             for token in sorted(found):
                 notes[f"{NOTE}: {token}"] += 1
                 first.setdefault(f"{NOTE}: {token}", (row.file, row.number))
@@ -130,14 +130,6 @@ def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
         groups.setdefault(token[:2], []).append(re.escape(token[2:]))
     parts = [f"{re.escape(start)}(?:{'|'.join(groups[start])})" for start in sorted(groups, key=len)[::-1]]
     return re.compile("|".join(parts) or r"(?!)")
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(one)
 
 
 def _refuse(row: Row, token: str) -> str:
