@@ -10,7 +10,9 @@ import pytest
 pytest.importorskip("datasets")
 
 from datasets.data_files import DataFilesDict, get_data_patterns
+from datasets.packaged_modules import _EXTENSION_TO_MODULE
 
+from launcher.train.data.files import KINDS, rows_kind
 from launcher.train.data.splits import splits_of
 
 FOLDERS = (
@@ -45,3 +47,11 @@ def test_splits_are_those_of_the_hub(tmp_path):
         assert ours == of_the_hub(folder), names
         kinds.add(tuple(ours))
     assert len(kinds) > 6
+
+
+def test_kinds_of_files_are_those_of_the_hub():
+    known = [suffix for suffix in KINDS if suffix in _EXTENSION_TO_MODULE]
+    assert len(known) > 8
+    assert [rows_kind(Path(f"a{suffix}.gz")) for suffix in known] == [
+        _EXTENSION_TO_MODULE[suffix][0] for suffix in known
+    ]

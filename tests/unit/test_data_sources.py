@@ -166,10 +166,10 @@ def test_a_null_of_a_column_stays(tmp_path):
 @pytest.fixture
 def tree(tmp_path):
     """Data files in a folder and below it, among others that are none."""
-    for name in ("b.jsonl", "a.jsonl.gz", "deep/er/c.csv", ".hidden/d.jsonl", "README.md", ".e.jsonl"):
+    for name in ("b.jsonl", "a.jsonl.gz", "deep/er/c.json", ".hidden/d.jsonl", "README.md", ".e.jsonl"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = b"a\n1\n" if name.endswith("csv") else json_lines([{"a": name[0]}])
+        data = json_lines([{"a": path.name[0]}])
         path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     return tmp_path
 
@@ -177,12 +177,12 @@ def tree(tmp_path):
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        ("", ["a", "b", "1"]),
+        ("", ["a", "b", "c"]),
         ("b.jsonl", ["b"]),
         ("*.jsonl*", ["a", "b"]),
-        ("**", ["a", "b", "1"]),
-        ("**/*.csv", ["1"]),
-        ("d*", ["1"]),
+        ("**", ["a", "b", "c"]),
+        ("**/*.json", ["c"]),
+        ("d*", ["c"]),
         ("[ab].jsonl", ["b"]),
     ],
 )
@@ -260,6 +260,32 @@ def test_files_between_which_the_recipe_has_to_choose(tmp_path):
     with pytest.raises(RecipeError) as caught:
         read(tmp_path / "0/test.jsonl", split="validation")
     assert caught.value.problems[0].code == "data-split"
+
+
+NOTES = ("README.txt", "sub/LICENSE.txt", "Readme-1.txt.gz")
+
+
+@pytest.mark.parametrize("rows", [("a.jsonl", "sub/b.json"), ("a.txt",)])
+def test_notes_beside_the_rows_are_left_out_and_shown(tmp_path, rows):
+    clone(tmp_path, *rows, *NOTES)
+    for path in (str(tmp_path), f"{tmp_path}/**"):
+        assert [file.relative_to(tmp_path).as_posix() for file in source_files({"path": path})] == [*rows]
+        assert [name for name in NOTES if name in source_lines({"path": path}, offer=True)[1]] == [*NOTES]
+    for name in NOTES[:2]:  # where they are asked for
+        assert values(tmp_path / name) == [{"text": json.dumps({"file": name})}]
+    assert len(remote_files(f"file://{tmp_path}")) == len(rows)
+
+
+@pytest.mark.parametrize(
+    "names", [("a.jsonl", "b.txt"), ("a.jsonl", "b.csv"), ("a.conll", "b.tsv", "README.txt")]
+)
+def test_a_folder_of_several_kinds_of_files_is_refused(tmp_path, names):
+    clone(tmp_path, *names)
+    with pytest.raises(RecipeError) as caught:
+        read(tmp_path)
+    assert [(p.code, p.file) for p in caught.value.problems] == [("data-kinds", str(tmp_path))]
+    for name in names[:2]:
+        assert source_files({"path": f"{tmp_path}/*{name[1:]}"}) == [tmp_path / name]
 
 
 def test_what_datasets_saved_to_disk(tmp_path):

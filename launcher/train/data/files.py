@@ -83,6 +83,14 @@ def rows_name(name: str) -> str:
     return str(unpacked_name(Path(name)).with_suffix(""))
 
 
+def rows_kind(path: Path) -> str:
+    """What a data file is to the hub's `datasets` library, which takes one reader for a data set."""
+    suffix = data_suffix(path)
+    if suffix in DELIMITERS:
+        return "csv"
+    return "conll" if suffix in conll.SUFFIXES else _ALIKE.get(suffix, suffix[1:])
+
+
 def is_data_file(path: Path) -> bool:
     return data_suffix(path) in KINDS
 
@@ -357,5 +365,6 @@ _LINE_READERS: Mapping[str, Callable[[Path, int | None], Iterator[Numbered]]] = 
     ".json": _read_json,
     **dict.fromkeys(conll.SUFFIXES, _read_conll),
 }
+_ALIKE = {".jsonl": "json", ".ndjson": "json", ".txt": "text"}
 KINDS = (*_LINE_READERS, *DELIMITERS, ".txt", ".parquet", ".arrow")
 """Suffixes of data files, without the packing."""

@@ -21,7 +21,7 @@ from launcher.facts.object_store import Store, StoreError, lacks_package
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import read_json, write_json
 from launcher.facts.software import require_modules
-from launcher.train.data.files import holds_rows, is_data_file, known_suffixes, rows_name
+from launcher.train.data.files import holds_rows, is_data_file, known_suffixes
 from launcher.train.data.splits import TRAIN, choose, split_lines
 
 _VERSION = ("ETag", "etag", "generation", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified")
@@ -85,7 +85,7 @@ def _objects(url: str, split: str) -> list[tuple[Store, str, str]]:
         if is_data_file(Path(urlsplit(url).path)):
             return [(store, "", url)]
         names = _data_files(list(store.sizes()), url, "there is no data file below it")
-    chosen = choose(sorted(names), split, url, rows_name, is_pattern=is_pattern)
+    chosen = choose(sorted(names), split, url, is_pattern=is_pattern)
     print("; ".join(split_lines(url, chosen, offer=False)), flush=True)
     return [(store, name, f"{store.url}/{name}") for name in chosen.names]
 

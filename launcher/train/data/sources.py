@@ -27,7 +27,6 @@ from launcher.train.data.files import (
     is_data_file,
     known_suffixes,
     read_file,
-    rows_name,
     without_none,
 )
 from launcher.train.data.remote import name_of, remote_files
@@ -174,7 +173,7 @@ def _found(source: Mapping[str, Any]) -> tuple[Path, SplitFiles]:
     reference, split = source["path"], source.get("split") or TRAIN
     path, pattern = _split_glob(reference)
     if pattern is None and not is_dir(path):
-        return path.parent, choose([_checked_file(path).name], split, reference, rows_name, is_pattern=True)
+        return path.parent, choose([_checked_file(path).name], split, reference, is_pattern=True)
     if pattern is not None:
         folder, files = path, _matching(path, pattern, reference)
     else:
@@ -186,7 +185,7 @@ def _found(source: Mapping[str, Any]) -> tuple[Path, SplitFiles]:
         if is_image(files[0]) and split in (ALL, TRAIN):  # the folders are labels
             return folder, SplitFiles([file.relative_to(folder).as_posix() for file in files])
     names = [file.relative_to(folder).as_posix() for file in files]
-    return folder, choose(names, split, reference, rows_name, is_pattern=pattern is not None)
+    return folder, choose(names, split, reference, is_pattern=pattern is not None)
 
 
 def _checked_file(path: Path) -> Path:
