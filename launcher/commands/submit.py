@@ -188,6 +188,8 @@ def _configuration(
     dry_run: bool,
 ) -> Configuration:
     loaded = load_recipe(target, overrides, swept_overrides(values))
+    if refused := [p for p in loaded.of_jobs if (p.path or "").startswith(f"launch.{queue.name}.")]:
+        raise RecipeError(refused)
     if queue.shares_files and not (dry_run or tiny) and (absent := data_problems(loaded)):
         raise RecipeError(absent)
     if on is None and loaded.recipe.hardware is None:

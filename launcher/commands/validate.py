@@ -36,6 +36,7 @@ def validate_command(recipes: Sequence[str], overrides: Sequence[str] = ()) -> O
 
                 read_hooks(loaded.recipe.python)
             warnings, _ = judged_data(loaded, None)
+            warnings += map(str, loaded.of_jobs)
             written_for = recipe_hardware(loaded.recipe) if loaded.recipe.hardware else None
             warnings += hostfile_warnings(loaded.recipe, written_for)
             warnings += _try_plan(loaded)

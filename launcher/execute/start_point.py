@@ -48,7 +48,7 @@ from launcher.facts.checkpoint import (
 from launcher.facts.safe_files import parse_json, read_record
 from launcher.plan.stored import StoredPlan
 from launcher.planner.resuming import Resumption, compare_data, compare_plans, compare_versions
-from launcher.render.bundle import Bundle, render
+from launcher.render.bundle import Bundle
 
 PLAN = "plan.json"
 
@@ -187,8 +187,6 @@ def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], Non
         return Resumption(())
     manifest = _manifest(begins.checkpoint)
     before = plan_of_checkpoint(begins.checkpoint)
-    if not before.keeps_references:
-        bundle = render(replace(bundle.plan, kept={}))
     found = compare_plans(before, stored_plan(bundle), manifest.world_size)
     if found.refused:
         raise RecipeError([difference.problem() for difference in found.refused])
@@ -200,7 +198,7 @@ def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], Non
 
 def stored_plan(bundle: Bundle) -> StoredPlan:
     """The plan of a bundle as it will be read from a checkpoint."""
-    return StoredPlan(json.loads(bundle.files[PLAN]))
+    return StoredPlan(json.loads(bundle.files[PLAN]), bundle.plan.kept.values())
 
 
 def plan_of_checkpoint(checkpoint: Path) -> StoredPlan:

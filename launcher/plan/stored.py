@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from launcher.plan.settings import HasSettings, Settings
+from launcher.recipe.env import Kept
 from launcher.tasks import TASKS
 
 _BEFORE: Mapping[str, object] = {
@@ -42,9 +43,13 @@ def before(settings: Mapping[str, Any]) -> dict[str, object]:
 class StoredPlan(HasSettings):
     """plan.json, parsed. Reading a setting that it lacks gives its default, or raises AttributeError."""
 
-    def __init__(self, plan: Mapping[str, Any]) -> None:
-        """KeyError or TypeError, also later, where it is not a plan's."""
+    def __init__(self, plan: Mapping[str, Any], kept: Collection[Kept] = ()) -> None:
+        """KeyError or TypeError, also later, where it is not a plan's.
+
+        kept: its references with their values, for `has_value_of`.
+        """
         self._plan = plan
+        self._values = {one.text: one.value for one in kept}
         self._settings: Mapping[str, Mapping[str, Any]] = plan["settings"]
 
     @property
@@ -80,20 +85,28 @@ class StoredPlan(HasSettings):
         stored = self._settings.get(dotted)
         return self._before.get(dotted) if stored is None else self._told_apart(stored["value"])
 
-    @property
-    def keeps_references(self) -> bool:
-        """Whether it has references in place of values."""
-        return bool(self._plan.get("references"))
+    def written(self, dotted: str) -> object:
+        """The value of a setting as plan.json has it; None where it is absent."""
+        return self._settings.get(dotted, {}).get("value")
+
+    def has_value_of(self, now: StoredPlan, dotted: str) -> bool:
+        """Whether a setting has the value of `now`'s, by a reference to the environment or in clear."""
+        return _same(self.written(dotted), now.written(dotted), self._digests, now._values)
 
     @property
     def is_of_0_2_0(self) -> bool:
         """Whether 0.2.0 or an earlier version wrote it."""
         return "references" not in self._plan
 
+    @property
+    def _digests(self) -> Mapping[str, str]:
+        found: Mapping[str, str] = self._plan.get("references", {})
+        return found
+
     def _told_apart(self, value: Any) -> Any:
         """The value with the digest of each reference, so that one whose variable has changed differs."""
         if isinstance(value, str):
-            digest = self._plan.get("references", {}).get(value)
+            digest = self._digests.get(value)
             return value if digest is None else f"{value}#{digest}"
         if isinstance(value, dict):
             return {key: self._told_apart(item) for key, item in value.items()}
@@ -102,3 +115,17 @@ class StoredPlan(HasSettings):
     def by(self, dotted: str) -> str:
         """What set it: `recipes/x.yaml:12`, `--set`, …"""
         return str(self._settings.get(dotted, {}).get("by", ""))
+
+
+def _same(old: Any, new: Any, digests: Mapping[str, str], values: Mapping[str, str]) -> bool:
+    """digests: of the references of `old`; values: of those of `new`."""
+    if isinstance(old, str) and isinstance(new, str):
+        value, digest = values.get(new, new), digests.get(old)
+        return old == value if digest is None else Kept(value, old).digest == digest
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old.keys() == new.keys() and all(_same(old[key], new[key], digests, values) for key in old)
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(
+            _same(*pair, digests, values) for pair in zip(old, new, strict=True)
+        )
+    return bool(old == new)

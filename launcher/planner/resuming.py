@@ -253,6 +253,10 @@ def compare_settings(old: AnyPlan, new: AnyPlan) -> list[Difference]:
             continue
         if rule.verdict == "samples" and not new.data.streaming:
             continue
+        if isinstance(old, StoredPlan) and isinstance(new, StoredPlan) and old.has_value_of(new, setting):
+            written = old.written(setting), new.written(setting)
+            found.append(Difference(setting, *written, False, "the value is the same", new.by(setting)))
+            continue
         reason = rule.reason
         if setting in ("trainer.max_steps", "trainer.num_train_epochs") and not _stretched(new):
             reason = "the run ends at another step than it was started for"

@@ -59,6 +59,8 @@ class LoadedRecipe:
     """Dotted path (`data.train[0].path`) of every given value, of sections and lists too."""
     kept: Mapping[str, env.Kept] = field(default_factory=dict)
     """Dotted path -> the reference that stays one in every file."""
+    of_jobs: Sequence[Problem] = ()
+    """References in the sections of schedulers that no job's files can have; their keys are left out."""
 
 
 def load_recipe(
@@ -82,7 +84,7 @@ def load_recipe(
     if any(problem.code in ("yaml-syntax", "unreadable") for problem in merged.problems) or not merged.data:
         raise RecipeError(merged.problems or [Problem("wrong-type", "the recipe is empty", str(file), 1)])
     main = str(file)
-    recipe, problems, kept = _check(merged, os.environ)
+    recipe, problems, kept, of_jobs = _check(merged, os.environ)
     problems += _shared_mirror(recipe, swept)
     # A value that the reader refused is null from there on, which is no second problem.
     unread = {_place(problem) for problem in merged.problems}
@@ -92,7 +94,8 @@ def load_recipe(
         unique = dict.fromkeys(problems)
         raise RecipeError(sorted(unique, key=lambda p: (p.file != main, p.file or "", p.line or 0)))
     origins = {p: Origin(position.source, position.by) for p, position in merged.positions.items()}
-    return LoadedRecipe(recipe, merged.text, file, origins, kept)
+    placed = [_with_position(problem, merged, main) for problem in of_jobs]
+    return LoadedRecipe(recipe, merged.text, file, origins, kept, placed)
 
 
 def _shared_mirror(recipe: Recipe | None, swept: Sequence[str]) -> list[Problem]:
@@ -136,10 +139,12 @@ def _with_position(problem: Problem, merged: MergedRecipe, main: str) -> Problem
 
 def _check(
     merged: MergedRecipe, environ: Mapping[str, str]
-) -> tuple[Recipe | None, list[Problem], dict[str, env.Kept]]:
-    """The recipe, if its types allow one, all problems (without file and line), and its references."""
+) -> tuple[Recipe | None, list[Problem], dict[str, env.Kept], list[Problem]]:
+    """The recipe, if its types allow one, all problems (without file and line), its references, and the
+    problems of jobs alone."""
     data = copy.deepcopy(merged.data)
     problems = [*take_todo(data), *take_unsupported(data), *take_secrets(data), *check_environment(data)]
+    of_jobs = _take_job_references(data, environ)
     references = _resolve_references(data, environ, problems)
     task = task_of(data).name
     _drop_nulls(data, task)
@@ -169,7 +174,7 @@ def _check(
     known_paths = {problem.path for problem in problems}
     problems += [problem for problem in errors if problem.path not in known_paths]
     hidden = {problem.path for problem in problems if problem.code == SECRET_CODE}
-    return recipe, [p for p in problems if p.path not in hidden or p.code == SECRET_CODE], kept
+    return recipe, [p for p in problems if p.path not in hidden or p.code == SECRET_CODE], kept, of_jobs
 
 
 def _kept(
@@ -275,37 +280,53 @@ def _resolve_references(
             elif isinstance(item, str) and env.has_reference(item):
                 missing = env.missing_variables(item, environ)
                 problems.extend(env.missing_problem(name, child) for name in missing)
-                if missing or keep:
-                    continue
-                if _OF_SCHEDULER.match(child):
-                    value[key] = _of_scheduler(item, child, problems) or env.resolve_env(item, environ)
-                    continue
-                value[key] = env.resolve_env(item, environ)
-                resolved[child] = env.Kept(value[key], item)
+                if not missing and not keep:
+                    value[key] = env.resolve_env(item, environ)
+                    resolved[child] = env.Kept(value[key], item)
 
     visit(data, "", keep=False)
     return resolved
 
 
-_OF_SCHEDULER = re.compile(r"launch\.(?:slurm|kubernetes|ray|skypilot)\.")
-_SHELL_LINE = re.compile(_OF_SCHEDULER.pattern + r"(?:prepare\.)?setup\[\d+\]")
+_OF_SCHEDULER = re.compile(r"launch\.(slurm|kubernetes|ray|skypilot)\.([^.\[]+)")
+_SHELL_LINE = re.compile(r"launch\.\w+\.(?:prepare\.)?setup\[\d+\]")
 
 
-def _of_scheduler(text: str, path: str, problems: list[Problem]) -> str | None:
-    """A text of a scheduler's section: a line of `setup` for the shell of the job; others are refused.
+def _take_job_references(data: dict[str, Any], environ: Mapping[str, str]) -> list[Problem]:
+    """Make references in the lines of `setup` those of the job's shell, and take out keys with others.
 
-    Schedulers read them from the job's files, which therefore would hold the value.
+    Schedulers read their sections from the job's files, which would have the value. Returns the problems of
+    what was taken out, which only the job of that scheduler has.
     """
-    is_line = _SHELL_LINE.fullmatch(path) is not None
-    if is_line and (line := env.for_shell(text)) is not None:
-        return line
+    launch = data.get("launch")
+    problems: list[Problem] = []
+
+    def visit(value: Any, path: str) -> None:
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            child, item = join(path, key), value[key]
+            if isinstance(item, (dict, list)):
+                visit(item, child)
+            elif isinstance(item, str) and _OF_SCHEDULER.match(child) and env.has_reference(item):
+                missing = env.missing_variables(item, environ)
+                line = env.for_shell(item) if _SHELL_LINE.fullmatch(child) and not missing else None
+                value[key] = line or item
+                problems.extend(env.missing_problem(name, child) for name in missing)
+                if line is None and not missing:
+                    problems.append(_unwritable_reference(child))
+
+    visit({"launch": launch} if isinstance(launch, dict) else {}, "")
+    for section, key in {match.groups() for p in problems if (match := _OF_SCHEDULER.match(p.path or ""))}:
+        data["launch"][section].pop(key)
+    return problems
+
+
+def _unwritable_reference(path: str) -> Problem:
     message = "would be written into the job's files with the variable's value"
     hint = f"write the value, or consent when you submit: --set {path}=VALUE"
-    if is_line:
+    if _SHELL_LINE.fullmatch(path):
         message = "has a reference that the shell of the job cannot expand, by its quotes or its default"
         hint = "write $NAME, outside of single quotes"
-    problems.append(Problem("env-reference", message, path=path, hint=hint))
-    return None
+    return Problem("env-reference", message, path=path, hint=hint)
 
 
 _PATHS = {

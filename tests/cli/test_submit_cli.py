@@ -197,3 +197,24 @@ def test_a_variable_of_the_recipe_must_be_set_when_it_is_submitted(tmp_path, cap
     shown = capsys.readouterr().out
     assert "value-of-a-secret" not in shown
     assert "${ENV:MY_TOKEN}" in json.loads(shown)["files"]["submitted.yaml"]
+
+
+def test_a_reference_in_a_scheduler_s_section_is_a_matter_of_its_jobs_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("MY_ACCOUNT", raising=False)
+    lines = "slurm: {account: '${ENV:MY_ACCOUNT}', setup: ['cd ${ENV:MY_ACCOUNT}'], "
+    (tmp_path / "r.yaml").write_text(RECIPE.replace("slurm: {", lines))
+    on = ["--on", "8xA100-80GB", "--json"]
+    assert main(["plan", "r.yaml", *on]) == 0
+    main(["submit", "r.yaml", *on, "--dry-run", "--to", "skypilot"])  # whose mounts are another matter
+    assert "env-missing" not in capsys.readouterr().out
+    assert main(["submit", "r.yaml", *on, "--dry-run"]) == 2
+    errors = json.loads(capsys.readouterr().out)["errors"]
+    assert [(error["code"], error["path"], error["line"]) for error in errors] == [
+        ("env-missing", "launch.slurm.account", 5), ("env-missing", "launch.slurm.setup[0]", 5),
+    ]  # fmt: skip
+    consent = ["--set", "launch.slurm.account=ab123", "--set", "launch.slurm.setup=['cd /scratch']"]
+    assert main(["submit", "r.yaml", *on, "--dry-run", *consent]) == 0
+    assert "#SBATCH --account=ab123\n" in json.loads(capsys.readouterr().out)["files"]["job.sbatch"]
+    assert main(["validate", "r.yaml", "--json"]) == 0
+    (checked,) = json.loads(capsys.readouterr().out)["recipes"]
+    assert sum("launch.slurm." in warning for warning in checked["warnings"]) == 2

@@ -157,11 +157,16 @@ def test_a_push_that_fails_costs_neither_training_nor_the_weights(tmp_path, hub,
     assert (tmp_path / ".pushing" / "model-weights" / "model.safetensors").is_file(), "to push again"
 
 
-def test_what_is_pushed_of_an_adapter_names_no_folder_of_this_machine(tmp_path, hub, monkeypatch):
+@pytest.mark.parametrize("adapted", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_what_is_pushed_names_no_folder_of_this_machine(adapted, tmp_path, hub, monkeypatch):
+    """Of an adapter we remove it; transformers 5.23 writes none into the config.json of a model."""
     base = tmp_path / "home" / "ada" / "base"
     llama().save_pretrained(base)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(task_type="CAUSAL_LM", r=2))
-    asked = {**HUB, "trainer.hub_strategy": "every_save", "trainer.max_steps": 2, "adapter.type": "lora"}
+    model = AutoModelForCausalLM.from_pretrained(base)
+    asked = {**HUB, "trainer.hub_strategy": "every_save", "trainer.max_steps": 2}
+    if adapted:
+        asked["adapter.type"] = "lora"
+        model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=2))
     work, trainer = made(tmp_path / "run", asked, model)
     pushed = []
 
@@ -172,5 +177,6 @@ def test_what_is_pushed_of_an_adapter_names_no_folder_of_this_machine(tmp_path, 
     monkeypatch.setattr(hub, "upload", upload)
     finish(work, trainer)
     assert pushed == [False, False]
-    adapter = tmp_path / "run" / "adapter"
-    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    if adapted:
+        config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == str(base)

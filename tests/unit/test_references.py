@@ -99,9 +99,8 @@ def test_the_value_of_a_variable_is_in_no_file(tmp_path, monkeypatch):
         files = files_of(loaded)
         planned += len(files) > 1
         assert not [name for name, text in files.items() if PLANTED in text], (override, text)
-        assert "PLANTED" in files["submitted.yaml"], (override, text)
+        assert loaded.of_jobs or "PLANTED" in files["submitted.yaml"], (override, text)
     assert {"model__cache_dir", "data__train[0]__path", "launch__kubernetes__setup", "python"} <= accepted
-    assert not {key for key in accepted if key.startswith("launch__kubernetes") and "setup" not in key}
     assert planned > 20
 
 
@@ -117,32 +116,49 @@ def test_a_reference_in_setup_is_one_of_the_jobs_shell(tmp_path, monkeypatch):
         if expected is not None:
             assert recipe(tmp_path, **override).recipe.launch.kubernetes.setup == [expected]
             continue
-        with pytest.raises(RecipeError) as caught:
-            recipe(tmp_path, **override)
-        problem = caught.value.problems[0]
+        (problem,) = recipe(tmp_path, **override).of_jobs
         assert (problem.code, problem.path) == ("env-reference", "launch.kubernetes.setup[0]")
 
 
-def test_a_resumed_run_compares_the_values_of_references(tmp_path, monkeypatch):
-    """Not only their texts; a plan of an earlier version has the value."""
+WRITTEN = {
+    "in clear": {"model__revision": "abc123"},
+    "a reference": {"model__revision": "'${ENV:REVISION}'"},
+    "another one": {"model__revision": "'${ENV:SHORT}123'"},
+    "of 0.2.0": {"model__revision": "abc123"},
+}
 
-    def bundle(value: str, **override: str):
+
+@pytest.mark.parametrize("first", WRITTEN)
+def test_a_resumed_run_compares_the_values_of_references(first, tmp_path, monkeypatch):
+    """Not only their texts, whether the value was a reference before or is one now."""
+
+    def bundle(value: str, written: str):
         monkeypatch.setenv("REVISION", value)
-        loaded = recipe(tmp_path, BASE, **{"model__revision": "'${ENV:REVISION}'", **override})
-        return render(make_plan(loaded, facts()))
+        monkeypatch.setenv("SHORT", value.removesuffix("123"))
+        more = {"trainer__run_name": "'${ENV:REVISION}'", "data__train[0]__path": "'/${ENV:SHORT}.jsonl'"}
+        return render(make_plan(recipe(tmp_path, BASE, **WRITTEN[written], **more), facts()))
 
-    def resumed(now) -> None:
+    def resumed(now) -> list[str]:
         write_run_dir(now, run_dir, resume=True)
-        check_resumption(Beginning(run_dir, Chosen(folder, 2)), now, print)
+        found = check_resumption(Beginning(run_dir, Chosen(folder, 2)), now, print)
+        return [difference.setting for difference in found.differences]
 
     run_dir = tmp_path / "run"
     folder = checkpoint(run_dir / "checkpoints", 2, {**CONTENT, "plan.json": b"{}"}, world_size=8)
-    for first in (bundle("abc123"), bundle("abc123", model__revision="abc123")):
-        (folder / "plan.json").write_text(first.files["plan.json"])
-        resumed(bundle("abc123"))
+    plan = json.loads(bundle("abc123", first).files["plan.json"])
+    if first == "of 0.2.0":
+        plan["settings"]["data.train"]["value"][0]["path"] = "/abc.jsonl"
+        del plan["references"]
+    (folder / "plan.json").write_text(json.dumps(plan))
+    for now in WRITTEN:
+        same = WRITTEN[now] == WRITTEN[first]
+        expected = ([] if same else ["model.revision"]) + ["data.train"] * (first == "of 0.2.0")
+        assert sorted(resumed(bundle("abc123", now))) == sorted(expected), now
+        if "ENV" not in WRITTEN[now]["model__revision"]:
+            continue
         with pytest.raises(RecipeError) as caught:
-            resumed(bundle("def456"))
-        assert [problem.path for problem in caught.value.problems] == ["model.revision"]
+            resumed(bundle("def456", now))
+        assert {problem.path for problem in caught.value.problems} == {"model.revision", "data.train"}
 
 
 @pytest.mark.parametrize("path", ["parts/*.jsonl", "parts", "org/rows"])

@@ -169,12 +169,19 @@ def test_lines_of_setup_that_hold_no_secret(line, tmp_path):
     assert load(tmp_path, "{setup: [" + json.dumps(line) + "]}").recipe.launch.slurm.setup == [line]
 
 
-def test_a_reference_that_sbatch_would_read_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("MY_ACCOUNT", "ab123")
-    for section in ("{account: REF}", "{options: {comment: REF}}", "{prepare: {account: REF}}"):
-        with pytest.raises(RecipeError) as caught:
-            load(tmp_path, section.replace("REF", "'${ENV:MY_ACCOUNT}'"))
-        assert [problem.code for problem in caught.value.problems] == ["env-reference"]
+@pytest.mark.parametrize("code", ["env-reference", "env-missing"])
+def test_a_reference_that_sbatch_would_read_is_left_out_until_a_job_needs_it(code, tmp_path, monkeypatch):
+    if code == "env-reference":
+        monkeypatch.setenv("MY_ACCOUNT", "ab123")
+    for section in (
+        "{account: REF}",
+        "{options: {comment: REF}}",
+        "{prepare: {account: REF}}",
+        "{gres: REF}",
+    ):
+        loaded = load(tmp_path, "{mem: 8G, " + section[1:].replace("REF", "'${ENV:MY_ACCOUNT}'"))
+        assert [(p.code, p.line) for p in loaded.of_jobs] == [(code, 4)]
+        assert loaded.recipe.launch.slurm.model_dump(exclude_unset=True) == {"mem": "8G"}
 
 
 def test_a_snapshot_is_the_same_recipe_from_anywhere(tmp_path, monkeypatch):
