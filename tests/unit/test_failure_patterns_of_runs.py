@@ -41,6 +41,9 @@ SPELLINGS = {
         "torch.AcceleratorError: CUDA error: unspecified launch failure",
         "CUDA error: an illegal memory access was encountered",
     ],
+    "dataset-generation": [
+        "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset",
+    ],
     "torch-load-refused": [
         "ValueError: Due to a serious vulnerability issue in `torch.load`, even with `weights_only=True`, we"
     ],

@@ -58,6 +58,8 @@ _FOLLOWS = re.compile(
     r"[Cc]lient socket has |C10d store has failed|RendezvousTimeoutError|connect\(\) timed out\. Original|"
     r"_ARRAY_API not found"  # printed at import, and many programs continue
 )
+_WRAPS = re.compile(r"DatasetGenerationError: An error occurred while generating the dataset")
+"""Exceptions that tell nothing of the one that they were raised from, which is named where the log has it."""
 _LAUNCHER = re.compile(
     r"ChildFailedError|CalledProcessError|exits with return code|failed \(exitcode|exitcode +:|"
     r"Exited with exit code|sigkill_handler|non-zero exit status|RayTaskError"
@@ -94,7 +96,8 @@ def recognise_error(error: Error, registry: Sequence[Failure]) -> tuple[Failure,
         for line in error.message.splitlines():
             if (failure := recognise((_shortened(line),), registry)) is not None:
                 return failure, error
-    for link in (error, *reversed(error.causes)):
+    links = (error, *reversed(error.causes))
+    for link in links[1:] if error.direct and _WRAPS.search(error.headline) else links:
         # A narrow terminal, or the library that draws tracebacks, may have split the message into lines.
         # Below the message another program may have written, such as make or a shell.
         forms_of = (link, link.first_line())
@@ -125,7 +128,7 @@ def weight(error: Error) -> int:
         (is_asynchronous(error), 2),
         (_TIMED_OUT.search(text), 5),
         (_WORKER_DIED.search(text), 4),
-        (_FOLLOWS.search(text), 6),
+        (_FOLLOWS.search(text) or _WRAPS.search(text), 6),
         (is_line, 1),
     ):
         if applies:
