@@ -14,6 +14,7 @@ from launcher.facts import probe
 from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
 from launcher.inputs.data_survey import Sight, flags_of, goals_of, look, rows_for, rows_words, suggestion
 from launcher.inputs.first_rows import data_problems
+from launcher.inputs.first_samples import ROWS, try_first_rows
 from launcher.inputs.fitting_method import Fitting, default_model, fit
 from launcher.inputs.planning_facts import gather
 from launcher.knowledge.lint.document import printable
@@ -191,10 +192,12 @@ def _write(fitting: Fitting, target: Path) -> Outcome:
             raise RecipeError(problems)
         loaded, facts = gather(loaded, None)
         bundle = render(plan_on(loaded, facts))
+        rows = fitting.start.rows
+        unchecked = try_first_rows(bundle, has_more=rows.count is None or rows.more or rows.count > ROWS)
     except BaseException:
         target.unlink()
         raise
-    return _outcome(fitting, target, bundle)
+    return _outcome(fitting, target, bundle, unchecked)
 
 
 def _placed(fitting: Fitting, folder: Path) -> Fitting:
@@ -229,7 +232,7 @@ def _head(fitting: Fitting, target: Path) -> list[str]:
     return [*lines, f"Launch: effilaunch run {file}"]
 
 
-def _outcome(fitting: Fitting, target: Path, bundle: Bundle) -> Outcome:
+def _outcome(fitting: Fitting, target: Path, bundle: Bundle, unchecked: str | None) -> Outcome:
     start, rows = fitting.start, fitting.start.rows
     file = printable(str(target))
     steps = {
@@ -243,6 +246,10 @@ def _outcome(fitting: Fitting, target: Path, bundle: Bundle) -> Outcome:
         f"{_LEARNS[start.goal]}",
         "",
         brief_text(bundle.plan, f"`effilaunch plan {file}` shows it whole").rstrip("\n"),
+        "",
+        f"rows      the first {ROWS} were prepared as `prepare` does: no fault"
+        if unchecked is None
+        else f"rows      not tokenised: {printable(unchecked)}; `effilaunch prepare {file}` checks them all",
         "",
         "next",
         *(f"  {command:{width}}  {purpose}" for command, purpose in steps.items()),
@@ -263,6 +270,7 @@ def _outcome(fitting: Fitting, target: Path, bundle: Bundle) -> Outcome:
             "longest_characters": None if rows.longest is None else sum(map(len, rows.longest)),
             "longest_tokens": rows.longest_tokens,
         },
+        "not_checked": unchecked,
         "next": list(steps),
     }
     return Outcome(data, "\n".join(lines))

@@ -33,6 +33,7 @@ from launcher.facts.safe_files import (
 )
 
 _NAME = "model.name_or_path"
+_PROCESSING = ("tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 _HUB_ID = re.compile(r"(?!\.)[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 
 
@@ -237,6 +238,11 @@ def token_counter(name_or_path: str) -> Callable[[str], int] | None:
                 return None
             return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
     return None
+
+
+def has_processing(name_or_path: str) -> bool:
+    """Whether the files of the tokenizer or the image processor are on this machine."""
+    return any(is_file(folder / name) for folder in _local_folders(name_or_path) for name in _PROCESSING)
 
 
 def _local_folders(name_or_path: str) -> list[Path]:

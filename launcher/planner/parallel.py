@@ -125,8 +125,8 @@ def _engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[Refusa
         yield "parallel-engine", f"sharding.{name}", message, "use sp_size, which runs there"
     yield from engine_of(draft).sharing_conflicts(draft, name)
     for what in ("offload_optimizer", "offload_param"):
-        moved = getattr(draft.sharding, what)
-        if moved != "none" and (name, moved) != ("sp_size", "cpu"):
+        to = getattr(draft.sharding, what)
+        if to != "none" and (name, to) != ("sp_size", "cpu"):
             path = key_of(draft, f"sharding.{what}")
             yield "parallel-engine", path, f"{what} was not tested with {name}", f"drop {what}"
 

@@ -130,6 +130,33 @@ def test_tokens_are_counted_by_the_models_tokenizer_where_it_is_there(capsys, he
     assert tokens() == -(-len(answer.encode()) // 4)
 
 
+def test_what_was_not_tokenised_is_told(capsys):
+    write_rows("rows.jsonl", PAIR)
+    said = json.loads(called(capsys, *flags("rows.jsonl", "instructions"), "--json")[1])
+    assert "Qwen/Qwen3-0.6B" in said["not_checked"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eos", [True, False])
+def test_the_first_rows_are_prepared_where_the_tokenizer_is_there(eos, capsys, here):
+    pytest.importorskip("transformers")
+    from grounds import tokenizer_of_1024_words
+
+    tokenizer_of_1024_words().save_pretrained(here / "model")
+    (here / "model/config.json").write_text(json.dumps(shipped_model_config("huggyllama/llama-7b")))
+    if not eos:
+        config = json.loads((here / "model/tokenizer_config.json").read_text())
+        (here / "model/tokenizer_config.json").write_text(json.dumps({**config, "eos_token": None}))
+    write_rows("rows.jsonl", {"prompt": "w1 w2", "completion": "w3"}, times=150)
+    code, out, _ = called(capsys, *flags("rows.jsonl", "instructions", "./model"), "--json")
+    said = json.loads(out)
+    assert [path.name for path in here.glob("*.yaml")] == ["model_instructions.yaml"] * eos
+    if eos:
+        assert (code, said["not_checked"]) == (0, None)
+    else:
+        assert (code, [error["code"] for error in said["errors"]]) == (2, ["eos-missing"])
+
+
 @pytest.mark.parametrize(
     ("goal", "row", "task", "model"),
     [

@@ -82,6 +82,23 @@ def test_clipping_and_adam_see_the_same_gradients(stage, ground, tmp_path, forks
     assert column(parts, "loss") == pytest.approx(column(one, "loss"), rel=2e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "more"), [(1, {}), (2, {}), (3, {}), (3, {"offload_param": "cpu"})])
+def test_an_optimizer_in_host_memory_learns_the_same(stage, more, ground, tmp_path, forks):
+    """DeepSpeedCPUAdam; the norms of gradients show their size, which Adam hides."""
+    said = {"trainer": {"optim": "adamw_torch", "learning_rate": 1e-2}}
+    one = alone(said, ground, tmp_path / "one", forks)
+    sharding = {**SP, "zero_stage": stage}
+    parts = trained({**said, "sharding": sharding}, ground, tmp_path / "parts", forks)
+    moved = {**said, "sharding": {**sharding, "offload_optimizer": "cpu", **more}}
+    offloaded = trained(moved, ground, tmp_path / "offloaded", forks)
+    config = json.loads((offloaded / "ds_config.json").read_text())["zero_optimization"]
+    assert config["offload_optimizer"]["device"] == "cpu"
+    for other in (one, parts):
+        assert column(offloaded, "loss") == pytest.approx(column(other, "loss"), rel=5e-6)
+        assert column(offloaded, "grad_norm") == pytest.approx(column(other, "grad_norm"), rel=1e-4)
+
+
 def test_evaluations_are_of_whole_samples(ground, tmp_path, forks):
     """Eight rows, four for each rank: nothing is repeated to fill a batch."""
     said = {

@@ -194,6 +194,11 @@ def test_folders_and_globs(tree, pattern, expected):
     assert source_bytes({"path": path}) == sum(file.stat().st_size for file in files)
 
 
+def test_the_first_rows_alone(tree):
+    assert [row["a"] for row in values(str(tree), first=2)] == ["a", "b"]
+    assert len(values(str(tree), first=9)) == 3
+
+
 def test_a_file_whose_name_looks_like_a_glob(tmp_path):
     (tmp_path / "a[1].jsonl").write_bytes(json_lines([{"a": 1}]))
     assert values(tmp_path / "a[1].jsonl") == [{"a": 1}]

@@ -166,7 +166,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**SP, "sharding__engine": "fsdp"}, "parallel-engine", "no sequence parallelism"),
     ({**SP, "sharding__engine": "ddp"}, "parallel-engine", "no sequence parallelism"),
     ({**CP, "sharding__engine": "deepspeed"}, "parallel-engine", "no context parallelism"),
-    ({**SP, "sharding__zero_stage": 2, "sharding__offload_optimizer": "cpu"}, "parallel-engine", "offload"),
+    ({**TP, "sharding__zero_stage": 2, "sharding__offload_optimizer": "cpu"}, "parallel-engine", "offload"),
+    ({**SP, "sharding__zero_stage": 2, "sharding__offload_optimizer": "nvme"}, "parallel-engine", "offload"),
     ({"sharding__tp_size": 8, **LORA}, "parallel-conflict", "adapter"),
     ({**TP, **LORA}, "parallel-conflict", "adapter"),
     ({**SP, **LORA, "model__quantization": "nf4"}, "parallel-conflict", "quantised"),
@@ -203,6 +204,17 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 def test_what_cannot_be_shared_is_refused_with_the_alternative(said, code, words, tmp_path):
     problem = refused(tmp_path, **said)
     assert (problem.code, words in problem.message or words in (problem.path or "")) == (code, True)
+
+
+def test_the_optimizer_of_ranks_that_share_tokens_may_be_in_host_memory(tmp_path):
+    settings = {"sharding__zero_stage": 2, "sharding__offload_optimizer": "cpu"}
+    made = shared(tmp_path, **SP, **settings)
+    assert render(made).ds_config["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert (
+        made.memory.components.optimizer
+        == 0
+        < shared(tmp_path, **SP, sharding__zero_stage=2).memory.components.optimizer
+    )
 
 
 def test_a_profile_s_stage_and_own_metrics_are_looked_at_too(tmp_path):

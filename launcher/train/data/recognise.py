@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -540,7 +541,8 @@ class Source:
                 counts.dropped["format_row"] += 1
             else:
                 yield formed
-        later.end()
+        if counts.read < self.settings.get("first", inf):  # else the column may have other values below
+            later.end()
 
 
 def raw_rows(job: Job, settings: Mapping[str, Any]) -> Iterator[Row]:
@@ -625,7 +627,7 @@ def _digested(job: Job, source: Source, files: list[Path]) -> Source:
     images = job.task.sees_images or not job.task.reads_tokens
     digests, lines = [], 0
     for file in files:
-        content, count = file_digest(file)
+        content, count = file_digest(file) if "first" not in source.settings else ("", 0)
         # Of CoNLL files, numbers of words were once read as words.
         form = "numbered" if data_suffix(file) in conll.SUFFIXES else read_as(source.settings) or ""
         digests.append(f"{form}{file.absolute() if images else ''}:{content}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import glob
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -105,7 +106,7 @@ def parsed_json(row: Row, place: str, text: str) -> Any:
 
 
 def iter_rows(source: Mapping[str, Any], cache_dir: Path | str | None = None) -> Iterator[Row]:
-    """Rows of a source (`path`, and for hub ids `split`, `name`, `revision`), at least one.
+    """Rows of a source (`path`, and for hub ids `split`, `name`, `revision`), at least one; `first`: so many.
 
     `cache_dir` takes what has to be downloaded or unpacked. RecipeError names the file and line of a
     fault; MachineError when the hub cannot be reached.
@@ -120,7 +121,7 @@ def iter_rows(source: Mapping[str, Any], cache_dir: Path | str | None = None) ->
             scratch = None if cache_dir is None else Path(cache_dir)
             rows = (row for file in files for row in _rows_of(file, scratch, source))
     row = None
-    for row in rows:
+    for row in itertools.islice(rows, source.get("first")):
         yield row
     if row is None:
         files = source_files(source)
