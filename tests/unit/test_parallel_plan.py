@@ -154,6 +154,7 @@ def test_time_counts_what_ranks_send_to_each_other(tmp_path):
 
 LORA = {"adapter__type": "lora"}
 TP, SP, CP = {"sharding__tp_size": 2}, {"sharding__sp_size": 2}, {"sharding__cp_size": 2}
+NVME = {"sharding__zero_stage": 3, "sharding__offload_optimizer": "nvme", "sharding__nvme_path": "/nvme"}
 DISPATCH = "{dispatch_batches: true}"
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**TP, **SP}, "parallel-combination", "tp_size and sp_size"),
@@ -167,7 +168,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**SP, "sharding__engine": "ddp"}, "parallel-engine", "no sequence parallelism"),
     ({**CP, "sharding__engine": "deepspeed"}, "parallel-engine", "no context parallelism"),
     ({**TP, "sharding__zero_stage": 2, "sharding__offload_optimizer": "cpu"}, "parallel-engine", "offload"),
-    ({**SP, "sharding__zero_stage": 2, "sharding__offload_optimizer": "nvme"}, "parallel-engine", "offload"),
+    ({**SP, **NVME}, "parallel-engine", "offload"),
     ({"sharding__tp_size": 8, **LORA}, "parallel-conflict", "adapter"),
     ({**TP, **LORA}, "parallel-conflict", "adapter"),
     ({**SP, **LORA, "model__quantization": "nf4"}, "parallel-conflict", "quantised"),
