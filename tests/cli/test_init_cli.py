@@ -101,7 +101,8 @@ def test_json(capsys):
     said = json.loads(out)
     assert code == 0
     assert said.keys() == {
-        "schema_version", "command", "path", "goal", "task", "model", "hardware", "method", "rows", "next",
+        "schema_version", "command", "path", "goal", "task", "model", "hardware", "method", "rows",
+        "not_checked", "next",
     }  # fmt: skip
     assert said["rows"] == {
         "path": "rows.jsonl", "format": "prompt-completion", "columns": {}, "count": 3, "more": False,
