@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from launcher.facts.gpus import Gpu, GpuFacts
 from launcher.facts.hardware import MIB
 from launcher.facts.machine_facts import BuildFacts, HostFacts, Machine, NetworkFacts
-from launcher.facts.probe import Gpu, GpuFacts
 from launcher.facts.software import TESTED, SoftwareFacts
 from launcher.facts.storage import DiskFacts, Folder
 from launcher.knowledge.doctor import CHECKS, Verdict

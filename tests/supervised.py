@@ -158,7 +158,7 @@ def started(
     bundle = bundle_of(folder, script, **overrides)
     with written(bundle, folder / "run", resume=False) as lock:
         return execute(
-            bundle, folder / "run", devices="", master_port=29517, resume=None, echo=echo, limits=limits,
+            bundle, folder / "run", gpus=(), master_port=29517, resume=None, echo=echo, limits=limits,
             lock=lock,
         )  # fmt: skip
 

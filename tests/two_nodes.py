@@ -105,7 +105,7 @@ def lead(place: Any, folder: Path, settings: dict[str, Any]) -> None:
     with leading(Gathering(place), folder / "run", "", echo) as nodes:
         write_run_dir(bundle, folder / "run", resume=False)
         run_attempts(
-            recipe(folder, **given), facts("2x1xcpu"), bundle, folder / "run", devices="", resume=None,
+            recipe(folder, **given), facts("2x1xcpu"), bundle, folder / "run", gpus=(), resume=None,
             say=echo, limits=Limits(**{"leave": 0.3, **settings.get("limits", {})}), first_pause_s=0.1,
             nodes=nodes,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from launcher.facts.model import FAMILY_TASKS, ModelSpec, architectures_of
 from launcher.facts.model_config import find_model_config
 from launcher.facts.software import installed_versions
 from launcher.inputs.model_spec import find_spec
-from launcher.inputs.planning_facts import find_calibration, find_hardware, gather, usable_cores
+from launcher.inputs.planning_facts import find_calibration, gather, usable_cores
 from launcher.memory.estimate import MemoryEstimate, estimate_memory, max_micro_batch
 from launcher.memory.job import MemoryJob
 from launcher.memory.published import hf_page_bytes, zero_paper_bytes
@@ -201,11 +201,11 @@ def _recipe_jobs(
     loaded: LoadedRecipe, machines: Sequence[Hardware]
 ) -> tuple[ModelSpec, list[tuple[str, MemoryJob]], Sequence[Hardware]]:
     """The job of the recipe, planned for the first hardware, and its variants for values left open."""
-    machines = machines or [find_hardware(loaded.recipe, None)]
-    loaded, facts = gather(loaded, machines[0].label, allow_torch=False)
+    on = machines[0].label if machines else None
+    loaded, facts = gather(loaded, on, allow_torch=False)
     try:
         plan = make_plan(loaded, facts)
     except DoesNotFit as error:
         plan = error.nearest_miss
     fixed = {dotted for dotted, known in plan.provenance.items() if known.source in EXPLICIT}
-    return facts.model, open_jobs(plan.job, fixed), machines
+    return facts.model, open_jobs(plan.job, fixed), machines or [facts.hardware]

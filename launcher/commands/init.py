@@ -77,7 +77,8 @@ def init_command(
     )
     if asking:
         note(f"  {printable(rows_words(rows))}")
-    hardware = _answer(on, "Hardware (such as 8xA100-80GB, 1x24GB, cpu)", found_here(), _use_hardware)
+    here = found_here() if on is None else ""
+    hardware = _answer(on, "Hardware (such as 8xA100-80GB, 1x24GB, cpu)", here, _use_hardware)
     model_default = default_model(chosen, rows, hardware) if model is None else ""
     fitting = _answer(
         model, "Model (of the hub, folder, or .gguf file)", model_default,

@@ -21,7 +21,13 @@ from launcher.execute.remember import remember_run
 from launcher.execute.resume import earlier_pace
 from launcher.execute.run_dir import run_dirs, written
 from launcher.execute.signals import ended_by_signals
-from launcher.execute.start_checks import check_disk_space, check_machine, check_nvme, holding_nvme
+from launcher.execute.start_checks import (
+    check_disk_space,
+    check_free_memory,
+    check_machine,
+    check_nvme,
+    holding_nvme,
+)
 from launcher.execute.start_point import (
     Beginning,
     check_data,
@@ -137,7 +143,8 @@ def _run(
         ended = bundle.plan, before
         _, before = run_mirrored(mirroring, begins, bundle.plan, lambda: ended)
         return _outcome(loaded, run_dir, before)
-    devices = check_machine(bundle.plan, nodes)
+    gpus = check_machine(bundle.plan, nodes)
+    check_free_memory(bundle.plan.memory.needed, gpus, say)
     check_disk_space(bundle.plan, run_dir, begins.step)
     check_nvme(bundle.plan)
     check_data(begins, bundle, say, shown.look)
@@ -145,7 +152,7 @@ def _run(
     run_dir = begins.run_dir
     looking = shown.looking(run_dir)
     start = partial(
-        run_attempts, planned, facts, bundle, run_dir, devices=devices, say=say, nodes=nodes,
+        run_attempts, planned, facts, bundle, run_dir, gpus=gpus, say=say, nodes=nodes,
         looking=looking if mirroring is None else mirroring.looking(looking),
     )  # fmt: skip
     try:

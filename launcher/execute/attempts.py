@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from launcher.execute.start import execute, is_prepared
 from launcher.execute.supervise import Limits
 from launcher.facts import probe
 from launcher.facts.checkpoint import MANIFEST, complete_checkpoints, read_manifest
+from launcher.facts.gpus import Gpu
 from launcher.facts.rank_status import read_statuses
 from launcher.facts.redaction import hider, secret_values
 from launcher.facts.safe_files import exists, parse_json, read_jsonl, read_record, write_text
@@ -133,7 +134,7 @@ def run_attempts(
     bundle: Bundle,
     run_dir: Path,
     *,
-    devices: str,
+    gpus: Sequence[Gpu],
     resume: str | None,
     say: Callable[[str], None],
     limits: Limits | None = None,
@@ -143,10 +144,10 @@ def run_attempts(
 ) -> tuple[Plan, dict[str, Any]]:
     """Execute a written run directory and return the plan that finished and its result.json.
 
-    loaded, facts: the input of the first plan, before any adaptation. limits, first_pause_s: timeouts. nodes:
-    the other nodes, which take part in every attempt. looking: called as an attempt starts, returns what
-    shows its progress. Raises the errors of `execute`; RunFailed lists the attempts; RecipeError if another
-    run uses the directory.
+    loaded, facts: the input of the first plan, before any adaptation. gpus: those of this node. limits,
+    first_pause_s: timeouts. nodes: the other nodes, which take part in every attempt. looking: called as an
+    attempt starts, returns what shows its progress. Raises the errors of `execute`; RunFailed lists the
+    attempts; RecipeError if another run uses the directory.
     """
     prepare, failed = True, list[RunFailed]()
     with locked(run_dir) as lock:
@@ -159,7 +160,7 @@ def run_attempts(
             with _naming_the_failure_before(failed):
                 try:
                     result = execute(
-                        bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=resume,
+                        bundle, run_dir, gpus=gpus, master_port=probe.free_port(), resume=resume,
                         echo=say, look=looking(bundle.plan), prepare=prepare, limits=limits, lock=lock,
                         nodes=nodes,
                     )  # fmt: skip

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.execute.supervise import Limits
+from launcher.facts.gpus import STARTED_FOR, Gpu
 from launcher.facts.interfaces import INTERFACES
 from launcher.facts.job_member import JobMember
 from launcher.facts.node_facts import JOB
@@ -20,6 +21,7 @@ from launcher.facts.wandb_server import wandb_obstacle
 from launcher.knowledge.doctor.needs import trackers
 from launcher.plan.settings import Strings
 from launcher.recipe.env import resolve_env
+from launcher.render.command import DEVICE_ORDER
 
 RESUME = "EFFILAUNCH_RESUME"
 """Environment variable: the checkpoint that the workers resume from."""
@@ -50,6 +52,8 @@ class Order:
     """Members that take part; the others wait."""
     elastic: bool = False
     """Whether the run continues without a node that is lost."""
+    needed: int = 0
+    """Bytes that a rank needs on its GPU; 0: not counted, as of a rehearsal."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,25 +85,29 @@ def with_late_values(words: Sequence[str], values: Mapping[str, str]) -> list[st
 def complete_environment(env: Mapping[str, str], report_to: Strings) -> tuple[dict[str, str], list[str]]:
     """This process's environment with the plan's variables, references resolved; and notes on changes."""
     full = {**os.environ, **{k: resolve_env(v, os.environ) for k, v in env.items()}}
+    order = os.environ.get(DEVICE_ORDER)
     # ninja and the launchers' children are found next to this interpreter.
     full["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), full.get("PATH", "")])
     added, notes = fixed_environment(full, report_to)
+    if order not in (None, full.get(DEVICE_ORDER)):
+        notes.append(f"{DEVICE_ORDER}={order} is not used: devices have nvidia-smi's numbers")
     return {**full, **added}, notes
 
 
-def bind_order(order: Order, place: JobMember, devices: Sequence[str], asked: str = "") -> Bound:
-    """What this node starts for an order. devices: ids of the GPUs that it may use, none on a CPU.
+def bind_order(order: Order, place: JobMember, gpus: Sequence[Gpu], asked: str = "") -> Bound:
+    """What this node starts for an order. gpus: those that it may use, none on a CPU.
 
     asked: the digest that all nodes must share.
     """
-    used = devices if place.is_one_rank else devices[: order.devices_per_node]
+    used = gpus if place.is_one_rank else gpus[: order.devices_per_node]
+    devices = ",".join(gpu.index for gpu in used)
     values = {
-        "run_dir": order.run_dir, "devices": ",".join(used), "master_port": str(order.master_port),
+        "run_dir": order.run_dir, "devices": devices, "master_port": str(order.master_port),
         "master_addr": place.head, "node_rank": str(place.node_rank),
     }  # fmt: skip
     env = dict(zip(order.env, with_late_values(tuple(order.env.values()), values), strict=True))
     if place.is_one_rank and order.on_gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        env["CUDA_VISIBLE_DEVICES"] = devices
     if place.members > 1:
         env[JOB] = json.dumps({"place": asdict(place), "asked": asked, "limit_s": order.limits.come})
     full, notes = complete_environment(env, order.report_to)
@@ -109,6 +117,7 @@ def bind_order(order: Order, place: JobMember, devices: Sequence[str], asked: st
     if order.resume is not None:
         full[RESUME] = order.resume
     full[PREPARES] = "1" if order.prepares else ""
+    full[STARTED_FOR] = ",".join(gpu.uuid for gpu in used)
     return Bound(with_late_values(order.command, values), full, notes)
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import MachineError
 from launcher.facts import probe
 from launcher.facts.measured_runs import Run
 from launcher.memory.calibration import job_kind
@@ -27,6 +28,8 @@ def remember_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> str | N
     path = probe.calibration_file()
     try:
         append_line(path, finished_run(plan, result, facts).to_line())
+    except MachineError as error:  # nvidia-smi failed meanwhile
+        return f"the measurements of this run are not kept: {error}"
     except OSError as error:
         return f"the measurements of this run are not kept: cannot write {path}: {error.strerror}"
     return None

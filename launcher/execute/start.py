@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -35,6 +35,7 @@ from launcher.execute.run_dir import ENDED, MARKER, STOPPED, record_bound, unwri
 from launcher.execute.supervise import Limits, Watch
 from launcher.facts import probe
 from launcher.facts.checkpoint import FINISHED_BEFORE
+from launcher.facts.gpus import Gpu
 from launcher.facts.job_member import JobMember
 from launcher.facts.probe import has_killed, read_oom_kills
 from launcher.facts.rank_status import PREPARE_STAGE, PREPARED, PREPARES
@@ -102,7 +103,7 @@ def execute(
     bundle: Bundle,
     run_dir: Path,
     *,
-    devices: str,
+    gpus: Sequence[Gpu],
     master_port: int,
     resume: str | None,
     echo: Callable[[str], None],
@@ -114,25 +115,24 @@ def execute(
 ) -> dict[str, Any]:
     """Run the bundle in `run_dir` (already written) and return result.json.
 
-    `echo` gets each output line, `look` the ranks' statuses. master_port: for one node; another one is used
-    where it is taken by the time that the ranks start. The data is prepared first, by rank 0 or in a process
-    of its own; without `prepare` the run directory has its data.json already. lock: descriptor of the run
-    directory's lock, where it is held. nodes: the other nodes, which start their part of the run.
+    `echo` gets each output line, `look` the ranks' statuses. gpus: those of this node. master_port: for one
+    node; another one is used where it is taken by the time that the ranks start. The data is prepared first,
+    by rank 0 or in a process of its own; without `prepare` the run directory has its data.json already. lock:
+    descriptor of the run directory's lock, where it is held. nodes: the other nodes, which start their part.
     Raises RunFailed (5; KnownFailure for a failure of the registry), RecipeError (2) or MachineError (4) when
     a process found the recipe, its data or the machine at fault or the run directory cannot be written,
     Interrupted (130) after a signal that asks to stop. No process outlives this call, whatever ends it.
     """
     place, asked = (ALONE, "") if nodes is None else (nodes.seat, nodes.asked)
     order = _order(bundle, run_dir, place.port or master_port, resume, limits or Limits(), place)
-    ids = [device for device in devices.split(",") if device]
-    bound = bind_order(order, place, ids, asked)
-    _write_attempt(bundle, run_dir, _recorded(bundle.plan, order, devices, bound, nodes), resume)
+    bound = bind_order(order, place, gpus, asked)
+    _write_attempt(bundle, run_dir, _recorded(bundle.plan, order, gpus, bound, nodes), resume)
     for note in bound.notes:
         echo(note)
     in_ranks = prepare and _prepared_in_ranks(bundle, run_dir, echo, nodes, look)
     if nodes is None and not probe.is_free(order.master_port):  # preparing may have taken hours
         order = replace(order, master_port=probe.free_port())
-        bound = bind_order(order, place, ids, asked)
+        bound = bind_order(order, place, gpus, asked)
         _record_port(run_dir, order, bound)
     order = replace(order, prepares=in_ranks)
     bound.env[PREPARES] = "1" if in_ranks else ""
@@ -198,6 +198,7 @@ def _order(
         report_to=plan.trainer.report_to,
         stop_s=max(LEAST_STOP_S, 2 * save_s) + 5.0, save_s=save_s, resume=resume, limits=limits,
         nvme=sharding.nvme_path if offloads else None, elastic=bool(plan.elastic),
+        needed=plan.memory.needed if WORKER in command else 0,
     )  # fmt: skip
 
 
@@ -245,10 +246,13 @@ def _watch(plan: Plan, run_dir: Path, limits: Limits, nodes: Nodes | None) -> Wa
     return watch
 
 
-def _recorded(plan: Plan, order: Order, devices: str, bound: Bound, nodes: Nodes | None) -> dict[str, Any]:
+def _recorded(
+    plan: Plan, order: Order, gpus: Sequence[Gpu], bound: Bound, nodes: Nodes | None
+) -> dict[str, Any]:
     """The values bound at the start, for environment.json; logs/nodes.json has the nodes."""
     values: dict[str, Any] = {
-        "master_port": str(order.master_port), "run_dir": order.run_dir, "devices": devices,
+        "master_port": str(order.master_port), "run_dir": order.run_dir,
+        "devices": ",".join(gpu.index for gpu in gpus), "uuids": [gpu.uuid for gpu in gpus],
         "command": bound.argv,
     }  # fmt: skip
     if nodes is not None:

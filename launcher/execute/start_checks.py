@@ -1,19 +1,22 @@
-"""Check this node before a run starts: packages, devices, disk space, the folder of an offload to NVMe."""
+"""Check this node before a run starts: packages, devices and their memory, disk space, the folder of an
+offload to NVMe."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from launcher.errors import MachineError, Problem
+from launcher.errors import Interrupted, MachineError, Problem
 from launcher.execute.leftovers import LOCK, reserved_folder, swap_files
 from launcher.execute.nodes import Nodes
-from launcher.facts import probe
+from launcher.execute.signals import pause
 from launcher.facts.checkpoint import SAVING, SPARE, bytes_beside_tensors, complete_checkpoints, read_manifest
+from launcher.facts.gpus import Gpu, Holder, memory_holders, read_gpus, visible_gpus
 from launcher.facts.machine_facts import BuildFacts, Stack, ask_stack, read_build
 from launcher.facts.software import require_modules
 from launcher.facts.storage import read_folder
@@ -30,9 +33,13 @@ from launcher.knowledge.doctor.needs import (
 from launcher.knowledge.doctor.storage_checks import nvme_folder
 from launcher.plan.plan import Plan
 
+FREE_S = 60.0
+"""So long the driver may take to free the memory of a process that has just ended."""
+_POLL_S = 2.0
 
-def check_machine(plan: Plan, nodes: Nodes | None = None) -> str:
-    """The ids of the devices to use. Raises MachineError if this node cannot run the plan."""
+
+def check_machine(plan: Plan, nodes: Nodes | None = None) -> list[Gpu]:
+    """The GPUs to use, none for a CPU. Raises MachineError if this node cannot run the plan."""
     require_modules(needed_modules(plan))
     hardware = plan.hardware
     if hardware.num_nodes != (1 if nodes is None else nodes.seat.num_nodes):
@@ -47,18 +54,55 @@ def check_machine(plan: Plan, nodes: Nodes | None = None) -> str:
             )
         )
     if hardware.is_cpu:
-        return ""
-    visible = [gpu.index for gpu in probe.visible_gpus()]
+        return []
+    visible = visible_gpus()
+    enough = [gpu for gpu in visible if gpu.is_enough_for(hardware)]
     # The agents count the devices of several nodes; with one task per device, a task may see only its own.
-    if nodes is None and len(visible) < hardware.devices_per_node:
+    if nodes is None and len(enough) < hardware.devices_per_node:
+        weaker = [gpu.label for gpu in visible if gpu not in enough]
+        less = f"; {', '.join(weaker)}: less memory or compute capability than planned" if weaker else ""
         raise MachineError(
             Problem(
                 "device-missing",
-                f"the plan is for {hardware.label}, this node has {len(visible)} visible GPUs",
+                f"the plan is for {hardware.label}, this node has {len(enough)} such visible GPUs{less}",
                 hint="--on plans for other hardware, --tiny rehearses the recipe on a CPU",
             )
         )
-    return ",".join(visible[: hardware.devices_per_node])
+    return (enough if nodes is None else visible)[: hardware.devices_per_node]
+
+
+def check_free_memory(needed: int, gpus: Sequence[Gpu], say: Callable[[str], None]) -> None:
+    """Wait until each GPU has `needed` bytes free. MachineError, with who holds the rest, after FREE_S.
+
+    gpus: as they were read last; those of which nvidia-smi does not report it count as free.
+    """
+    until, told = time.monotonic() + FREE_S, False
+    while tight := [gpu for gpu in gpus if gpu.available is not None and gpu.available < needed]:
+        if time.monotonic() >= until:
+            holders = memory_holders()
+            raise MachineError([_held(needed, gpu, holders) for gpu in tight])
+        if not told:
+            told = True
+            names = ", ".join(f"GPU {gpu.index} has {size(gpu.available or 0)} free" for gpu in tight)
+            say(f"{names}, the run needs {size(needed)}: waiting up to {FREE_S:.0f} s for ended processes")
+        if (stopped := pause(min(_POLL_S, FREE_S))) is not None:
+            raise Interrupted(Problem("interrupted", f"{stopped.name}: stopped while no rank was running"))
+        now = {gpu.uuid: gpu for gpu in read_gpus(None, whole=False).gpus}
+        gpus = [now.get(gpu.uuid, gpu) for gpu in gpus]
+
+
+def _held(needed: int, gpu: Gpu, holders: Sequence[Holder]) -> Problem:
+    own = [holder for holder in holders if holder.uuid == gpu.uuid]
+    by = [f"process {one.pid} ({one.name}) holds {_bytes(one.held)}" for one in own]
+    listed = "; ".join(by) or f"{size(gpu.used)} is in use, and the driver lists no process here"
+    of = "" if gpu.total is None else f" of {size(gpu.total)}"
+    message = f"{gpu.label} has {size(gpu.available or 0)}{of} free, the run needs {size(needed)}: {listed}"
+    hint = "end what uses it, or choose other GPUs with CUDA_VISIBLE_DEVICES"
+    return Problem("device-memory-held", message, hint=hint)
+
+
+def _bytes(held: int | None) -> str:
+    return "an unknown part" if held is None else size(held)
 
 
 def check_disk_space(plan: Plan, run_dir: Path, begins: float = inf) -> None:

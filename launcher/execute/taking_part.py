@@ -31,8 +31,9 @@ from launcher.execute.nodes import Nodes, Said, host_lost, read_node
 from launcher.execute.processes import WORKERS_LEAVE_S
 from launcher.execute.run_dir import scratch_run_dir
 from launcher.execute.signals import Stops, stopped_between
+from launcher.execute.start_checks import check_free_memory
 from launcher.execute.supervise import Limits, Watch
-from launcher.facts import probe
+from launcher.facts.gpus import visible_gpus
 from launcher.facts.job_member import JobMember
 from launcher.facts.node_facts import FIRST
 from launcher.facts.probe import has_killed, read_oom_kills
@@ -222,8 +223,11 @@ def _take_part(nodes: Nodes, order: Order, say: Say) -> Ended:
     log = run_dir / "logs" / f"launcher-{nodes.place.member}.log"
     before, trouble = read_oom_kills(), ""
     try:
-        devices = [gpu.index for gpu in probe.visible_gpus()] if order.on_gpus else []
-        bound = bind_order(order, place, devices, nodes.asked)
+        gpus = visible_gpus() if order.on_gpus else []
+        alone = place.is_one_rank and len(gpus) > 1  # the other tasks may have begun on the other GPUs
+        ours = gpus[place.local_task :][:1] if alone else gpus[: order.devices_per_node]
+        check_free_memory(order.needed, ours, say)
+        bound = bind_order(order, place, gpus, nodes.asked)
         for build_lock in remove_stale_locks(bound.env):
             say(f"removed {build_lock}: a killed build left it, and every later build would wait for it")
         start = Start(

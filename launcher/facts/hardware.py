@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
@@ -24,6 +24,8 @@ class Hardware:
     """Memory of one device; None where unknown (a CPU elsewhere)."""
     compute_capability: tuple[int, int] | None
     """CUDA compute capability; None for a CPU and for an unnamed device."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """Warnings of a plan for the devices found here."""
 
     @property
     def num_devices(self) -> int:

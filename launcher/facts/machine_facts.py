@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from launcher.facts.gpus import GpuFacts, read_gpus
 from launcher.facts.hub_client import HUB_SECONDS, ask_config, hub_endpoint, hub_home, hub_token, is_offline
 from launcher.facts.object_store import obstacle
-from launcher.facts.probe import GpuFacts, host_memory_bytes, is_free, own_cores, read_gpus
+from launcher.facts.probe import host_memory_bytes, is_free, own_cores
 from launcher.facts.redaction import is_secret_name
 from launcher.facts.safe_files import is_file, parse_json
 from launcher.facts.software import SoftwareFacts, read_software

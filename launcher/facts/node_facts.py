@@ -13,6 +13,7 @@ from typing import Any
 from launcher import __version__
 from launcher.errors import Problem
 from launcher.facts import probe
+from launcher.facts.gpus import SAME_SIZE, visible_gpus
 from launcher.facts.hardware import Hardware
 from launcher.facts.job_member import JobMember
 from launcher.facts.software import installed_versions
@@ -28,8 +29,6 @@ JOB = "EFFILAUNCH_NODE"
 """Environment variable of the agent of a node: its place in the job, as JSON."""
 
 _GIB = 2**30
-_SAME_SIZE = 0.9
-"""Devices of one name differ by some percent: part of the memory may be kept for error correction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class NodeFacts:
     uuids: tuple[str, ...] = ()
     """Of `devices`."""
     sizes: tuple[int, ...] = ()
-    """Their memory, bytes."""
+    """Their memory, bytes; 0 where it is not reported."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,12 +70,12 @@ def own_facts(place: JobMember, asked: str, run_dir: Path, address: str) -> Node
     """This node's."""
     installed = installed_versions() | {"effilaunch": __version__}
     installed["python"] = ".".join(platform.python_version_tuple()[:2])
-    gpus = probe.visible_gpus()
+    gpus = visible_gpus()
     return NodeFacts(
         place.member, place.node_rank, place.local_task, socket.gethostname(), address, place.job, asked,
         digest_of(run_dir / "plan.json"), tuple(gpu.index for gpu in gpus),
         {name: installed[name] for name in COMPARED if name in installed},
-        probe.boot_id(), tuple(gpu.uuid for gpu in gpus), tuple(gpu.total for gpu in gpus),
+        probe.boot_id(), tuple(gpu.uuid for gpu in gpus), tuple(gpu.total or 0 for gpu in gpus),
     )  # fmt: skip
 
 
@@ -179,17 +178,19 @@ def missing_devices(
         by_node.setdefault(node.node_rank, []).append(node)
     problems = []
     for tasks in by_node.values():
-        found = len({device for task in tasks for device in task.devices})
-        alone = len(tasks) > 1 and all(len(task.devices) == 1 for task in tasks)  # each sees its own as 0
-        if not alone and found < hardware.devices_per_node:
-            name = names[tasks[0].member]
-            problems.append(
-                Problem(
-                    "device-missing",
-                    f"the plan is for {hardware.label}, {name} shows {found} GPUs",
-                    hint="--on or `hardware` names other hardware",
-                )
-            )
+        # Each of several tasks may see its own alone, as number 0.
+        found = len({uuid for task in tasks for uuid in task.uuids})
+        shown = {len(task.uuids) for task in tasks}
+        name, wanted = names[tasks[0].member], hardware.devices_per_node
+        if found < wanted:
+            message = f"the plan is for {hardware.label}, {name} shows {found} GPUs"
+            hint = "--on or `hardware` names other hardware"
+        elif len(tasks) > 1 and shown != {1} and min(shown) < wanted:
+            message = f"a task of {name} sees {min(shown)} of its {wanted} GPUs"
+            hint = "let each task see all of them (--gpu-bind=none), or its own alone"
+        else:
+            continue
+        problems.append(Problem("device-missing", message, hint=hint))
     return problems
 
 
@@ -202,8 +203,9 @@ def smaller_devices(
         return []
     problems: dict[int, Problem] = {}
     for node in nodes:
-        least = min(node.sizes[: hardware.devices_per_node], default=planned)
-        if least < _SAME_SIZE * planned:
+        known = [size for size in node.sizes[: hardware.devices_per_node] if size]
+        least = min(known, default=planned)
+        if least < SAME_SIZE * planned:
             message = (
                 f"the plan is for {hardware.label}, devices of {planned / _GIB:.0f} GiB, "
                 f"{names[node.member]} has one of {least / _GIB:.0f} GiB"

@@ -1,4 +1,4 @@
-"""Read GPUs, memory, ports and package paths of the machine at hand.
+"""Read devices, memory, ports and package paths of the machine at hand.
 
 Without torch or transformers, so that planning stays fast on a login node.
 """
@@ -6,19 +6,18 @@ Without torch or transformers, so that planning stays fast on a login node.
 from __future__ import annotations
 
 import contextlib
-import csv
 import functools
 import importlib.util
 import json
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.hardware import DEVICES, MIB, Hardware, with_host_memory
+from launcher.facts.gpus import Gpu, GpuFacts, require_gpus
+from launcher.facts.hardware import Hardware, with_host_memory
 from launcher.facts.safe_files import expanded
 from launcher.facts.shipped import facts_file
 
@@ -136,173 +135,50 @@ def boot_id() -> str:
         return ""
 
 
-SMI_SECONDS = 10
-_SMI_COLUMNS = "index,uuid,name,memory.total,memory.used,compute_cap,driver_version"
-_NO_GPU = ("", "-1", "NoDevFiles")
-"""First entries of CUDA_VISIBLE_DEVICES that mean none; the last one is Slurm's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU as nvidia-smi shows it; sizes in bytes."""
-
-    index: str
-    uuid: str
-    name: str
-    """NVIDIA's product name."""
-    total: int
-    used: int
-    """By all processes."""
-    capability: tuple[int, int] | None
-
-    @property
-    def device(self) -> str:
-        """Catalogue name (`A100-80GB`) where the memory agrees within 3 %; else the product name."""
-        product = self.name.lower().partition(" blackwell")[0]  # RTX PRO 6000 Blackwell Server Edition
-        words = re.split(r"[^a-z0-9]+", product)
-        joined = "".join(words)
-        for name, device in DEVICES.items():
-            family = name.rpartition("-")[0].lower()
-            # Whole words, so that an L4 is not taken for an L40S; RTX cards join two words.
-            named = family in words or (family.startswith("rtx") and joined.endswith(family[3:]))
-            if named and abs(self.total - device.bytes) <= 0.03 * device.bytes:
-                return name
-        return self.name
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
-    """GPUs and driver."""
-
-    smi: str
-    """ok | absent (no nvidia-smi on PATH) | failed (nvidia-smi exits with an error or does not answer)"""
-    said: str
-    """What a failing nvidia-smi printed, one line."""
-    driver: str | None
-    """Driver version, e.g. `550.54.15`."""
-    cuda: str | None
-    """The newest CUDA version that the driver supports, e.g. `12.4`."""
-    gpus: tuple[Gpu, ...]
-    visible: str | None
-    """CUDA_VISIBLE_DEVICES as set; None where it is not."""
-    topology: str
-    """`nvidia-smi topo -m`, "" with fewer than two GPUs."""
-
-    @property
-    def usable(self) -> tuple[Gpu, ...]:
-        """The GPUs that CUDA_VISIBLE_DEVICES selects."""
-        return self.gpus if self.visible is None else tuple(_selected(self.gpus, self.visible))
-
-
-def _selected(gpus: Sequence[Gpu], visible: str) -> list[Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES lists; as in CUDA, an unknown entry ends the list."""
-    chosen: list[Gpu] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        match = [gpu for gpu in gpus if entry and (gpu.index == entry or gpu.uuid.startswith(entry))]
-        if not match or match[0] in chosen:
-            break
-        chosen.append(match[0])
-    return chosen
-
-
-def read_gpus(visible: str | None) -> GpuFacts:
-    """Ask nvidia-smi for GPUs, driver and topology. visible: CUDA_VISIBLE_DEVICES."""
-    status, text, rows = _query_gpus()
-    if status != "ok":
-        return GpuFacts(status, " ".join(text.split())[:300], None, None, (), visible, "")
-    _, overview = _ask_smi()
-    cuda = re.search(r"CUDA Version:\s*([0-9]+\.[0-9]+)", overview)
-    topology = _ask_smi("topo", "-m") if len(rows) > 1 else ("ok", "")
-    return GpuFacts(
-        smi="ok",
-        said="",
-        driver=rows[0][1] if rows else None,
-        cuda=cuda[1] if cuda else None,
-        gpus=tuple(gpu for gpu, _ in rows),
-        visible=visible,
-        topology=topology[1] if topology[0] == "ok" else "",
-    )
-
-
-def _query_gpus() -> tuple[str, str, list[tuple[Gpu, str]]]:
-    """Status and output of nvidia-smi's query, and each GPU with its driver version."""
-    status, text = _ask_smi(f"--query-gpu={_SMI_COLUMNS}", "--format=csv,noheader,nounits")
-    try:
-        return status, text, [_gpu(row) for row in csv.reader(text.splitlines()) if row and status == "ok"]
-    except ValueError:  # e.g. "No devices were found", with exit status 0
-        return "failed", text, []
-
-
-def _gpu(row: list[str]) -> tuple[Gpu, str]:
-    """ValueError for a row of another form."""
-    index, uuid, name, total, used, capability, driver = (field.strip() for field in row)
-    match = re.fullmatch(r"(\d+)\.(\d+)", capability)
-    held = int(used) * MIB if used.isdigit() else 0
-    computes = (int(match[1]), int(match[2])) if match else None
-    return Gpu(index, uuid, name, int(total) * MIB, held, computes), driver
-
-
-def _ask_smi(*arguments: str) -> tuple[str, str]:
-    """`ok`, `absent` or `failed`, and what nvidia-smi printed."""
-    import subprocess
-
-    command = ["nvidia-smi", *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=False)
-    except FileNotFoundError:
-        return "absent", ""
-    except subprocess.TimeoutExpired:
-        return "failed", f"no answer within {SMI_SECONDS} s"
-    except (OSError, ValueError) as error:
-        return "failed", str(error)
-    failed = done.returncode != 0
-    return ("failed" if failed else "ok"), done.stdout + (done.stderr if failed else "")
-
-
-def memory_of_process(pid: int) -> dict[str, int]:
-    """Bytes that the driver counts for a process on each GPU, by its UUID; empty where it does not list it.
-
-    A container's process numbers may be others than the driver's.
-    """
-    columns = "--query-compute-apps=pid,gpu_uuid,used_memory"
-    status, text = _ask_smi(columns, "--format=csv,noheader,nounits")
-    rows = (
-        [[field.strip() for field in row] for row in csv.reader(text.splitlines())] if status == "ok" else []
-    )
-    return {
-        row[1]: int(row[2]) * MIB for row in rows if len(row) == 3 and row[0] == str(pid) and row[2].isdigit()
-    }
-
-
-def visible_gpus() -> list[Gpu]:
-    """The GPUs that this process may use.
-
-    MachineError where CUDA_VISIBLE_DEVICES selects only GPUs that do not exist: a run would train on the CPU.
-    """
-    gpus = [gpu for gpu, _ in _query_gpus()[2]]
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return gpus
-    chosen = _selected(gpus, wanted)
-    if gpus and not chosen and wanted.split(",")[0].strip() not in _NO_GPU:
-        message = f"CUDA_VISIBLE_DEVICES={wanted} names no GPU that nvidia-smi shows"
-        if "MIG-" in wanted:
-            message += ": a slice of a GPU (MIG) is not supported"
-        hint = "name whole GPUs by number or UUID (nvidia-smi -L), or set an empty value to train on the CPU"
-        raise MachineError(Problem("device-missing", message, hint=hint))
-    return chosen
-
-
 def probe_hardware() -> Hardware:
-    """This machine's devices: GPUs that `CUDA_VISIBLE_DEVICES` selects, else one CPU process.
+    """This machine's devices: the GPUs that a run would use, else one CPU process.
 
-    Of unlike GPUs, all are planned as the smallest.
+    GPUs of different kinds are planned with the least memory and the lowest compute capability among them.
+    MachineError as `require_gpus`, and for a GPU whose memory nvidia-smi does not report.
     """
-    gpus = visible_gpus()
+    facts = require_gpus()
+    gpus = facts.usable
     if not gpus:
         return with_host_memory(Hardware(1, 1, "cpu", None, None), host_memory_bytes())
-    weakest = min(gpus, key=lambda gpu: (gpu.total, gpu.capability or (0, 0)))
-    return Hardware(1, len(gpus), weakest.device, weakest.total, weakest.capability)
+    if any(gpu.total is None for gpu in gpus):
+        raise MachineError(_without_memory(gpus))
+    smallest = min(gpus, key=lambda gpu: (gpu.total or 0, gpu.capability or (0, 0)))
+    known = [gpu.capability for gpu in gpus if gpu.capability is not None]
+    lowest = min(known) if len(known) == len(gpus) else None
+    kinds = dict.fromkeys(gpu.device for gpu in gpus)
+    # The catalogue's figures of one kind would not be those of the others.
+    device = smallest.device if smallest.capability == lowest else "/".join(kinds)
+    return Hardware(1, len(gpus), device, smallest.total, lowest, tuple(_notes(facts, len(kinds) > 1)))
+
+
+def _without_memory(gpus: Sequence[Gpu]) -> Problem:
+    size = f"{(host_memory_bytes() or 0) // 10**9}GB"
+    shared = next(gpu for gpu in gpus if gpu.total is None)
+    return Problem(
+        "device-memory-unknown",
+        f"nvidia-smi reports no memory for {shared.label}, as of a GPU that shares the host's memory",
+        hint=f"set what it may use: --on {len(gpus)}x{size}; or train on the CPU: --on cpu",
+    )
+
+
+def _notes(facts: GpuFacts, are_mixed: bool) -> Iterator[str]:
+    """What a plan for GPUs of different kinds does with them."""
+    for gpu in facts.left_out:
+        yield (
+            f"{gpu.label} is left out: it serves a display beside larger GPUs; CUDA_VISIBLE_DEVICES names "
+            "the GPUs to use"
+        )
+    if are_mixed:
+        names = ", ".join(f"GPU {gpu.index} {gpu.name}" for gpu in facts.usable)
+        yield (
+            f"GPUs of different kinds ({names}) are planned with the least memory and the lowest compute "
+            "capability of them; CUDA_VISIBLE_DEVICES names the GPUs to use"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.hardware import device_facts
 from launcher.facts.time_limit import TooSlow, time_limit
@@ -125,7 +125,10 @@ def _is_for_here(recipe: Recipe, on: str | None) -> bool:
         return on is None
     if asked.num_nodes > 1 or asked.device == "cpu":
         return asked.num_nodes == 1
-    found = probe.probe_hardware()
+    try:
+        found = probe.probe_hardware()
+    except MachineError:  # which a run here reports
+        return False
     return device_facts(asked.device)[0] == found.device and asked.devices_per_node <= found.devices_per_node
 
 

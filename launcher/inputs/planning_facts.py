@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts import prepared_images, probe
+from launcher.facts.gpus import require_gpus
 from launcher.facts.hardware import Hardware, device_facts, parse_hardware, probe_processor, with_host_memory
 from launcher.facts.lora import adapter_fields, is_all_linear, without_adapter
 from launcher.facts.measured_runs import Calibration, read_calibration
@@ -39,6 +40,15 @@ if TYPE_CHECKING:
     from launcher.plan.plan import Plan
 
 
+_HIDDEN_PEERS = (
+    "each of the {0} tasks of a node sees a GPU of its own alone (--gpus-per-task, --gpu-bind: a cgroup for "
+    "each): NCCL finds no NVLink or P2P between GPUs that are hidden from each other, so it sends through "
+    "host memory, slower than the planned time counts, or ends with 'invalid device ordinal'; ask for "
+    "--gpus-per-node={0} --gpu-bind=none, or start one task per node"
+)
+"""NVIDIA/nccl issues 1066, 1948. Peers that CUDA_VISIBLE_DEVICES alone hides are reached since CUDA 10.1."""
+
+
 def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
     """The hardware of `--on`, else of the recipe, else of the hostfile with the devices found here."""
     if on is not None:
@@ -61,6 +71,8 @@ def _allocated(found: Hardware) -> Hardware:
     tasks = allocation.tasks_per_node[0]
     count = tasks if tasks > 1 else found.devices_per_node
     everywhere = replace(found, num_nodes=len(allocation.hosts), devices_per_node=count)
+    if tasks > 1 and not found.is_cpu and len(require_gpus().gpus) < tasks:
+        everywhere = replace(everywhere, notes=(*found.notes, _HIDDEN_PEERS.format(tasks)))
     return with_host_memory(everywhere, probe.host_memory_bytes())
 
 
@@ -246,7 +258,11 @@ def _rehearsal(
     from launcher.planner.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
 
     asked = find_hardware(loaded.recipe, on) if on or loaded.recipe.hardware else None
-    hardware = tiny_hardware(asked, probe.probe_hardware(), loaded.recipe)
+    if asked is not None and asked.is_cpu:  # whatever else is here
+        here = with_host_memory(Hardware(1, 1, "cpu", None, None), probe.host_memory_bytes())
+    else:
+        here = probe.probe_hardware()
+    hardware = tiny_hardware(asked, here, loaded.recipe)
     loaded = tiny_recipe(loaded, config)
     return (tiny_on_cpu(loaded) if hardware.is_cpu else tiny_on_gpus(loaded, hardware)), hardware
 
@@ -311,7 +327,11 @@ def gather(
     warnings = [] if tiny else [one for found in judged_data(loaded, on) for one in found]
     spec, note = _find_spec(loaded.recipe, name, config, origin, ask=allow_torch)
     calibration = None if tiny else find_calibration(hardware)  # a tiny model differs from real ones
-    warnings += [*([] if note is None else [note]), *_warnings(loaded.recipe, spec, calibration)]
+    warnings += [
+        *hardware.notes,
+        *([] if note is None else [note]),
+        *_warnings(loaded.recipe, spec, calibration),
+    ]
     facts = Facts(
         hardware=hardware,
         model=spec,

@@ -26,7 +26,7 @@ from launcher.errors import (
 from launcher.execute.remember import remember_run
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import execute, prepare_data
-from launcher.execute.start_checks import check_machine
+from launcher.execute.start_checks import check_free_memory, check_machine
 from launcher.facts import probe
 from launcher.facts.hardware import Hardware
 from launcher.facts.safe_files import write_text
@@ -423,7 +423,8 @@ def _run_rung(climb: Climb, step: Step, record: dict[str, Any], metrics: Sequenc
 def _run(climb: Climb, step: Step, plan: Plan, record: dict[str, Any], metrics: Sequence[str]) -> None:
     """Run one rung and fill its record. An error of the data is raised: it would end every rung."""
     try:
-        devices = check_machine(plan)
+        gpus = check_machine(plan)
+        check_free_memory(plan.memory.needed, gpus, climb.shown.say)
     except MachineError as error:
         record |= {"status": "refused", "reason": _messages(error)}
         climb.lacking += error.problems
@@ -439,7 +440,7 @@ def _run(climb: Climb, step: Step, plan: Plan, record: dict[str, Any], metrics: 
         shutil.copy(climb.prepared, run_dir / DATA)
     try:
         result = execute(
-            bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=None,
+            bundle, run_dir, gpus=gpus, master_port=probe.free_port(), resume=None,
             prepare=False, echo=lambda line: None, look=climb.shown.begin(plan, run_dir),
         )  # fmt: skip
     except Interrupted:

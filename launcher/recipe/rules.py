@@ -67,6 +67,7 @@ _OWNED_VARIABLES = (
     (r"(LOCAL_|ROLE_|GROUP_)?(RANK|WORLD_SIZE)|LOCAL_SIZE|NODE_RANK", _SIZE),
     (r"MASTER_(ADDR|PORT)", "it is found automatically; `launch.hostfile` or Slurm names the nodes"),
     (r"CUDA_VISIBLE_DEVICES", f"{_SHELL}; `hardware.devices_per_node` sets how many devices are used"),
+    (r"CUDA_DEVICE_ORDER", "the run sets PCI_BUS_ID: devices have nvidia-smi's numbers"),
     (r"EFFILAUNCH_\w+", _SHELL),
     (r"ACCELERATE_(USE_CPU|TORCH_DEVICE)", "`hardware.device: cpu` or `--on cpu` decides it"),
     (r"ACCELERATE_(USE_\w+|DEEPSPEED_\w+|CONFIG_DS_FIELDS|ALLOW_CP_STANDALONE)|FSDP_\w+", _ENGINE),

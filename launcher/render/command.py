@@ -15,6 +15,8 @@ WORKER = "launcher.train.worker"
 PREPARE = "launcher.train.prepare"
 LOCAL_LAUNCH = "launcher.train.loopback"
 """accelerate's launcher where all ranks are on one node: its store listens on loopback alone."""
+DEVICE_ORDER = "CUDA_DEVICE_ORDER"
+"""Environment variable of CUDA, whose default numbers the fastest device 0."""
 AGENT = "launcher.train.agent"
 """torchrun on one of several nodes."""
 
@@ -68,8 +70,10 @@ def render_env(plan: Plan) -> dict[str, str]:
     if by_reference:
         env[GIVEN] = ",".join(by_reference)  # what the logs shall not show
     launcher = plan.launch.launcher
-    if not plan.hardware.is_cpu and launcher != "deepspeed":
-        env["CUDA_VISIBLE_DEVICES"] = "{devices}"
+    if not plan.hardware.is_cpu:
+        env[DEVICE_ORDER] = "PCI_BUS_ID"  # as nvidia-smi, whose numbers {devices} are
+        if launcher != "deepspeed":
+            env["CUDA_VISIBLE_DEVICES"] = "{devices}"
     if launcher == "python":
         env |= engine_of(plan).alone_env
     return env

@@ -70,24 +70,26 @@ def torch_facts() -> dict[str, Any]:
             for a in range(count)
         ]
     elif torch.version.cuda:
-        facts["why"] = _why_no_device(torch)
+        facts["why"] = why_no_device(torch)
     return facts
 
 
 def _device(torch: Any, index: int) -> dict[str, Any]:
+    """Without selecting the device: that would open a context on it, of some 500 MB."""
     found = torch.cuda.get_device_properties(index)
-    with torch.cuda.device(index):
-        native = bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return {
         "name": found.name,
         "capability": [found.major, found.minor],
         "total": found.total_memory,
-        "bf16": native,
+        "bf16": bool(torch.version.hip) or found.major >= 8,  # in hardware, as is_bf16_supported counts
     }
 
 
-def _why_no_device(torch: Any) -> str:
-    """The error of CUDA's initialisation."""
+def why_no_device(torch: Any) -> str:
+    """Torch's own reason why it sees no GPU, one line."""
+    if torch.version.cuda is None:
+        built = f"ROCm {torch.version.hip}" if torch.version.hip else "the CPU"
+        return f"torch {torch.__version__} is built for {built}"
     try:
         torch.cuda.init()
     except Exception as error:  # RuntimeError of the driver, AssertionError of the build

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import TrainerCallback
 
-from launcher.facts.probe import memory_of_process
+from launcher.facts.gpus import memory_of_process
 from launcher.train.job import Job
 from launcher.train.trace.tape import StorageWatch
 from launcher.train.upstream.deepspeed_seams import call_before_step

@@ -98,6 +98,7 @@ def train(job: Job) -> None:
     from launcher.train.model.models import load_model
     from launcher.train.model.processing import load_processing
     from launcher.train.outcome import save_outcome
+    from launcher.train.own_device import check_cuda, check_device
     from launcher.train.tracking import attach_trackers, end_trackers
     from launcher.train.training import fit, make_arguments, make_trainer
 
@@ -106,7 +107,9 @@ def train(job: Job) -> None:
     check_shared(job)
     status().enter("load")
     set_timeouts(job)
+    check_cuda(job)
     args = make_arguments(job)  # before the model: it sets the device, and ZeRO-3 shards from here on
+    check_device(job, args.device)
     if enumeration := train_engine(job).pickled_enum:
         save_members_by_value(enumeration)
     check_metrics(job)

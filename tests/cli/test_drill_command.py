@@ -100,7 +100,7 @@ def drilled(tmp_path, monkeypatch, capsys):
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "r.yaml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(drill, "check_machine", lambda plan: "")
+    monkeypatch.setattr(drill, "check_machine", lambda plan: [])
 
     def run(*arguments, on="2xcpu", **changes):
         runs = Runs(**changes)

@@ -71,7 +71,7 @@ def climb(tmp_path, monkeypatch, capsys):
         def check(plan):
             if machine and machine(plan):
                 raise MachineError(Problem("missing-package", "bitsandbytes is not installed"))
-            return ""
+            return []
 
         monkeypatch.setattr(ladder, "check_machine", check)
         capsys.readouterr()

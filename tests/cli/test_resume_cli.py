@@ -104,7 +104,7 @@ def runs(tmp_path, monkeypatch, capsys):
         return replace(render(plan), **argvs)
 
     monkeypatch.setattr(run, "render", rendered)
-    monkeypatch.setattr(run, "check_machine", lambda plan, nodes=None: "0")
+    monkeypatch.setattr(run, "check_machine", lambda plan, nodes=None: [])
     monkeypatch.setattr(run, "remember_run", lambda *_: "")
     monkeypatch.setattr(run, "result_text", lambda *_, **__: "")
     return Runs(tmp_path, capsys)

@@ -110,11 +110,11 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("weights", "free", "place"),
     [
-        (7 * GIB, [], "cpu"),
-        (7 * GIB, [24 * GIB], "cuda"),
-        (24 * GIB - SPARE, [24 * GIB], "cuda"),
-        (24 * GIB - SPARE + 1, [24 * GIB, 24 * GIB], "auto"),
-        (140 * GIB, [80 * GIB], "auto"),
+        (7 * GIB, None, "cpu"),
+        (7 * GIB, 24 * GIB, "cuda"),
+        (24 * GIB - SPARE, 24 * GIB, "cuda"),
+        (24 * GIB - SPARE + 1, 24 * GIB, "auto"),
+        (140 * GIB, 80 * GIB, "auto"),
     ],
 )
 def test_one_gpu_where_it_holds_the_weights_else_all_there_is(weights, free, place):
@@ -151,7 +151,7 @@ def test_what_the_gpu_does_not_hold_is_spread_and_its_speed_is_named(tmp_path, m
     """Facts of a GPU with 1 kB free; accelerate then finds this machine's devices, which is its CPU."""
     run = finished(tmp_path, [2])
     expected = generate(run, "w1 w2", 8)
-    monkeypatch.setattr("launcher.train.results.trained.free_device_bytes", lambda: [1024])
+    monkeypatch.setattr("launcher.train.results.trained.free_device_bytes", lambda: 1024)
     assert place_of(read_job(run), run / "model") == "auto"
     asked = []
     import launcher.train.results.generate as module
@@ -208,7 +208,19 @@ def test_layers_that_wait_elsewhere_answer_the_same(tmp_path):
 
 
 def test_no_gpu_is_no_free_memory():
-    assert free_device_bytes() == []
+    assert free_device_bytes() is None
+
+
+def test_only_the_first_of_eight_gpus_is_asked(monkeypatch):
+    """Asking another one opens a context on it."""
+    import torch
+
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (asked.append(number), (5, 9))[1])
+    assert free_device_bytes() == 5
+    assert asked == [0]
 
 
 def talking(folder: Path, template: str | None = CHATML) -> Trained:

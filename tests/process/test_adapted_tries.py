@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from checkpoints import checkpoint
 from factories import BASE, facts, recipe
+from machines import gpus
 
 from launcher.cli import main
 from launcher.errors import MachineError, Problem, RecipeError, RunFailed
@@ -103,7 +104,7 @@ def tries(tmp_path, monkeypatch):
         write_run_dir(bundle, tmp_path / "run", resume=resume is not None)
         said = []
         plan, result = run_attempts(
-            loaded, told, bundle, tmp_path / "run", devices="0", resume=resume, say=said.append
+            loaded, told, bundle, tmp_path / "run", gpus=gpus(count=1), resume=resume, say=said.append
         )
         return plan, result, said
 

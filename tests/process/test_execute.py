@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from factories import plan
+from machines import gpus
 
 from launcher.errors import Interrupted, MachineError, RecipeError, RunFailed
 from launcher.execute import start as starting
@@ -41,7 +42,7 @@ def started(tmp_path, script, prepare=PREPARED, **overrides):
     run_dir = tmp_path / "run"
     write_run_dir(bundle, run_dir, resume=False)
     lines: list[str] = []
-    result = execute(bundle, run_dir, devices="0", master_port=29511, resume=None, echo=lines.append)
+    result = execute(bundle, run_dir, gpus=gpus(count=1), master_port=29511, resume=None, echo=lines.append)
     return result, lines
 
 

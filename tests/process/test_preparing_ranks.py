@@ -73,7 +73,7 @@ def tried(tmp_path):
         )  # the rank prepares, as workers do
         write_run_dir(bundle, tmp_path / "run", resume=False)
         run_attempts(
-            recipe(tmp_path, **given), facts("2xcpu"), bundle, tmp_path / "run", devices="", resume=None,
+            recipe(tmp_path, **given), facts("2xcpu"), bundle, tmp_path / "run", gpus=(), resume=None,
             say=lambda line: None, limits=Limits(leave=0.2), first_pause_s=0.1,
         )  # fmt: skip
         return (tmp_path / "run" / "tries").read_text().split()

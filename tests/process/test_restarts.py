@@ -51,7 +51,7 @@ class Tried:
         bundle = bundle_of(self.folder, script, **given)
         write_run_dir(bundle, self.run_dir, resume=self.run_dir.exists())
         _, result = run_attempts(
-            loaded, facts("2xcpu"), bundle, self.run_dir, devices="", resume=None, say=self.said.append,
+            loaded, facts("2xcpu"), bundle, self.run_dir, gpus=(), resume=None, say=self.said.append,
             limits=limits, first_pause_s=pause_s,
         )  # fmt: skip
         return result

@@ -31,7 +31,7 @@ def run(folder, script, showing):
     run_dir = folder / "run"
     write_run_dir(bundle, run_dir, resume=False)
     return execute(
-        bundle, run_dir, devices="", master_port=29517, resume=None, echo=showing.say,
+        bundle, run_dir, gpus=(), master_port=29517, resume=None, echo=showing.say,
         limits=Limits(leave=0.2), look=showing.looking(run_dir)(bundle.plan),
     )  # fmt: skip
 
@@ -80,7 +80,7 @@ def test_a_display_error_does_not_end_the_run(tmp_path):
     bundle = bundle_of(tmp_path, ranks())
     write_run_dir(bundle, tmp_path / "run", resume=False)
     result = execute(
-        bundle, tmp_path / "run", devices="", master_port=29517, resume=None, echo=said.append, look=look,
+        bundle, tmp_path / "run", gpus=(), master_port=29517, resume=None, echo=said.append, look=look,
         limits=Limits(leave=0.2),
     )  # fmt: skip
     assert result == {"steps": 8}

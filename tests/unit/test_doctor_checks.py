@@ -179,7 +179,9 @@ def test_what_is_said_without_a_recipe(check, machine, status, word):
 WITH_RECIPE = [
     ("devices", NO_GPU, "has 0 visible"),
     ("devices", changed("gpu", visible="0,1"), "has 2 visible"),
-    ("devices", changed("gpu", gpus=gpus(V100)), "the smallest has"),
+    ("devices", changed("gpu", gpus=gpus(V100)), "less memory"),
+    ("devices", changed("gpu", gpus=(replace(gpus()[0], fault="GPU is lost"),)), "GPU is lost"),
+    ("devices", changed("gpu", gpus=(replace(gpus()[0], is_mig=True),)), "MIG"),
     ("device-memory", changed("gpu", gpus=gpus(used=79 * GIB)), "less free"),
     ("driver", NO_GPU, "no NVIDIA driver"),
     ("bf16", changed("gpu", gpus=gpus(V100)), "emulated"),

@@ -17,6 +17,7 @@ from patience import patience
 
 from launcher.execute.leftovers import remove_stale_locks
 from launcher.facts import machine_facts
+from launcher.facts.gpus import read_gpus
 from launcher.facts.machine_facts import (
     SECTIONS,
     ask_stack,
@@ -27,7 +28,6 @@ from launcher.facts.machine_facts import (
     read_sections,
     watched_environment,
 )
-from launcher.facts.probe import read_gpus
 from launcher.facts.software import RANGES, TESTED, outside_range
 from launcher.facts.storage import read_disk, read_folder, stale_locks
 

@@ -260,7 +260,7 @@ def test_nodes_that_do_not_come_are_left_out_of_the_next_attempt(tmp_path, monke
     with Nodes(PLACES[0], run_dir, "") as head, Nodes(PLACES[1], run_dir, "") as one:
         one.follow_run(head._own["run"])
         plan, result = attempts.run_attempts(
-            loaded, about, bundle, run_dir, devices="", resume=None, say=lambda line: None, nodes=head
+            loaded, about, bundle, run_dir, gpus=(), resume=None, say=lambda line: None, nodes=head
         )
     assert begun == [(4, (0, 1, 2, 3)), (2, (0, 1))]
     assert (plan.batch.accumulation, plan.batch.data_parallel) == (8, 8)

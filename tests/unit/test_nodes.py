@@ -35,10 +35,11 @@ from launcher.execute.output import Report
 from launcher.execute.start_checks import check_machine
 from launcher.execute.supervise import Limits
 from launcher.execute.taking_part import take_part
+from launcher.facts.gpus import Gpu
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.job_member import JobMember
 from launcher.facts.node_facts import HOST_LOST
-from launcher.facts.probe import Gpu, free_port
+from launcher.facts.probe import free_port
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
 from launcher.schedulers.local import rendezvous
@@ -368,10 +369,10 @@ def gpus(*indices: str) -> list[Gpu]:
 @pytest.mark.parametrize("sees", [["0"], ["4", "5"]])
 def test_one_task_a_device_runs_with_a_gpu_of_its_own_or_all(first, tmp_path, monkeypatch, sees):
     """As under srun --gpus-per-task=1, where each task sees its own as number 0; and without it."""
-    monkeypatch.setattr(start_checks.probe, "visible_gpus", lambda: gpus(*sees))
+    monkeypatch.setattr(start_checks, "visible_gpus", lambda: gpus(*sees))
     monkeypatch.setattr(start_checks, "require_modules", lambda names: None)
     place = replace(first, num_nodes=1, tasks_per_node=2)
-    assert check_machine(plan(tmp_path, "2xA100-80GB"), Nodes(place, tmp_path, "")) == ",".join(sees)
+    assert check_machine(plan(tmp_path, "2xA100-80GB"), Nodes(place, tmp_path, "")) == gpus(*sees)
 
 
 def test_the_number_of_nodes_is_that_of_the_plan(first, tmp_path):

@@ -10,10 +10,12 @@ from dataclasses import replace
 
 import pytest
 from factories import plan
+from machines import gpus
 
 from launcher.execute.binding import Order, bind_order
 from launcher.execute.start import _order
 from launcher.execute.supervise import Limits
+from launcher.facts.gpus import STARTED_FOR
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.interfaces import addresses, interface_of, is_this_machine, own_address_towards
 from launcher.facts.job_member import JobMember
@@ -57,12 +59,13 @@ def test_the_ranks_of_a_member():
 @pytest.mark.parametrize("engine", ["deepspeed", "ddp"])
 def test_each_node_starts_torchrun_with_its_place(tmp_path, engine):
     bundle = render(plan(tmp_path, "2x4xA100-80GB", sharding__engine=engine))
-    bound = bind_order(order_of(bundle), ONE_A_NODE, ["4", "5", "6", "7", "8"], "digest")
+    bound = bind_order(order_of(bundle), ONE_A_NODE, gpus()[3:], "digest")
     words = " ".join(bound.argv)
     assert "{node_rank}" not in words
     assert "/runs/{devices} --nnodes 2" in words, "a folder's name is no late value"
     assert "--nproc-per-node 4 --node-rank 1 --master-addr node1 --master-port 4711" in words
-    assert bound.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    assert bound.env["CUDA_VISIBLE_DEVICES"] == "3,4,5,6"
+    assert bound.env[STARTED_FOR] == "GPU-0003,GPU-0004,GPU-0005,GPU-0006"
     agent = read_agent(bound.argv[3:], bound.env)
     assert (agent.place, agent.asked, agent.ranks) == (ONE_A_NODE, "digest", 4)
     assert "hostfile" not in bundle.files
@@ -71,7 +74,7 @@ def test_each_node_starts_torchrun_with_its_place(tmp_path, engine):
 
 def test_a_task_per_device_is_a_node_of_torchrun_with_one_rank(tmp_path, monkeypatch):
     bundle = render(plan(tmp_path, "2x2xA100-80GB"), worker="launcher.train.other")
-    bound = bind_order(order_of(bundle), ONE_A_RANK, ["0", "1"])
+    bound = bind_order(order_of(bundle), ONE_A_RANK, gpus(count=2))
     assert bound.env["CUDA_VISIBLE_DEVICES"] == "0,1"
     agent = read_agent(bound.argv[3:], bound.env)
     assert (agent.ranks, agent.module) == (1, "launcher.train.other")
@@ -163,7 +166,10 @@ def test_what_other_machines_get_of_the_environment():
 
 def facts_of(member: int, node: int, devices=(), **versions) -> NodeFacts:
     there = {"effilaunch": "1", "python": "3.11", "torch": "2.13", **versions}
-    return NodeFacts(member, node, 0, f"host{node}", "", "job", "asked", "digest", tuple(devices), there)
+    uuids = tuple(f"GPU-{node}-{device}" for device in devices)
+    return NodeFacts(
+        member, node, 0, f"host{node}", "", "job", "asked", "digest", tuple(devices), there, uuids=uuids
+    )
 
 
 def test_nodes_of_another_job_or_with_other_options_are_named():
@@ -198,8 +204,14 @@ def test_too_few_devices_are_named():
     names = {0: "host0", 1: "host1", 2: "host1 (member 2)"}
     (problem,) = missing_devices([facts_of(0, 0, "01"), facts_of(1, 1, "0")], hardware, names)
     assert "host1 shows 1 GPUs" in problem.message
-    own = [facts_of(0, 0, "01"), facts_of(1, 1, "0"), facts_of(2, 1, "0")]  # each task sees its own GPU as 0
+    tasks = [facts_of(0, 0, "01"), facts_of(1, 1, "0"), facts_of(2, 1, "0")]
+    own = [*tasks[:2], replace(tasks[2], uuids=("GPU-1-1",))]  # each task sees its own GPU as 0
     assert missing_devices(own, hardware, names) == []
+    (problem,) = missing_devices(tasks, hardware, names)
+    assert "host1 shows 1 GPUs" in problem.message, "both tasks would use the same"
+    some = [replace(facts_of(0, 0, "01")), facts_of(1, 0, "23"), *(facts_of(n, 0, "0123") for n in (2, 3))]
+    (problem,) = missing_devices(some, parse_hardware("1x4xA100-80GB"), dict.fromkeys(range(4), "host0"))
+    assert problem.message == "a task of host0 sees 2 of its 4 GPUs"
     assert missing_devices([facts_of(0, 0), facts_of(1, 1)], parse_hardware("2x2xcpu"), names) == []
 
 

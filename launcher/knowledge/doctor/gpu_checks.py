@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+
+from launcher.facts.gpus import Gpu, unusable
 from launcher.facts.machine_facts import Machine
-from launcher.facts.probe import Gpu
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, numbers, ok, size, skip, warn
 from launcher.knowledge.doctor.needs import has_env, on_gpu
 from launcher.plan.plan import Plan
@@ -18,7 +20,7 @@ def _names(gpus: tuple[Gpu, ...]) -> str:
     kinds: dict[str, int] = {}
     for gpu in gpus:
         level = "" if gpu.capability is None else ", sm_{}{}".format(*gpu.capability)
-        kind = f"{gpu.name} ({size(gpu.total)}{level})"
+        kind = f"{gpu.name} ({'unknown memory' if gpu.total is None else size(gpu.total)}{level})"
         kinds[kind] = kinds.get(kind, 0) + 1
     return ", ".join(f"{count}x {kind}" for kind, count in kinds.items())
 
@@ -34,16 +36,18 @@ def devices(machine: Machine, plan: Plan | None) -> Verdict:
     found = _names(gpu.usable) or "no GPU"
     if gpu.visible is not None and len(gpu.usable) < len(gpu.gpus):
         found += f"; CUDA_VISIBLE_DEVICES={gpu.visible!r} shows {len(gpu.usable)} of {len(gpu.gpus)}"
+    found += "".join(f"; {card.label} serves a display and is left out" for card in gpu.left_out)
+    if problems := unusable(gpu.usable):
+        return fail(found, "; ".join(problem.message for problem in problems), str(problems[0].hint))
     if plan is not None and on_gpu(plan):
         wanted = plan.hardware
         if len(gpu.usable) < wanted.devices_per_node:
             each = " on each node" if wanted.num_nodes > 1 else ""
             message = f"the plan is for {wanted.label}{each}, this machine has {len(gpu.usable)} visible GPUs"
             return fail(found, message, "set other hardware with --on; see also the check driver")
-        smallest = min(g.total for g in gpu.usable[: wanted.devices_per_node])
-        if wanted.device_bytes is not None and smallest < 0.97 * wanted.device_bytes:
-            assumed = size(wanted.device_bytes)
-            message = f"the plan assumes {assumed} per GPU, the smallest has {size(smallest)}"
+        weaker = [g.label for g in gpu.usable if not g.is_enough_for(wanted)]
+        if len(gpu.usable) - len(weaker) < wanted.devices_per_node:
+            message = f"less memory or compute capability than {wanted.device}: {', '.join(weaker)}"
             return fail(found, message, "plan for the local GPUs, without --on")
     if not gpu.gpus:
         return skip(found, "runs are planned for the CPU" if plan is None else "the plan is for the CPU")
@@ -54,17 +58,21 @@ def devices(machine: Machine, plan: Plan | None) -> Verdict:
     return ok(found)
 
 
+def _available(gpu: Gpu) -> float:
+    return inf if gpu.available is None else gpu.available
+
+
 def device_memory(machine: Machine, plan: Plan | None) -> Verdict:
     """Whether other processes use the devices."""
     gpus = machine.gpu.usable
     if not gpus:
         return skip(_NO_GPU)
-    fullest, tightest = max(gpus, key=lambda g: g.used), min(gpus, key=lambda g: g.total - g.used)
+    fullest, tightest = max(gpus, key=lambda g: g.used), min(gpus, key=_available)
     found = f"at most {size(fullest.used)} in use (GPU {fullest.index})"
-    if plan is not None and on_gpu(plan) and tightest.total - tightest.used < plan.memory.needed:
+    if plan is not None and on_gpu(plan) and _available(tightest) < plan.memory.needed:
         message = f"the run needs {size(plan.memory.needed)} on each GPU, GPU {tightest.index} has less free"
         return fail(found, message, "end the processes that nvidia-smi lists, or use other GPUs")
-    if fullest.used > 0.05 * fullest.total:
+    if fullest.used > 0.05 * (fullest.total or inf):
         return warn(found, "another process uses a GPU", "nvidia-smi shows it")
     return ok(found)
 
@@ -72,6 +80,8 @@ def device_memory(machine: Machine, plan: Plan | None) -> Verdict:
 def driver(machine: Machine, plan: Plan | None) -> Verdict:
     """Whether the driver responds and is new enough for torch's CUDA."""
     gpu = machine.gpu
+    if gpu.smi == "absent" and gpu.sign is not None:
+        return fail("no nvidia-smi", f"{gpu.sign}", "install the driver's programs, or add them to PATH")
     if gpu.smi == "absent" and not on_gpu(plan):
         return skip("no NVIDIA driver")
     if gpu.smi == "absent":

@@ -191,13 +191,13 @@ def _rehearse(
     *,
     subject: str,
 ) -> Outcome:
-    devices = check_machine(plan, nodes)
+    gpus = check_machine(plan, nodes)
     bundle = render_rehearsal(plan, planned)
     ranks = plan.hardware.num_devices
     say(start_line(planned, ranks, printable(str(run_dir))))
     with written(bundle, run_dir, resume=False) as lock:
         start = partial(
-            execute, bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=None, echo=say,
+            execute, bundle, run_dir, gpus=gpus, master_port=probe.free_port(), resume=None, echo=say,
             prepare=False, limits=limits_of(planned, ranks), lock=lock, nodes=nodes,
         )  # fmt: skip
         failed = _error_of(start, run_dir)

@@ -112,10 +112,13 @@ def _join(job: Job, planned: Rehearsal, watchdog: Any, store: Any = None) -> Any
     joining: the limit of the all-reduce is far shorter.
     """
     from launcher.train.arguments import make_arguments
+    from launcher.train.own_device import check_cuda, check_device
 
     watchdog.begin("joining as the run would", planned.join_s)
     set_timeouts(job)
+    check_cuda(job)
     device = make_arguments(job).device
+    check_device(job, device)
     if store is not None:
         _arrive(store, "joined", planned.join_s)
     status().enter("train")

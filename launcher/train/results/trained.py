@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -244,30 +243,31 @@ def on_base(base: Any, folder: Path, **options: Any) -> Any:
     return adapted
 
 
-def placement(weights: int, free: Sequence[int]) -> Place:
-    """Where to place so many bytes of weights, by the free bytes of each GPU.
+def placement(weights: int, free: int | None) -> Place:
+    """Where to place so many bytes of weights, by the free bytes of the first GPU.
 
-    `cuda`: the first GPU holds them and SPARE. `auto`: it does not, so accelerate spreads the layers over all
-    GPUs and then the CPU's memory. `cpu`: there is no GPU.
+    `cuda`: it holds them and SPARE. `auto`: it does not, so accelerate spreads the layers over all GPUs and
+    then the CPU's memory. `cpu`: there is no GPU.
     """
-    if not free:
+    if free is None:
         return "cpu"
-    return "cuda" if weights + SPARE <= free[0] else "auto"
+    return "cuda" if weights + SPARE <= free else "auto"
 
 
-def free_device_bytes() -> list[int]:
-    """Free memory of each GPU that this process sees."""
+def free_device_bytes() -> int | None:
+    """Free memory of the first GPU that this process sees; None without one.
+
+    Asking another one would open a context on it, of some 500 MB.
+    """
     import torch
 
-    if not torch.cuda.is_available():
-        return []
-    return [int(torch.cuda.mem_get_info(number)[0]) for number in range(torch.cuda.device_count())]
+    return int(torch.cuda.mem_get_info(0)[0]) if torch.cuda.is_available() else None
 
 
 def place_of(job: Job, folder: Path) -> Place:
     """`placement` of the model in `folder` on this machine, without reading a weight."""
     free = free_device_bytes()
-    if not free or job.model.device_map not in (None, "local"):
+    if free is None or job.model.device_map not in (None, "local"):
         return placement(0, free)  # the recipe's own map is used
     return placement(weight_bytes(job, folder), free)
 
