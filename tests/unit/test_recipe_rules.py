@@ -604,6 +604,7 @@ def test_other_initialisations_are_accepted(tmp_path, init):
         ("MASTER_ADDR", "launch.hostfile"),
         ("MASTER_PORT", "launch.hostfile"),
         ("CUDA_VISIBLE_DEVICES", "shell"),
+        ("CUDA_DEVICE_ORDER", "nvidia-smi"),
         ("EFFILAUNCH_RESUME", "shell"),
         ("ACCELERATE_USE_FSDP", "`sharding`"),
         ("ACCELERATE_USE_DEEPSPEED", "`sharding`"),
