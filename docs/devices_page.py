@@ -9,8 +9,8 @@ from launcher.facts.hardware import DEVICES, Device, Figures
 INTRO = """\
 `--on` and `hardware.device` take these names, in any case; the part before the size is enough where one
 device has it (`8xH100`, `1xRTX4090`). Any other device is given by its memory, e.g. `1x24GB`: decimal
-gigabytes, so a plan for it assumes no more than its data sheet promises. Which GPUs a plan without `--on` counts,
-and what a run checks before it uses them: [doctor](../doctor.md#what-a-run-checks-at-its-start).
+gigabytes, so a plan for it assumes no more than its data sheet promises. Which GPUs a plan without `--on`
+counts, and what a run checks before it uses them: [doctor](../doctor.md#what-a-run-checks-at-its-start).
 
 - **MiB**: as `nvidia-smi` reports them, of AMD's devices `amd-smi`. A plan without `--on` counts what the
   driver of this machine reports.

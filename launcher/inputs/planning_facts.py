@@ -324,14 +324,11 @@ def gather(
         name, config, origin = f"{name} (tiny)", loaded.recipe.model.config, "--tiny"
     else:
         hardware = find_hardware(loaded.recipe, on)
-    warnings = [] if tiny else [one for found in judged_data(loaded, on) for one in found]
+    judged = ((), ()) if tiny else judged_data(loaded, on)
+    warnings = [*hardware.notes, *judged[0], *judged[1]]
     spec, note = _find_spec(loaded.recipe, name, config, origin, ask=allow_torch)
     calibration = None if tiny else find_calibration(hardware)  # a tiny model differs from real ones
-    warnings += [
-        *hardware.notes,
-        *([] if note is None else [note]),
-        *_warnings(loaded.recipe, spec, calibration),
-    ]
+    warnings += [*([] if note is None else [note]), *_warnings(loaded.recipe, spec, calibration)]
     facts = Facts(
         hardware=hardware,
         model=spec,

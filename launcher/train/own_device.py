@@ -5,14 +5,24 @@ from __future__ import annotations
 import os
 
 import torch
+from transformers import TrainingArguments
 
 from launcher.errors import MachineError, Problem
 from launcher.facts.gpus import SAME_SIZE, STARTED_FOR
+from launcher.train.arguments import make_arguments
 from launcher.train.job import Job
 from launcher.train.machine import why_no_device
 
 CODE = "device-differs"
 _GIB = 2**30
+
+
+def arguments_on_planned_device(job: Job) -> TrainingArguments:
+    """`make_arguments`, which sets the device. MachineError where that is not the planned one."""
+    check_cuda(job)
+    args = make_arguments(job)
+    check_device(job, args.device)
+    return args
 
 
 def check_cuda(job: Job) -> None:

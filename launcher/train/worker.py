@@ -98,18 +98,16 @@ def train(job: Job) -> None:
     from launcher.train.model.models import load_model
     from launcher.train.model.processing import load_processing
     from launcher.train.outcome import save_outcome
-    from launcher.train.own_device import check_cuda, check_device
+    from launcher.train.own_device import arguments_on_planned_device
     from launcher.train.tracking import attach_trackers, end_trackers
-    from launcher.train.training import fit, make_arguments, make_trainer
+    from launcher.train.training import fit, make_trainer
 
     started = time.monotonic()
     prepare_in_ranks(job)
     check_shared(job)
     status().enter("load")
     set_timeouts(job)
-    check_cuda(job)
-    args = make_arguments(job)  # before the model: it sets the device, and ZeRO-3 shards from here on
-    check_device(job, args.device)
+    args = arguments_on_planned_device(job)  # before the model: ZeRO-3 shards from here on
     if enumeration := train_engine(job).pickled_enum:
         save_members_by_value(enumeration)
     check_metrics(job)

@@ -217,13 +217,14 @@ def test_memory_that_others_hold_ends_the_run_before_it_starts(smi, ask, monkeyp
 
 def test_the_memory_of_a_run_that_has_just_ended_is_waited_for(smi, monkeypatch, tmp_path):
     monkeypatch.setattr(start_checks, "_POLL_S", 0.01)
-    smi.shows(*BUSY, later=[*BUSY[:1], *H100[1:]])
+    smi.shows(*BUSY)
+    found = check_machine(plan(tmp_path, "8xH100-80GB"))
+    one_is_free = [*BUSY[:1], *H100[1:]]
+    smi.shows(*one_is_free, later=H100).env.setenv("FAKE_LOG", str(tmp_path / "asked"))
     told = []
-    found = check_machine(plan(tmp_path, "8xH100-80GB"))  # the first query
-    smi.shows(*[*BUSY[:1], *H100[1:]], later=H100)
     check_free_memory(60 * GIB, found, told.append)
     assert len(told) == 1
-    assert not (smi.folder / "later.csv").exists(), "the last answer was waited for"
+    assert (tmp_path / "asked").read_text().count("memory.free") == 2, "until both are free"
 
 
 def test_ranks_know_the_gpus_of_the_run(smi, tmp_path):

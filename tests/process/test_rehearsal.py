@@ -75,11 +75,12 @@ def test_a_rank_that_joins_late_takes_no_time_of_the_next_part(monkeypatch):
     """As where one of two nodes compiles an operator of DeepSpeed."""
     import torch.distributed as dist
 
-    from launcher.train import arguments
+    from launcher.train import own_device
     from launcher.train.rehearsal import run
 
     monkeypatch.setattr(run, "set_timeouts", lambda job: None)
-    monkeypatch.setattr(arguments, "make_arguments", lambda job: SimpleNamespace(device="cpu"))
+    args = SimpleNamespace(device="cpu")
+    monkeypatch.setattr(own_device, "arguments_on_planned_device", lambda job: args)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     store, parts = dist.HashStore(), []

@@ -111,14 +111,11 @@ def _join(job: Job, planned: Rehearsal, watchdog: Any, store: Any = None) -> Any
     One node may still be compiling a DeepSpeed operator that the others have cached. That time counts as
     joining: the limit of the all-reduce is far shorter.
     """
-    from launcher.train.arguments import make_arguments
-    from launcher.train.own_device import check_cuda, check_device
+    from launcher.train.own_device import arguments_on_planned_device
 
     watchdog.begin("joining as the run would", planned.join_s)
     set_timeouts(job)
-    check_cuda(job)
-    device = make_arguments(job).device
-    check_device(job, device)
+    device = arguments_on_planned_device(job).device
     if store is not None:
         _arrive(store, "joined", planned.join_s)
     status().enter("train")
