@@ -324,8 +324,7 @@ def gather(
         name, config, origin = f"{name} (tiny)", loaded.recipe.model.config, "--tiny"
     else:
         hardware = find_hardware(loaded.recipe, on)
-    judged = ((), ()) if tiny else judged_data(loaded, on)
-    warnings = [*hardware.notes, *judged[0], *judged[1]]
+    warnings = [] if tiny else [one for found in judged_data(loaded, on) for one in found]
     spec, note = _find_spec(loaded.recipe, name, config, origin, ask=allow_torch)
     calibration = None if tiny else find_calibration(hardware)  # a tiny model differs from real ones
     warnings += [*([] if note is None else [note]), *_warnings(loaded.recipe, spec, calibration)]
@@ -338,7 +337,7 @@ def gather(
         processor=probe_processor() if hardware.is_cpu else None,
         python=sys.executable,
         hooks=hooks,
-        warnings=tuple(warnings),
+        warnings=(*hardware.notes, *warnings),
         tiny=tiny,
         # of another node, only the devices are known
         host_bytes=probe.host_memory_bytes() if on is None and loaded.recipe.hardware is None else None,
