@@ -354,7 +354,7 @@ class _Following:
         if not workers or watch is None or not any(s.step > 0 for s in watch.living.values()):
             return "stopping"
         long = f" (a step takes {watch.pace:.0f} s)" if watch.pace >= _LONG_STEP_S else ""
-        return f"stopping after this step with a checkpoint{long}"
+        return f"stopping after a step with a checkpoint{long}"
 
     def _stop_s(self) -> float:
         """How long a stop may take: by the measured steps, where they are longer than was planned."""

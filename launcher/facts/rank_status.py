@@ -18,6 +18,9 @@ PHASES = ("start", "prepare", "load", "skip", "train", "evaluate", "save", "fini
 """In the order of a run; `prepare` where the ranks do it themselves. skip, evaluate and save are within
 train; evaluate and save also within finish."""
 
+AGREE_S = 2.0
+"""The ranks agree whether to stop about so often, or at each step if one takes longer."""
+
 LEFT_EARLY = 143
 """Exit status of a rank that was terminated before its first step: 128 + SIGTERM."""
 

@@ -1,13 +1,15 @@
 """How long a stop may take, and the time that a launcher allows for it. Pure.
 
-After a signal the workers finish the current step and save a checkpoint. A launcher that kills them before
-loses it.
+After a signal the workers finish the current step, or those until they next agree (AGREE_S), and save a
+checkpoint. A launcher that kills them before loses it.
 """
 
 from __future__ import annotations
 
 import math
 
+from launcher.facts.hardware import Hardware
+from launcher.facts.rank_status import AGREE_S
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
@@ -72,11 +74,17 @@ def stop_seconds(draft: Draft, chosen: Candidate, facts: Facts) -> tuple[int, st
         said += f", copied to {draft.runtime.mirror} at an assumed {UPLOAD_BYTES / 1e6:.0f} MB/s"
     predicted = None if chosen.time.seconds is None else chosen.time.seconds[1]
     seen = facts.pace.step
-    if predicted is None and seen is None:
-        return math.ceil(save), f"{said}; a step is not predicted here and not counted"
     step = max(predicted or 0.0, seen or 0.0)
+    total = math.ceil(_until_a_stop(step, facts.hardware) + save)
+    if predicted is None and seen is None:
+        return total, f"{said}; a step is not predicted here and not counted"
     source = ", which this run has seen," if step == seen else ""
-    return math.ceil(step + save), f"a step of up to {step:.3g} s{source} and {said}"
+    return total, f"a step of up to {step:.3g} s{source} and {said}"
+
+
+def _until_a_stop(step: float, hardware: Hardware) -> float:
+    """Seconds from a signal to the end of the last step: several ranks agree about it every AGREE_S."""
+    return step if hardware.num_devices == 1 else max(step, AGREE_S)
 
 
 def kill_seconds(plan: Plan) -> float | None:
@@ -93,7 +101,7 @@ def slow_step_word(plan: Plan, step: float) -> str:
     save are done; empty where the plan took it into account, or where they fit."""
     planned, kill = float(plan.runtime.stop_seconds or 0), kill_seconds(plan)
     predicted = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
-    save = max(0.0, planned - max(predicted, plan.pace.step or 0.0))
+    save = max(0.0, planned - _until_a_stop(max(predicted, plan.pace.step or 0.0), plan.hardware))
     if kill is None or planned > kill or step + save <= kill:
         return ""
     total = math.ceil(step + save)

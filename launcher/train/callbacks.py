@@ -18,6 +18,7 @@ from launcher.errors import Problem, RunFailed
 from launcher.facts.checkpoint import complete_checkpoints, read_manifest
 from launcher.facts.safe_files import is_after, read_lines, write_json
 from launcher.train import faults
+from launcher.train.agreement import Agreement
 from launcher.train.job import rank
 from launcher.train.status import Bar, status
 from launcher.train.stopping import SUPERVISOR_GONE, cause, stop
@@ -167,10 +168,10 @@ class EvaluationCut(Exception):
 class Stopping(TrainerCallback):
     """Ends training on all ranks after the step in which any rank got a signal; the last of all callbacks.
 
-    `launcher/train/stopping.py` notes signals; here the ranks agree at the end of each step. If a checkpoint
-    is due anyway, it is the stop's; else one is saved at the end of the step. A stop in the run's last step
-    changes nothing: the run finishes. Upstream's `enable_jit_checkpoint` is a flag of one process, so its
-    ranks may save at different steps.
+    `launcher/train/stopping.py` notes signals; here the ranks agree at the end of steps (`agreement.py`), and
+    one process acts at the end of its step. If a checkpoint is due anyway, it is the stop's; else one is saved
+    at the end of the step. A stop in the run's last step changes nothing: the run finishes. Upstream's
+    `enable_jit_checkpoint` is a flag of one process, so its ranks may save at different steps.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -178,6 +179,7 @@ class Stopping(TrainerCallback):
         self._group: Any = None
         self._distributed = False
         self._in_train = False
+        self._agreement = Agreement()
         self.stopped = False
         """Whether training was ended before its last step, on every rank."""
 
@@ -192,15 +194,15 @@ class Stopping(TrainerCallback):
         self._in_train = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._may_end(control) and self._asked():
+        if self._may_end(control) and self._asked("step"):
             self.end(control)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._may_end(control) and self._asked():
+        if self._may_end(control) and self._asked("batch"):
             raise EvaluationCut
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._may_end(control) and self._asked():
+        if self._may_end(control) and self._asked("save"):
             self.stopped = control.should_training_stop = True
         self.record(state.global_step)
 
@@ -221,15 +223,21 @@ class Stopping(TrainerCallback):
         """Whether a stop may end training here: not before the first step, nor in the last one."""
         return self._in_train and not stop.at_once and not control.should_training_stop
 
-    def _asked(self) -> bool:
-        """Whether any rank was asked to stop; every rank must call it at the same place."""
+    def _asked(self, kind: str) -> bool:
+        """Whether any rank was asked to stop; every rank must call it at the same places.
+
+        kind: what has ended. Of several ranks only where they agree: between, a request waits.
+        """
         if not self._distributed:
             return stop.number != 0
-        latest = torch.tensor([stop.number, int(stop.seconds * 1000)])
+        if not self._agreement.is_due(kind):
+            return False
+        latest = torch.tensor([stop.number, int(stop.seconds * 1e6), int(self._agreement.slowest * 1e6)])
         dist.all_reduce(latest, op=dist.ReduceOp.MAX, group=self._group)
-        number, milliseconds = latest.tolist()
+        number, waited, slowest = latest.tolist()
+        self._agreement.fix_next(slowest / 1e6)
         if number and not stop.number:
-            stop.ask(number, since_s=milliseconds / 1000)
+            stop.ask(number, since_s=waited / 1e6)
         return bool(number)
 
     def record(self, step: int, error: Exception | None = None) -> None:

@@ -1,7 +1,7 @@
 """Signals in a worker: each rank notes them, and all ranks stop at the end of one step.
 
 A scheduler's warning may reach one rank alone, or all of them between different steps. Each rank therefore
-only notes a signal, and the ranks agree at the end of a step (`Stopping` in launcher/train/callbacks.py).
+only notes a signal, and the ranks agree at the end of one (`Stopping` in launcher/train/callbacks.py).
 The handlers are installed before torch is imported, so this module must not import it.
 """
 

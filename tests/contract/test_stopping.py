@@ -24,7 +24,7 @@ if not (find_spec("torch") and find_spec("deepspeed")):  # neither is imported h
     pytest.skip("the training stack is not installed", allow_module_level=True)
 
 STEPS = 8
-ASKED = "TEST_SIGNALS"
+ASKED, EVERY = "TEST_SIGNALS", "TEST_AGREE_S"
 HOOKS = f"""
 import json
 import os
@@ -33,6 +33,14 @@ import time
 from pathlib import Path
 
 from transformers import TrainerCallback
+
+from launcher.train import agreement
+
+# By default the ranks of a test agree at each step, so that it knows at which one they stop.
+agreement.AGREE_S, *rates = json.loads(os.environ.get("{EVERY}", "[0]"))
+if rates:
+    rate = rates[int(os.environ["RANK"])]
+    agreement.Agreement.__init__.__defaults__ = (lambda: rate * time.monotonic() - 1e6 * rate,)
 
 ASKED = json.loads(os.environ.get("{ASKED}", "[]"))
 
@@ -180,6 +188,33 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_run_goes_on(engine, 
     assert run.rows() == {step: expected[step] for step in range(1, 4)}
     run.resume()
     assert run.rows() == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "every", "asked"),
+    [
+        # Two seconds by clocks that run differently, one of them backwards.
+        ("ddp", [2.0, 1.0, 30.0], ("begin", 10, 1, signal.SIGTERM)),
+        pytest.param("zero2", [2.0, -5.0, 0.1], ("begin", 10, 1, signal.SIGUSR1), marks=pytest.mark.slow),
+        # Steps that take longer than the time between two agreements.
+        pytest.param("ddp", [0.001, 1.0, 1.0], ("begin", 10, 0, signal.SIGTERM), marks=pytest.mark.slow),
+        pytest.param("ddp", [2.0, 1.0, 30.0], ("predict", 5, 1, signal.SIGTERM), marks=pytest.mark.slow),
+        pytest.param("ddp", [2.0, 1.0, 30.0], ("save", 5, 1, signal.SIGTERM), marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_that_agree_about_every_two_seconds_stop_at_one_step(engine, every, asked, tmp_path, forks):
+    """With evaluations and saves between the steps."""
+    run = Run(forks, tmp_path / "run", engine, **{**EVALUATED, "trainer.eval_steps": 7, "trainer.save_steps": 5,
+              "trainer.max_steps": 200})  # fmt: skip
+    said = run.stop(asked, **{EVERY: json.dumps(every)})
+    assert said["signal"] == asked[3].name
+    assert 5 <= said["step"] < 200
+    if every[0] < 1 or asked[0] == "save":
+        assert said["step"] == asked[1]
+    assert said["checkpoint"] == f"checkpoint-{said['step']}"
+    last = [(status["phase"], status["step"], status["code"]) for status in run.statuses()]
+    assert last == [("ended", said["step"], 0)] * 2
+    assert list(run.rows())[-1] == said["step"]
 
 
 EVALUATED = {"data.eval": {"split": 0.25}, "trainer.eval_strategy": "steps", "trainer.eval_steps": 2}

@@ -109,7 +109,7 @@ def test_after_one_signal_with_a_checkpoint(run, number):
     began = run(ranks(steps=2000)).training()
     out = began.send(number).ended(130)
     name = signal.Signals(number).name
-    assert f"{name}: stopping after this step with a checkpoint; press Ctrl-C again to stop at once" in out
+    assert f"{name}: stopping after a step with a checkpoint; press Ctrl-C again to stop at once" in out
     stopped = json.loads((began.folder / "run" / "stopped.json").read_text())
     assert f"{name}: the run was stopped after step {stopped['step']}, with {stopped['checkpoint']}" in out
 

@@ -9,6 +9,7 @@ import pytest
 from factories import BASE, facts, plan, recipe
 
 from launcher.errors import RecipeError
+from launcher.facts.rank_status import AGREE_S
 from launcher.plan.inputs import Pace
 from launcher.planner.planner import make_plan
 from launcher.planner.stopping import KILL_S, SETTLE_S, WAIT, WRITE_BYTES, kill_seconds, slow_step_word
@@ -43,6 +44,19 @@ def test_a_step_that_is_not_predicted_is_not_counted_and_it_is_said(tmp_path):
     assert SETTLE_S <= made.at(STOP) < KILL_S
 
 
+def test_ranks_agree_about_a_stop_within_a_time_that_is_counted(tmp_path):
+    """Of one process the step alone counts; of several what is longer."""
+    save, found = 4.0, {}
+    for hardware in ("1x80GB", "2x80GB"):
+        for step in (0.5, 9.0):
+            seen = replace(facts(hardware), pace=Pace(step=step, save=save))
+            made = make_plan(recipe(tmp_path, BASE, global_batch_size=8), seen)
+            found[hardware, step] = made.at(STOP)
+    assert found == {
+        ("1x80GB", 0.5): 5, ("1x80GB", 9.0): 13, ("2x80GB", 0.5): math.ceil(AGREE_S + save), ("2x80GB", 9.0): 13,
+    }  # fmt: skip
+
+
 def test_what_an_earlier_start_has_seen_is_counted_where_it_is_more(tmp_path):
     seen = replace(facts("1x80GB"), pace=Pace(step=45.0, save=20.0))
     made = make_plan(recipe(tmp_path), seen)
@@ -64,7 +78,8 @@ def test_a_step_that_the_plan_did_not_foresee_is_told_once_it_is_known(tmp_path)
     said = slow_step_word(made, 45.0)
     assert "a step takes 45 s here" in said
     assert "trainer.save_steps: 7" in said
-    assert f"{45 + made.at(STOP) + KILL_S} s before the end" in said
+    save = made.at(STOP) - int(AGREE_S)
+    assert f"{45 + save + KILL_S} s before the end" in said
     waits = plan(tmp_path, "2x80GB", sharding__engine="ddp", global_batch_size=8)
     assert "45 s here" in slow_step_word(waits, 45.0), "torchrun's default is as short"
     text = BASE + "launch: {env: {TORCH_ELASTIC_SHUTDOWN_TIMEOUT: '90'}}\n"
