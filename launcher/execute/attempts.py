@@ -18,13 +18,20 @@ from typing import Any
 
 from launcher.engines import engine_of
 from launcher.errors import Interrupted, MachineError, Problem, RecipeError, RunFailed
-from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST, KnownFailure
-from launcher.execute.fewer_nodes import is_loss, readable, seats_left
+from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST, KnownFailure, ProgramFailed
+from launcher.execute.fewer_nodes import (
+    excludes_faulty,
+    is_faulty_gpu,
+    is_loss,
+    readable,
+    seats_left,
+)
 from launcher.execute.following import Look, blind
 from launcher.execute.nodes import Nodes
 from launcher.execute.resume import choose_checkpoint
 from launcher.execute.run_dir import (
     DISK_FULL,
+    EXCLUDES,
     RESTARTS,
     UNWRITABLE,
     last_step,
@@ -64,6 +71,7 @@ _FEWER = (
 _KNOWN_TO_PASS = (
     "nccl-timeout", "nccl-peer-died", "port-in-use", "hub-unreachable", "hub-xet", "jit-stale-lock",
     "no-step", "exit-code-lost", "segmentation-fault", "terminal-closed", "trl-vllm-server",
+    "nccl-system-error", "gpu-ecc",
 )  # fmt: skip
 """Known failures that may not come again. The others are caused by the recipe, the machine or its memory."""
 
@@ -186,9 +194,9 @@ class _Following:
 
     def after(self, failure: Failure, bundle: Bundle) -> tuple[Bundle, str | None]:
         """The next attempt, and the checkpoint that it resumes. Raises the failure where there is none."""
-        if is_loss(failure, bundle.plan, self.nodes):
+        if is_loss(failure, bundle.plan, self.nodes) or excludes_faulty(failure, bundle.plan, self.nodes):
             return self._on_fewer(failure, bundle.plan)
-        if not isinstance(failure, RunFailed):
+        if not isinstance(failure, RunFailed) or (is_faulty_gpu(failure) and os.environ.get(EXCLUDES)):
             raise failure
         if isinstance(failure, KnownFailure) and _is_adaptable(bundle.plan, failure):
             step = _next_adaptation(self.loaded, self.facts, bundle.plan, failure, self.adapted)
@@ -315,7 +323,7 @@ def may_pass(failure: RunFailed) -> bool:
     """Whether a restarted run may succeed: not where it must fail in the same way."""
     if isinstance(failure, KnownFailure):
         return failure.finding.failure.id in _KNOWN_TO_PASS
-    return failure.problems[0].code in _MAY_PASS
+    return not isinstance(failure, ProgramFailed) and failure.problems[0].code in _MAY_PASS
 
 
 def pause_before(number: int, first_s: float = FIRST_PAUSE_S) -> float:

@@ -19,7 +19,7 @@ from launcher.execute.signals import STOPPING
 from launcher.execute.supervise import STATES, Stack, Watch, describe_lost
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.probe import OomKills, has_killed, read_oom_kills
-from launcher.facts.rank_status import LEFT_EARLY, PUSH_FAILED, PUSHING, RankStatus
+from launcher.facts.rank_status import LEFT_EARLY, PUSH_FAILED, PUSHING, RankStatus, fatal_log
 from launcher.facts.safe_files import write_text
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.findings import Error, Finding
@@ -54,6 +54,17 @@ class KnownFailure(RunFailed):
     def __init__(self, problem: Problem, finding: Finding) -> None:
         super().__init__(problem)
         self.finding = finding
+
+
+class ProgramFailed(RunFailed):
+    """A run that failed of its own code, such as a misspelt name in hooks.py: the next attempt would, too."""
+
+
+OF_A_PROGRAM = (
+    "AttributeError", "ImportError", "IndentationError", "ModuleNotFoundError", "NameError",
+    "NotImplementedError", "SyntaxError", "TypeError", "UnboundLocalError",
+)  # fmt: skip
+"""Exceptions that no machine and no network causes."""
 
 
 # Stopped by a signal.
@@ -173,7 +184,7 @@ def run_failure(
         if failure is not None and (oom or failure.id != _HOST_MEMORY or code != -signal.SIGKILL):
             findings = [Finding(failure, Error("", problem.message), (), None)]
     if not findings:
-        return RunFailed(problem)
+        return (ProgramFailed if reports and reports[0].type in OF_A_PROGRAM else RunFailed)(problem)
     known = _known(problem, findings[0])
     if log == PREPARE_LOG or (reports and reports[0].rank == _PREPARES):
         return RunFailed(known.problems)
@@ -292,7 +303,7 @@ def _launcher_lost(
 def _ranks_lost(run_dir: Path, ended: Ended, watch: Watch, oom: bool | None) -> RunFailed:
     """The error of ranks that vanished. oom: whether the OOM killer ended a process of this machine."""
     code = _exit_code(run_dir, ended, watch)
-    hosts = {rank: status.host for rank, status in watch.lost.items() if watch.others}
+    hosts = {rank: status.host for rank, status in watch.lost.items() if watch.elsewhere}
     sentence = describe_lost(watch.lost, _ending(code), last_step(run_dir), hosts)
     for part in ended.elsewhere.values():
         if part.lost & set(watch.lost):
@@ -328,7 +339,9 @@ def lost_problem(run_dir: Path, message: str, ranks: Sequence[int]) -> Problem:
         "somebody or the scheduler ended that process; `--resume auto` continues from the last checkpoint, "
         "launch.max_restarts does so automatically"
     )
-    return Problem(RANK_LOST, message, file=str(run_dir / "logs" / f"rank-{ranks[0]}.log"), hint=hint)
+    calls, log = fatal_log(run_dir, ranks[0]), run_dir / "logs" / f"rank-{ranks[0]}.log"
+    has_calls = calls.is_file() and calls.stat().st_size > 0
+    return Problem(RANK_LOST, message, file=str(calls if has_calls else log), hint=hint)
 
 
 def _exit_code(run_dir: Path, ended: Ended, watch: Watch) -> int | None:

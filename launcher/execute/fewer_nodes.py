@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
+from launcher.execute.endings import KnownFailure
 from launcher.execute.following import Look
 from launcher.execute.nodes import Nodes
 from launcher.execute.resume import CONVERTED, converted, remove_converted
+from launcher.execute.run_dir import FAULTY_GPU
 from launcher.execute.start_point import plan_of_checkpoint, stored_plan
 from launcher.facts.checkpoint import read_manifest
 from launcher.facts.node_facts import HOST_LOST, HOST_MISSING
@@ -42,6 +44,27 @@ def is_loss(failure: EffilaunchError, plan: Plan, nodes: Nodes | None) -> bool:
     if isinstance(failure, Interrupted):
         return nodes.others_leave
     return failure.problems[0].code in (HOST_LOST, HOST_MISSING)
+
+
+def is_faulty_gpu(failure: EffilaunchError) -> bool:
+    """Whether a run failed of the hardware of a GPU."""
+    return failure.problems[0].code in FAULTY_GPU
+
+
+def excludes_faulty(failure: EffilaunchError, plan: Plan, nodes: Nodes | None) -> bool:
+    """Exclude the node of a faulty GPU from an elastic run; whether enough others are left.
+
+    Node rank 0 leads the run, and stays.
+    """
+    known = failure.finding.first_rank if isinstance(failure, KnownFailure) else None
+    if nodes is None or known is None or not (plan.elastic and is_faulty_gpu(failure)):
+        return False
+    member = nodes.seats[known // plan.hardware.devices_per_node]
+    least = min((count.num_nodes for count in plan.elastic if not count.refused), default=0)
+    if member == nodes.place.member or nodes.place.members - len(nodes.excluded | {member}) < max(1, least):
+        return False
+    nodes.excluded.add(member)
+    return True
 
 
 def seats_left(plan: Plan, nodes: Nodes, failure: EffilaunchError, say: Callable[[str], None]) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from launcher.execute.nodes import Part, Peers, Said
 from launcher.execute.output import LogFile, Output, Report, errors_in, unwritable_by
@@ -53,6 +54,7 @@ class _NoPeers:
     stop = None
     trouble = vanished = end = ""
     lost: frozenset[int] = frozenset()
+    statuses: Mapping[int, RankStatus] = MappingProxyType({})
     running = False
 
     def tell(self, said: Said) -> None:
@@ -256,7 +258,7 @@ class _Following:
     def _look(self) -> None:
         now, watch, logs = time.monotonic(), self.start.watch, self.start.log.parent
         if watch is not None:
-            watch.gone = self.start.peers.lost
+            watch.gone, watch.elsewhere = self.start.peers.lost, self.start.peers.statuses
             watch.look(now - self._looked)
             if watch.lost and self.ended.stopped_by is None:
                 self.output.silence("a rank was lost")
@@ -332,8 +334,9 @@ class _Following:
             return
         watch = self.start.watch
         lost = () if watch is None else tuple(rank for rank in watch.lost if watch.is_own(rank))
+        ranks = {} if watch is None else {r: s for r, s in watch.statuses.items() if watch.is_own(r)}
         stop = None if self.ended.stopped_elsewhere else self.ended.stopped_by
-        self.start.peers.tell(Said(stop, self._own_trouble(), lost, self._killed_for))
+        self.start.peers.tell(Said(stop, self._own_trouble(), lost, self._killed_for, ranks))
 
     def _own_trouble(self) -> str:
         """Why the ranks of the other nodes wait in vain for those of this one."""

@@ -1,7 +1,8 @@
 """What the nodes of a run tell each other besides the training: orders, stops, failures, the end.
 
 Each node's `effilaunch` has a file in RUN_DIR/.nodes, which the others read: node rank 0 those of all, the
-others that of node rank 0, which passes on what it reads. The ranks meet through torchrun
+others that of node rank 0, which passes on what it reads. The statuses of its ranks are in it, so that node
+rank 0 reads one file per node, and not one per rank of the job. The ranks meet through torchrun
 (launcher/train/agent.py), which also notices nodes that are lost. A file that does not change for SILENT_S
 seconds is that of an `effilaunch` that was killed or stopped.
 """
@@ -16,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -25,11 +26,14 @@ from launcher.execute.binding import Order
 from launcher.execute.run_dir import NODES
 from launcher.facts.job_member import JobMember
 from launcher.facts.node_facts import HOST_LOST
+from launcher.facts.rank_status import RankStatus, as_status
 from launcher.facts.safe_files import parse_json, write_text
 
 BEAT_S, SILENT_S = 3.0, 30.0
 LEAVE_S = 60.0
 """After the end of node rank 0's part of an attempt the others must end theirs within this time."""
+RANKS_S = 1.0
+"""Between two writes of a node's file for the steps of its ranks."""
 _LOOK_S = 0.4
 _POLL_S = 0.2
 
@@ -46,6 +50,8 @@ class Said:
     """Its ranks that vanished without an error."""
     killed: str = ""
     """Why it killed its ranks."""
+    ranks: Mapping[int, RankStatus] = field(default_factory=dict)
+    """Statuses of its ranks; these change."""
 
 
 @dataclass(slots=True)
@@ -90,6 +96,10 @@ class Peers(Protocol):
         """Ranks elsewhere that vanished without an error."""
 
     @property
+    def statuses(self) -> Mapping[int, RankStatus]:
+        """The last statuses of the ranks elsewhere, on node rank 0."""
+
+    @property
     def running(self) -> bool:
         """Whether ranks elsewhere have to be waited for."""
 
@@ -127,6 +137,8 @@ class Nodes:
         self.place, self.asked, self.run_dir = place, asked, run_dir
         self.seats = tuple(range(place.members))
         """Members that take part in the attempt; the others wait."""
+        self.excluded = set[int]()
+        """Members that take part in no further attempt: a GPU there is faulty."""
         self.failed: Callable[[], Sequence[Problem]] = lambda: ()
         """Why nodes that this one started cannot take part."""
         self._file = run_dir / NODES / f"{place.member}.json"
@@ -142,6 +154,7 @@ class Nodes:
         self._seen: dict[int, _Seen] = {}
         self._looked = 0.0
         self._stacks = 0
+        self._renewed_at = 0.0
         self._first_trouble: int | None = None
         self._in_attempt = self._was_asked = False
         self._writing, self._closed = threading.Lock(), threading.Event()
@@ -234,6 +247,11 @@ class Nodes:
         return frozenset(rank for _, part in self._parts() for rank in part.get("lost", ()))
 
     @property
+    def statuses(self) -> Mapping[int, RankStatus]:
+        told = (as_status(values) for _, part in self._parts() for values in part.get("ranks", ()))
+        return {status.rank: status for status in told if status is not None}
+
+    @property
     def running(self) -> bool:
         if not (self.place.is_head and self._in_attempt) or self.vanished:
             return False
@@ -257,10 +275,22 @@ class Nodes:
             "trouble": trouble,
             "lost": list(said.lost),
             "killed": killed,
+            "ranks": [] if is_head else self._renewed(said.ranks),
         }
         new = {"stop": None if stop is None else int(stop), "part": part, "vanished": vanished}
         if any(self._own.get(name) != value for name, value in new.items()):
             self._put(**new)
+
+    def _renewed(self, ranks: Mapping[int, RankStatus]) -> list[dict[str, Any]]:
+        """What node rank 0 reads of the ranks here: a new phase at once, new steps every RANKS_S seconds."""
+        old: list[dict[str, Any]] = (self._own.get("part") or {}).get("ranks", [])
+        new = [asdict(status) for status in ranks.values()]
+        now, kept = time.monotonic(), ("rank", "pid", "phase", "code")
+        moved = [[values[name] for name in kept] for values in new]
+        if now - self._renewed_at < RANKS_S and moved == [[values[name] for name in kept] for values in old]:
+            return old
+        self._renewed_at = now
+        return new
 
     def ask_stacks(self) -> None:
         self._put(stacks=self._own.get("stacks", 0) + 1)
@@ -307,7 +337,7 @@ class Nodes:
             if all(part.get("code") is not None for part in parts):
                 break
         gone = {n for n, seen in there.items() if (seen.values.get("part") or {}).get("cut_off")}
-        gone |= {number for number, seen in there.items() if seen.values.get("stop")}
+        gone |= self.excluded | {number for number, seen in there.items() if seen.values.get("stop")}
         return [self.place.member, *sorted(there.keys() - gone)]
 
     @property

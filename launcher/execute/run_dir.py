@@ -45,6 +45,10 @@ RESTARTS = "restarts.jsonl"
 """One row for each restart of the run."""
 DISK_FULL, UNWRITABLE = "disk-full", "run-dir-unwritable"
 """Codes of the problems of a run directory that cannot be written."""
+FAULTY_GPU = ("gpu-ecc", "gpu-faulty")
+"""Codes of the problems of a run that failed of a GPU's hardware."""
+EXCLUDES = "EFFILAUNCH_EXCLUDES"
+"""Set in jobs that are started again without the node of a faulty GPU, which a restart would keep."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 """Errors of a file system without locks, such as Lustre mounted without `flock`."""

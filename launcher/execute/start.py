@@ -242,7 +242,6 @@ def _watch(plan: Plan, run_dir: Path, limits: Limits, nodes: Nodes | None) -> Wa
     watch = Watch(run_dir, plan.launch.hang_factor, _stop_seconds(plan), step_s, limits)
     if nodes is not None:
         watch.own = frozenset(nodes.seat.ranks(plan.hardware.devices_per_node))
-        watch.others = len(nodes.seats) > 1
     return watch
 
 

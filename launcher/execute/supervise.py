@@ -90,8 +90,8 @@ class Watch:
     limits: Limits = field(default_factory=Limits)
     own: frozenset[int] | None = None
     """The ranks of this node, whose processes are looked at; None: all that run on this host."""
-    others: bool = False
-    """Whether the ranks of other nodes are judged, too: by their statuses, and as alive until in `gone`."""
+    elsewhere: Mapping[int, RankStatus] = field(default_factory=dict)
+    """Statuses of the ranks of other nodes, as these told: judged, too, and as alive until in `gone`."""
     gone: frozenset[int] = frozenset()
     """Ranks on other nodes that vanished, as their node reports."""
     statuses: dict[int, RankStatus] = field(default_factory=dict)
@@ -108,23 +108,20 @@ class Watch:
     """Seconds without a status of any rank."""
 
     def look(self, elapsed: float) -> None:
-        """Read the statuses anew. elapsed: seconds since the last look."""
-        first = {rank: s for rank, s in read_statuses(self.run_dir).items() if self._is_watched(rank, s)}
-        alive = {
-            rank for rank, s in first.items() if (is_alive(s) if self.is_own(rank) else rank not in self.gone)
-        }
+        """Read the statuses of this node's ranks anew. elapsed: seconds since the last look."""
+        statuses = read_statuses(self.run_dir, self.own)
+        if self.own is None:
+            here = socket.gethostname()
+            statuses = {rank: status for rank, status in statuses.items() if status.host == here}
+        alive = {rank for rank, status in statuses.items() if is_alive(status)}
         # Read after that: of a rank that is no longer alive, this is the last status.
-        statuses = read_statuses(self.run_dir)
-        self.see({rank: statuses[rank] for rank in first if rank in statuses}, alive, elapsed)
+        statuses |= read_statuses(self.run_dir, statuses.keys() - alive)
+        alive |= self.elsewhere.keys() - self.gone
+        self.see({**statuses, **self.elsewhere}, alive, elapsed)
 
     def is_own(self, rank: int) -> bool:
         """Whether this node has started this rank. By its number: two nodes may have one host name."""
         return self.own is None or rank in self.own
-
-    def _is_watched(self, rank: int, status: RankStatus) -> bool:
-        if self.own is None:
-            return status.host == socket.gethostname()
-        return self.others or rank in self.own
 
     def see(self, statuses: Mapping[int, RankStatus], alive: Collection[int], elapsed: float) -> None:
         """Compare with the statuses before. alive: the ranks whose process lived before these were read."""

@@ -1,12 +1,14 @@
 """Status files of the ranks (RUN_DIR/logs/status-rank-N.json), liveness of processes, progress of long steps.
 
-`launcher/train/status.py` writes them, the supervisor reads them. A process that prepares data or converts a
-checkpoint before the ranks start writes RUN_DIR/logs/stage-NAME.json.
+`launcher/train/status.py` writes them. The supervisor of each node reads those of its own ranks and puts
+them into the node's file in RUN_DIR/.nodes, which node rank 0 reads. A process that prepares data or converts
+a checkpoint before the ranks start writes RUN_DIR/logs/stage-NAME.json.
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -40,6 +42,8 @@ PUSHING = ".pushing"
 """In RUN_DIR: hard links to the files of what is being pushed to the hub, which retention cannot remove."""
 PUSH_FAILED = "push-failed"
 """Code of a rank's problem: the run has finished, and its result is not on the hub."""
+
+FATAL = "fatal"
 
 ENDED_STATES = ("", "Z", "X", "x")
 """States of a process that does not exist, or has exited (zombie, dead)."""
@@ -85,6 +89,11 @@ def status_file(run_dir: Path, rank: int) -> Path:
     return run_dir / "logs" / f"status-rank-{rank}.json"
 
 
+def fatal_log(run_dir: Path, rank: int) -> Path:
+    """Path of the stacks that a rank writes when a fatal signal (such as SIGSEGV) ends it."""
+    return run_dir / "logs" / f"{FATAL}-rank-{rank}.log"
+
+
 def stage_file(run_dir: Path, stage: str) -> Path:
     """Path of the status of a process that is no rank."""
     return run_dir / "logs" / f"stage-{stage}.json"
@@ -92,20 +101,30 @@ def stage_file(run_dir: Path, stage: str) -> Path:
 
 def read_stage(run_dir: Path, stage: str) -> RankStatus | None:
     """The last status of that process; None where it has none, or has exited."""
-    status = _read(stage_file(run_dir, stage))
+    status = _read_status(stage_file(run_dir, stage))
     return status if status is not None and is_alive(status) else None
 
 
-def read_statuses(run_dir: Path) -> dict[int, RankStatus]:
-    """Rank -> its last status; invalid files are skipped."""
-    paths = with_descriptor(lambda: sorted((run_dir / "logs").glob("status-rank-*.json")))
-    found = map(_read, paths)
+def read_statuses(run_dir: Path, ranks: Iterable[int] | None = None) -> dict[int, RankStatus]:
+    """Rank -> its last status; invalid files are skipped. ranks: None for all: their folder is listed."""
+    if ranks is None:
+        paths = with_descriptor(lambda: sorted((run_dir / "logs").glob("status-rank-*.json")))
+    else:
+        paths = [status_file(run_dir, rank) for rank in ranks]
+    found = map(_read_status, paths)
     return {status.rank: status for status in found if status is not None}
 
 
-def _read(path: Path) -> RankStatus | None:
+def _read_status(path: Path) -> RankStatus | None:
     try:
-        values: Any = parse_json(with_descriptor(partial(path.read_text, encoding="utf-8")))
+        return as_status(parse_json(with_descriptor(partial(path.read_text, encoding="utf-8"))))
+    except (OSError, ValueError):
+        return None
+
+
+def as_status(values: Any) -> RankStatus | None:
+    """The status of a JSON value; None for another one."""
+    try:
         return RankStatus(
             **{
                 field.name: values[field.name]
@@ -114,7 +133,7 @@ def _read(path: Path) -> RankStatus | None:
                 for field in fields(RankStatus)
             }
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         return None
 
 

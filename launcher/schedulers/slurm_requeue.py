@@ -3,10 +3,10 @@
 `python -m launcher.schedulers.slurm_requeue RUN_DIR [--lost NODES]`, called by the job script when a signal
 ended the run, or with --lost when it failed; NODES is the least number of nodes that it needs. Preempted:
 yes, since Slurm requeues only jobs that it has to kill, not those that stopped within the grace time. Warned
-of the time limit (SIGUSR1): yes, if a checkpoint was saved since the last start. A node is gone: yes, without
-it; Slurm itself notices that only after minutes (SlurmdTimeout), and until then would start the job there
-again. Cancelled, stopped by a person, failed on sound nodes: no; `scontrol requeue` would bring a cancelled
-job back.
+of the time limit (SIGUSR1): yes, if a checkpoint was saved since the last start. A node is gone, or a GPU of
+it is faulty: yes, without it; Slurm itself notices a lost node only after minutes (SlurmdTimeout), and until
+then would start the job there again. Cancelled, stopped by a person, failed on sound nodes: no; `scontrol
+requeue` would bring a cancelled job back.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import MachineError
-from launcher.execute.run_dir import Stopped, read_stopped
+from launcher.errors import MachineError, Problem
+from launcher.execute.run_dir import ENDED, FAULTY_GPU, Stopped, read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.safe_files import read_jsonl
+from launcher.facts.rank_status import read_statuses
+from launcher.facts.safe_files import read_json, read_jsonl
+from launcher.knowledge.diagnose.run_dir import rank_of
 from launcher.schedulers.slurm_allocation import expand_hosts
 from launcher.schedulers.slurm_commands import ask, read_rows
 
@@ -65,7 +67,10 @@ def decide(
 def decide_lost(
     job: Mapping[str, str] | None, lost: Sequence[str], checkpoint: int, last: Mapping[str, Any]
 ) -> tuple[bool, str]:
-    """Whether a job whose run failed is requeued, and why. last: the row of the last requeue."""
+    """Whether a job whose run failed is requeued, and why.
+
+    lost: its nodes that are gone or have a faulty GPU. last: the row of the last requeue.
+    """
     if no := _no_longer_ours(job):
         return False, no
     if not lost:
@@ -73,7 +78,7 @@ def decide_lost(
     nodes = ", ".join(lost)
     if set(lost) <= set(last.get("lost", ())) and checkpoint <= last["checkpoint"]:
         return False, f"{nodes} was lost again, and nothing was saved after step {checkpoint} since then"
-    return True, f"{nodes} was lost"
+    return True, f"{nodes} was lost, or has a faulty GPU"
 
 
 def _no_longer_ours(job: Mapping[str, str] | None) -> str:
@@ -88,6 +93,19 @@ def lost_nodes(environ: Mapping[str, str]) -> list[str]:
     each = (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--cpus-per-task=1")
     found = _GONE.findall(ask("srun", "--overlap", *each, "true", environ=environ).err)
     return sorted({name for names in found for name in names if name})
+
+
+def faulty_nodes(run_dir: Path, environ: Mapping[str, str]) -> list[str]:
+    """The node of this job on which the hardware of a GPU ended the run."""
+    try:
+        problems = [Problem(**found) for found in read_json(run_dir / "logs" / ENDED)["problems"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    logs = [Path(problem.file) for problem in problems if problem.code in FAULTY_GPU and problem.file]
+    ranks = [rank for rank in map(rank_of, logs) if rank is not None]
+    statuses = read_statuses(run_dir, ranks).values()
+    hosts = {name for status in statuses for name in (status.host, status.host.partition(".")[0])}
+    return sorted(hosts & set(expand_hosts(environ.get("SLURM_JOB_NODELIST", ""))))
 
 
 def without(job: Mapping[str, str], lost: Sequence[str], needed: int) -> str:
@@ -116,7 +134,7 @@ def requeue(run_dir: Path, number: str, *, failed: bool = False, needed: int = 1
     """
     newest = max(complete_checkpoints(run_dir / "checkpoints"), default=0)
     before, is_recorded = last_requeue(run_dir), False
-    lost = lost_nodes(os.environ) if failed else []
+    lost = sorted({*lost_nodes(os.environ), *faulty_nodes(run_dir, os.environ)}) if failed else []
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:

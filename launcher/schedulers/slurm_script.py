@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
-from launcher.execute.run_dir import SUBMITTED
+from launcher.execute.run_dir import EXCLUDES, SUBMITTED
 from launcher.facts.hardware import Hardware
 from launcher.recipe.schema import SlurmJob, SlurmSection
 from launcher.schedulers.queue import ASKED_TO_STOP, START, PlannedRun, Submission
@@ -202,6 +202,7 @@ def _run(job: Submission) -> list[str]:
     tiny = " --tiny" if job.tiny else ""
     return [
         'rm -f "$run_dir/stopped.json"  # of an earlier start',
+        f"export {EXCLUDES}=1  # the requeue below leaves out a node with a faulty GPU",
         "code=0",
         f"srun {' '.join(words)} \\",
         f'  {python} -m launcher.cli run "$run_dir/{SUBMITTED}" \\',
@@ -213,7 +214,7 @@ def _run(job: Submission) -> list[str]:
         "  ;;",
         "0 | 2 | 3 | 4) ;;",
         "*)",
-        "  # Failed: a job that lost a node is requeued on others.",
+        "  # Failed: a job that lost a node, or a GPU of it, is requeued on others.",
         f'  {python} -m {REQUEUE} "$run_dir" --lost {least}',
         "  ;;",
         "esac",

@@ -169,8 +169,8 @@ class Stopping(TrainerCallback):
     """Ends training on all ranks after the step in which any rank got a signal; the last of all callbacks.
 
     `launcher/train/stopping.py` notes signals; here the ranks agree at the end of steps (`agreement.py`), and
-    one process acts at the end of its step. If a checkpoint is due anyway, it is the stop's; else one is saved
-    at the end of the step. A stop in the run's last step changes nothing: the run finishes. Upstream's
+    one process acts at the end of its own. If a checkpoint is due anyway, it is the stop's; else one is
+    saved at the end of the step. A stop in the run's last step changes nothing: the run finishes. Upstream's
     `enable_jit_checkpoint` is a flag of one process, so its ranks may save at different steps.
     """
 

@@ -1,6 +1,7 @@
 """This rank's status file, rewritten at every phase and, at most twice a second, at steps.
 
-The first status is written before anything heavy is imported. `facts/rank_status.py` reads it.
+A thread writes it: on a network disk a rename may take longer than a step. The first status is written before
+anything heavy is imported. `facts/rank_status.py` reads it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ LEAST_STEPS = 3
 """Steps needed for a median: the first ones build kernels and caches."""
 PAUSE_S = 0.5
 """Between two writes within a phase: a step may take a millisecond."""
+PHASE_S, END_S = 1.0, 30.0
+"""Longest wait for the write of a new phase, which tells what was lost or hangs; and of the end, without
+which the rank counts as lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +55,12 @@ class Status:
             None if run_dir is None else stage_file(run_dir, stage) if stage else status_file(run_dir, rank)
         )
         self._file = file
-        self._rank = rank
-        self._started = process_started(os.getpid()) or 0
-        self._lock = threading.Lock()
+        self._rank, self._pid = rank, os.getpid()
+        self._started = process_started(self._pid) or 0
+        self._changed = threading.Condition()
+        self._text, self._asked, self._done = "", 0, 0
+        """What the thread is to write; numbers of the latest write, and of the latest one that has ended."""
+        self._closed = False
         self._seconds: deque[float] = deque(maxlen=KEPT_STEPS)
         self._phase, self._step = "start", 0
         self._code: int | None = None
@@ -66,7 +73,10 @@ class Status:
         self._bar_is_written = False
         self._hide: Callable[[str], str] | None = None
         self._begin()
+        if self._file is not None:
+            threading.Thread(target=self._keep, args=(self._file,), name="status", daemon=True).start()
         self._write()
+        self.flush(PHASE_S)
 
     @property
     def phase(self) -> str:
@@ -83,11 +93,15 @@ class Status:
 
     def enter(self, phase: str, *, step: int | None = None) -> None:
         """Begin a phase. step: the number of finished steps."""
+        self._enter(phase, PHASE_S, step=step)
+
+    def _enter(self, phase: str, wait_s: float, step: int | None = None) -> None:
         self._phase = phase
         if step is not None:
             self._step = step
         self._begin()
         self._write()
+        self.flush(wait_s)
 
     @contextlib.contextmanager
     def within(self, phase: str) -> Iterator[None]:
@@ -131,7 +145,26 @@ class Status:
     def end(self, code: int) -> None:
         """The process is about to exit with this status."""
         self._code = code
-        self.enter("ended")
+        self._enter("ended", END_S)
+
+    def flush(self, wait_s: float) -> None:
+        """Wait up to `wait_s` seconds until the file has what is known now."""
+        if self._is_written_here:
+            with self._changed:
+                asked = self._asked
+                self._changed.wait_for(lambda: self._done >= asked, wait_s)
+
+    def close(self) -> None:
+        """Write nothing more."""
+        self.flush(PHASE_S)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @property
+    def _is_written_here(self) -> bool:
+        """Whether this process is the one whose status it is, and not a fork, which has no thread for it."""
+        return self._file is not None and os.getpid() == self._pid
 
     def _harmless_bar(self) -> Bar:
         """The title may be the address of a download, with a key in it."""
@@ -148,12 +181,12 @@ class Status:
         self._written = time.monotonic()
         many = len(self._seconds) >= LEAST_STEPS
         self._median = max(median(self._seconds), self._least_s) if many else None
-        if self._file is None:
+        if not self._is_written_here:
             return
         values = {
             "rank": self._rank,
             "host": socket.gethostname(),
-            "pid": os.getpid(),
+            "pid": self._pid,
             "started": self._started,
             "phase": self._phase,
             "step": self._step,
@@ -166,8 +199,23 @@ class Status:
             **asdict(self._harmless_bar()),
         }
         self._bar_is_written = bool(self._bar.title)
-        with self._lock, contextlib.suppress(OSError):
-            write_text(self._file, json.dumps(values) + "\n")
+        with self._changed:
+            self._text, self._asked = json.dumps(values) + "\n", self._asked + 1
+            self._changed.notify_all()
+
+    def _keep(self, file: Path) -> None:
+        """The thread: writes the latest status; what came between two writes is skipped."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._done < self._asked)
+                if self._closed:
+                    return
+                text, asked = self._text, self._asked
+            with contextlib.suppress(OSError):
+                write_text(file, text)
+            with self._changed:
+                self._done = asked
+                self._changed.notify_all()
 
 
 _current = Status(None, 0)
@@ -185,10 +233,12 @@ def status_of_stage(run_dir: Path, stage: str) -> Iterator[None]:
     """Within this, this process has the status of a stage, which is removed afterwards."""
     global _current
     before, _current = _current, Status(run_dir, 0, stage)
+    own = _current
     try:
         yield
     finally:
         _current = before
+        own.close()
         with contextlib.suppress(OSError):
             stage_file(run_dir, stage).unlink(missing_ok=True)
 

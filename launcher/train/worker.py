@@ -7,6 +7,7 @@ import leaves its traceback in the run directory.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import os
 import signal
@@ -14,12 +15,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.errors import EffilaunchError, Problem, RunFailed
+from launcher.facts.rank_status import fatal_log
 from launcher.train import faults, stopping
 from launcher.train.job import Job, copies, rank, read_job, take_rank
 from launcher.train.outcome import rank_log, redirect_output, write_error
@@ -50,9 +52,25 @@ def as_rank(module: str, work: Callable[[Path], None], argv: Sequence[str] | Non
     stacks = rank_log(run_dir, rank()).open("a")
     # For a run that hangs: which rank waits for which collective.
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
-    code = _code_of(work, run_dir)
+    with write_fatal_signals(fatal_log(run_dir, rank())):
+        code = _code_of(work, run_dir)
     status().end(code)
     return code
+
+
+@contextlib.contextmanager
+def write_fatal_signals(log: Path) -> Iterator[None]:
+    """From now on SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT write the calls of all threads to this file.
+
+    It is removed where it stays empty. The rank's own log is written by Python, which a crash may interrupt.
+    """
+    stream = log.open("a")
+    faulthandler.enable(file=stream, all_threads=True)
+    try:
+        yield
+    finally:
+        if not os.fstat(stream.fileno()).st_size:
+            log.unlink(missing_ok=True)
 
 
 def _code_of(work: Callable[[Path], None], run_dir: Path) -> int:

@@ -190,10 +190,14 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_run_goes_on(engine, 
     assert run.rows() == expected
 
 
+EVALUATED = {"data.eval": {"split": 0.25}, "trainer.eval_strategy": "steps", "trainer.eval_steps": 2}
+EVALUATED |= {"trainer.per_device_eval_batch_size": 4, "trainer.prediction_loss_only": True}
+
+
 @pytest.mark.parametrize(
     ("engine", "every", "asked"),
     [
-        # Two seconds by clocks that run differently, one of them backwards.
+        # Two seconds by clocks that run differently, the second one's even backwards.
         ("ddp", [2.0, 1.0, 30.0], ("begin", 10, 1, signal.SIGTERM)),
         pytest.param("zero2", [2.0, -5.0, 0.1], ("begin", 10, 1, signal.SIGUSR1), marks=pytest.mark.slow),
         # Steps that take longer than the time between two agreements.
@@ -204,8 +208,8 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_run_goes_on(engine, 
 )
 def test_ranks_that_agree_about_every_two_seconds_stop_at_one_step(engine, every, asked, tmp_path, forks):
     """With evaluations and saves between the steps."""
-    run = Run(forks, tmp_path / "run", engine, **{**EVALUATED, "trainer.eval_steps": 7, "trainer.save_steps": 5,
-              "trainer.max_steps": 200})  # fmt: skip
+    often = {"trainer.eval_steps": 7, "trainer.save_steps": 5, "trainer.max_steps": 200}
+    run = Run(forks, tmp_path / "run", engine, **{**EVALUATED, **often})
     said = run.stop(asked, **{EVERY: json.dumps(every)})
     assert said["signal"] == asked[3].name
     assert 5 <= said["step"] < 200
@@ -215,10 +219,6 @@ def test_ranks_that_agree_about_every_two_seconds_stop_at_one_step(engine, every
     last = [(status["phase"], status["step"], status["code"]) for status in run.statuses()]
     assert last == [("ended", said["step"], 0)] * 2
     assert list(run.rows())[-1] == said["step"]
-
-
-EVALUATED = {"data.eval": {"split": 0.25}, "trainer.eval_strategy": "steps", "trainer.eval_steps": 2}
-EVALUATED |= {"trainer.per_device_eval_batch_size": 4, "trainer.prediction_loss_only": True}
 
 
 @pytest.mark.parametrize(

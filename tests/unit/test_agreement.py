@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 
@@ -34,7 +34,7 @@ class Ranks:
         return self.offsets[rank] + self.rates[rank] * self.now + self.jumped[rank]
 
     def end(self, kind: str, seconds: float) -> bool:
-        """What took `seconds` ends on all ranks; whether they agree. One that alone did would wait for ever."""
+        """What took `seconds` ends on all ranks; whether they agree. One alone would wait for ever."""
         self.now += seconds
         self.calls += 1
         due = {rank.is_due(kind) for rank in self.ranks}
@@ -126,7 +126,7 @@ def test_the_slowest_rank_decides_and_a_slow_step_is_not_forgotten_at_once():
     for _ in range(30):
         calm.end("step", 0.1)
     after = calm.agreed[before:]
-    assert [b - a for a, b in zip(after, after[1:], strict=False)][:3] == [1, 2, 4]
+    assert [b - a for a, b in pairwise(after)][:3] == [1, 2, 4]
 
 
 def test_the_first_step_the_first_batch_and_every_save_agree_and_count_for_no_step():

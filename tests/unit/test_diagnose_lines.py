@@ -7,8 +7,10 @@ import json
 
 import pytest
 
+from launcher.facts.hardware import parse_hardware
 from launcher.knowledge.diagnose.examine import Examination
 from launcher.knowledge.failures.catalogue import FAILURES
+from launcher.planner.adapting import is_out_of_memory
 from launcher.report.diagnosis_text import diagnosis_text
 
 SIGNS = {
@@ -173,10 +175,10 @@ BEFORE_EACH = (
 )
 ENDED_WITH = {
     "NCCL error: remote process exited or there was a network error, NCCL version 2.21.5": "nccl-peer-died",
-    "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)": "nccl-error",
+    "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)": "nccl-system-error",
     "NCCL error: internal error - please report this issue to the NCCL developers, NCCL 2.2": "nccl-error",
     "CUDA error: an illegal memory access was encountered": "illegal-access",
-    "CUDA error: uncorrectable ECC error encountered": "gpu-faulty",
+    "CUDA error: uncorrectable ECC error encountered": "gpu-ecc",
     "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4": "nccl-timeout",
 }
 
@@ -186,14 +188,117 @@ def nccl(rank, message):
     return "".join(NCCL.format(rank, 607, line) for line in (*BEFORE_EACH, ended + message))
 
 
-def test_a_device_that_is_full_is_told_from_an_error_of_nccl():
-    text = (
-        "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:27, "
-        "unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5\n"
-        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 '{}'\n"
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "/r/train.py", line 9, in <module>\n    train()\n'
+    '  File "/v/transformers/trainer.py", line 900, in {}\n    loss = step(batch)\n{}\n'
+)
+OF_NCCL = (
+    "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:27, "
+    "{} (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nnccl{}: {}\nLast error:\n{}"
+)
+CUDA = ("unhandled cuda error", "UnhandledCudaError", "Call to CUDA function failed.")
+SYSTEM = ("unhandled system error", "SystemError", "System call (e.g. socket, malloc) or external library")
+REMOTE = ("remote process exited or there was a network error", "RemoteError", "A call failed possibly due")
+USAGE = ("invalid usage", "InvalidUsage", "This usually reflects invalid usage of NCCL library.")
+LAST_ERRORS = {
+    (*CUDA, "Cuda failure 2 'out of memory'"): "cuda-oom",
+    (*CUDA, "Cuda failure 'out of memory'"): "cuda-oom",
+    (*CUDA, "Failed to CUDA calloc 6291456 bytes"): "cuda-oom",
+    (*CUDA, "Failed to CUDA calloc async 608 bytes"): "cuda-oom",
+    (*CUDA, "Failed to CUDA host alloc 4096 bytes"): "nccl-error",  # memory of the host
+    (*CUDA, "Cuda failure 1 'invalid argument'"): "nccl-error",
+    (*CUDA, "Cuda failure 801 'operation not supported'"): "gpu-operation-not-supported",
+    (*CUDA, "Cuda failure 214 'uncorrectable ECC error encountered'"): "gpu-ecc",
+    (*CUDA, "Cuda failure 700 'an illegal memory access was encountered'"): "illegal-access",
+    (*CUDA, "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA"): "fabric-manager",
+    (*SYSTEM, "socketStartConnect: Connect to 10.0.0.3<4501> failed : No route to host"): "nccl-system-error",
+    (*SYSTEM, ""): "nccl-system-error",
+    (*SYSTEM, "Error while creating shared memory segment /dev/shm/nccl-a (size 96)"): "shared-memory-full",
+    (*SYSTEM, "Bootstrap : no socket interface found"): "socket-interface",
+    (*REMOTE, "socketProgress: Connection closed by remote peer host<1>"): "nccl-peer-died",
+    (*USAGE, "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 50000"): "nccl-duplicate-gpu",
+}  # fmt: skip
+
+
+def test_the_reason_that_nccl_tells_is_not_hidden_by_its_own_error():
+    for (*words, last), name in LAST_ERRORS.items():
+        message = OF_NCCL.format(*words, last)
+        assert ids(see(message).findings) == [name], message
+        assert ids(see(TRACEBACK.format("train", message)).findings) == [name], message
+
+
+FULL_DEVICES = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "RuntimeError: CUDA error: out of memory",
+    "RuntimeError: CUDA driver error: out of memory",
+    "RuntimeError: Triton Error [CUDA]: out of memory",
+    OF_NCCL.format(*CUDA, "Failed to CUDA calloc async 608 bytes"),
+)
+WITHIN = {
+    "train": "cuda-oom",
+    "evaluation_loop": "eval-oom",
+    "_configure_distributed_model": "whole-model-oom",
+    "ForCausalLMLoss": "logits-oom",
+}
+
+
+@pytest.mark.parametrize("within", WITHIN)
+def test_whoever_says_that_a_device_is_full_the_calls_tell_when(within):
+    for message in FULL_DEVICES:
+        assert ids(see(TRACEBACK.format(within, message)).findings) == [WITHIN[within]], message
+    assert is_out_of_memory(WITHIN[within], parse_hardware("1xA100-80GB"))
+
+
+BITSANDBYTES = "Error {} at line 380 in file /src/csrc/pythonInterface.cpp\n"
+"""It ends the process with exit code 1, without an exception."""
+
+
+def test_bitsandbytes_ends_a_process_by_itself():
+    trains = "{'loss': '1.2', 'epoch': '0.1'}\n"
+    table = (
+        "E1129 22:00:00.000 7 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1)\n"
     )
-    assert ids(see(text.format("out of memory")).findings) == ["cuda-oom"]
-    assert ids(see(text.format("invalid argument")).findings) == ["nccl-error"]
+    for text in (BITSANDBYTES, trains + BITSANDBYTES, BITSANDBYTES + table):
+        assert ids(see(text.replace("{}", "out of memory")).findings) == ["cuda-oom"]
+    (unknown,) = see(BITSANDBYTES.format("invalid argument")).unknown
+    assert unknown.error.message.startswith("Error invalid argument at line")
+
+
+NOT_READY = "Unexpected error from cudaGetDeviceCount(). Did you run {} Error 802: system not yet initialized"
+
+
+def test_a_fabric_that_is_not_ready_is_told_from_a_missing_gpu():
+    no_gpu = TRACEBACK.format("train", "RuntimeError: No CUDA GPUs are available")
+    warned = f"/v/torch/cuda/__init__.py:181: UserWarning: CUDA initialization: {NOT_READY} (Triggered at\n"
+    assert ids(see(no_gpu).findings) == ["no-gpu"]
+    for text in (
+        warned + no_gpu,
+        TRACEBACK.format("train", f"RuntimeError: {NOT_READY}"),
+        TRACEBACK.format("train", "torch.AcceleratorError: CUDA error: system not yet initialized"),
+    ):
+        assert ids(see(text).findings) == ["fabric-manager"]
+    not_supported = TRACEBACK.format("train", "torch.AcceleratorError: CUDA error: operation not supported")
+    assert ids(see(not_supported).findings) == ["gpu-operation-not-supported"]
+
+
+FATAL = (
+    "Fatal Python error: {}\n\nThread 0x00007f01 (most recent call first):\n"
+    '  File "/usr/lib/python3.11/threading.py", line 324 in wait\n\n'
+    "Current thread 0x00007f00 (most recent call first):\n"
+    '  File "/v/torch/autograd/graph.py", line 825 in _engine_run_backward\n'
+    '  File "/r/x.py", line 3 in <module>\n'
+)
+
+
+def test_what_faulthandler_writes_of_a_crash_is_known_and_an_abort_hides_no_cause():
+    for name in ("Segmentation fault", "Bus error", "Illegal instruction", "Floating point exception"):
+        assert ids(see(FATAL.format(name)).findings) == ["segmentation-fault"]
+    aborted = FATAL.format("Aborted")
+    watchdog = nccl(0, "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4")
+    for text in (watchdog + aborted, aborted + watchdog):
+        assert ids(see(text).findings) == ["nccl-timeout"]
+    (unknown,) = see(aborted).unknown
+    assert unknown.error.message == "Fatal Python error: Aborted"
 
 
 def test_an_adapter_of_a_newer_peft_is_told_from_a_misspelt_field():

@@ -16,11 +16,14 @@ from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, Reci
 from launcher.execute import attempts, fewer_nodes
 from launcher.execute import nodes as module
 from launcher.execute.binding import Order
-from launcher.execute.fewer_nodes import is_loss, seats_left, take_seats
+from launcher.execute.endings import KnownFailure
+from launcher.execute.fewer_nodes import excludes_faulty, is_loss, seats_left, take_seats
 from launcher.execute.nodes import Nodes, Said
 from launcher.execute.run_dir import write_run_dir
 from launcher.facts.job_member import JobMember
 from launcher.facts.node_facts import HOST_LOST, HOST_MISSING
+from launcher.knowledge.diagnose.findings import Error, Finding
+from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.planner.adapting import adapt
 from launcher.planner.elastic import plan_on
 from launcher.render.bundle import render
@@ -223,6 +226,30 @@ def test_a_node_that_is_asked_to_stop_leaves_and_the_first_one_ends_all(tmp_path
             other.end_part(0, "launcher-2.log")
             with pytest.raises(Interrupted):
                 seats_left(planned(tmp_path, launch__min_nodes=4), head, failure, print)
+
+
+def faulty(rank: int | None, code: str = "gpu-ecc") -> KnownFailure:
+    failure = next(failure for failure in FAILURES if failure.id == code)
+    return KnownFailure(Problem(code, "x"), Finding(failure, Error("", "x"), (), rank))
+
+
+def test_the_node_of_a_faulty_gpu_is_left_out_where_others_are_enough(tmp_path):
+    plan = planned(tmp_path)
+    with Nodes(PLACES[0], tmp_path, "") as head, Nodes(PLACES[1], tmp_path, "") as good, \
+            Nodes(PLACES[2], tmp_path, "") as bad:  # fmt: skip
+        for node in (good, bad):
+            node.follow_run(head._own["run"])
+        head.begin(ORDER)
+        for node in (good, bad):
+            wait_until(lambda node=node: node.take_order(0) is not None)
+            node.end_part(5, "launcher.log")
+        for failure in (faulty(3), faulty(None), faulty(9, "nccl-error")):
+            assert not excludes_faulty(failure, plan, head), "node rank 0, unknown, another failure"
+        assert not excludes_faulty(faulty(9), planned(tmp_path, launch__min_nodes=4), head)
+        assert not excludes_faulty(faulty(9), plan, None)
+        assert excludes_faulty(faulty(9), plan, head)
+        assert seats_left(plan, head, faulty(9), lambda line: None) == 2
+        assert (head.seats, head.excluded) == ((0, 1), {2})
 
 
 def test_too_few_nodes_end_the_run_with_the_loss_and_its_status(tmp_path):

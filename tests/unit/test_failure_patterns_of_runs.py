@@ -256,9 +256,14 @@ SPELLINGS = {
         "dataloader's workers are out of shared memory.",
         "RuntimeError: DataLoader worker (pid(s) 37, 38) is killed by signal: Bus error.",
     ],
-    "nccl-error": [
+    "nccl-system-error": [
         "torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1333, unhandled "
         "system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.18.6",
+        "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+    ],
+    "nccl-error": [
+        "torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1333, unhandled "
+        "cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.18.6",
         "ncclInternalError: Internal check failed.",
         "ncclUnhandledCudaError: Call to CUDA function failed.",
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
@@ -370,8 +375,13 @@ SPELLINGS = {
         "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
         "key-value store by key '0', but store->get('0') got error: Connection reset by peer",
     ],
-    "gpu-faulty": [
+    "gpu-ecc": [
         "CUDA error: uncorrectable ECC error encountered",
+        "NVRM: Xid (PCI:0000:3b:00): 94, pid=2817, name=python, Contained: SM (0x1). RST: No",
+    ],
+    "fabric-manager": ["RuntimeError: CUDA driver error: system not yet initialized"],
+    "gpu-operation-not-supported": ["RuntimeError: CUDA error: operation not supported"],
+    "gpu-faulty": [
         "NVRM: Xid (PCI:0000:3b:00): 79, pid=2817, name=python, GPU has fallen off the bus.",
         "Unable to determine the device handle for GPU0000:03:00.0: Unknown Error",
     ],

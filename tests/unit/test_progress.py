@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+from patience import patience
 
 from launcher.facts.rank_status import amount, is_passing, of_total, read_stage, read_statuses, step_line
 from launcher.train import progress, status
@@ -113,6 +114,7 @@ def test_a_bar_that_counts_oddly_ends_nothing(tmp_path, clock, monkeypatch):
                 for _ in range(3):
                     clock[0] += 1.0
                     bar.update(numpy.int64(1))
+                status.status().flush(patience(60))
                 shown = read_statuses(tmp_path)[0]
                 assert (shown.done, shown.total) == (3, 5 if unit else None)
 
@@ -124,6 +126,7 @@ def test_a_title_keeps_no_secret(tmp_path, clock, monkeypatch):
     with Progress("https://mirror/x?key=tiger-in-the-tank", 5) as download:
         clock[0] += 1.0
         download.add(1)
+        status.status().flush(patience(60))
         assert read_statuses(tmp_path)[0].title == "https://mirror/x?key=<secret>"
 
 

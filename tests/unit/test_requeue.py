@@ -71,6 +71,30 @@ def test_a_lost_node_is_excluded_where_there_are_others(nodes, change, slurm, tm
     assert [words[0] for words in asked] == ["srun", "squeue"]
 
 
+@pytest.mark.parametrize(
+    ("code", "host", "excluded"),
+    [
+        ("gpu-ecc", "n2.cluster", "n2,n9"),
+        ("gpu-faulty", "n1", "n1,n9"),
+        ("gpu-ecc", "elsewhere", ""),
+        ("nccl-error", "n2", ""),
+    ],
+)
+def test_the_node_of_a_faulty_gpu_is_excluded(code, host, excluded, slurm, tmp_path, monkeypatch):
+    asked, answers = slurm
+    answers |= {"srun": [Answer(0, "", "")], "sinfo": [Answer(0, "n1|mixed\nn2|mixed\nn3|idle\n", "")]}
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    problem = {"code": code, "message": "x", "file": str(logs / "rank-3.log")}
+    (logs / "ended.json").write_text(json.dumps({"interrupted": False, "problems": [problem]}))
+    status = {"rank": 3, "host": host, "pid": 1, "started": 1, "phase": "train", "step": 1, "since": 0.0}
+    (logs / "status-rank-3.json").write_text(json.dumps({**status, "median": None, "code": None}))
+    slurm_requeue.main([str(tmp_path), "--lost", "1"])
+    told = [words[-1] for words in asked if words[0] == "scontrol"]
+    assert told == (["21_1", f"ExcNodeList={excluded}"] if excluded else [])
+
+
 def test_a_run_that_failed_on_sound_nodes_is_not_requeued(slurm, tmp_path):
     asked, answers = slurm
     answers["srun"] = [Answer(0, "", "")]

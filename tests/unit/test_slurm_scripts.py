@@ -61,6 +61,7 @@ run_dir='/data/my runs/50%'
 echo "==== start $((${SLURM_RESTART_COUNT:-0} + 1)) of job $SLURM_JOB_ID, $SLURM_JOB_NODELIST ===="
 module load cuda/12.4
 rm -f "$run_dir/stopped.json"  # of an earlier start
+export EFFILAUNCH_EXCLUDES=1  # the requeue below leaves out a node with a faulty GPU
 code=0
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=60 --cpus-per-task=32 \\
   /opt/venv/bin/python -m launcher.cli run "$run_dir/submitted.yaml" \\
@@ -72,7 +73,7 @@ case "$code" in
   ;;
 0 | 2 | 3 | 4) ;;
 *)
-  # Failed: a job that lost a node is requeued on others.
+  # Failed: a job that lost a node, or a GPU of it, is requeued on others.
   /opt/venv/bin/python -m launcher.schedulers.slurm_requeue "$run_dir" --lost 2
   ;;
 esac

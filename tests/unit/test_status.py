@@ -7,8 +7,10 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from patience import patience, wait_until
@@ -34,6 +36,12 @@ def run_dir(tmp_path):
 
 def said(run_dir, rank=0) -> RankStatus:
     return read_statuses(run_dir)[rank]
+
+
+def told(status, run_dir) -> RankStatus:
+    """What the file has once the thread has written what this process knows."""
+    status.flush(patience(60))
+    return said(run_dir)
 
 
 def test_every_phase_is_written_at_once(run_dir):
@@ -72,9 +80,9 @@ def test_steps_are_written_twice_a_second_at_most_and_their_median_is_told(run_d
     for step in range(11, 17):
         now[0] += 0.2
         status.step_ended(step)
-        written.append(said(run_dir).step)
+        written.append(told(status, run_dir).step)
     assert written == [10, 10, 13, 13, 13, 16]
-    assert said(run_dir).median == pytest.approx(0.2)
+    assert told(status, run_dir).median == pytest.approx(0.2)
 
 
 def test_the_median_is_of_the_last_fifty_and_waits_for_three(run_dir, monkeypatch):
@@ -85,8 +93,8 @@ def test_the_median_is_of_the_last_fifty_and_waits_for_three(run_dir, monkeypatc
         now[0] += seconds
         status.step_ended(step)
         if step in (2, 3):
-            assert said(run_dir).median == (None if step == 2 else 9.0)
-    assert said(run_dir).median == 1.0
+            assert told(status, run_dir).median == (None if step == 2 else 9.0)
+    assert told(status, run_dir).median == 1.0
 
 
 def test_time_in_an_evaluation_counts_for_no_step(run_dir, monkeypatch):
@@ -168,11 +176,12 @@ def test_how_far_a_long_step_is_is_written_twice_a_second_at_most(run_dir, monke
     for done in range(1, 6):
         now[0] += 0.2
         status.show(Bar("Loading weights", done, 5))
-        written.append(said(run_dir).done)
+        written.append(told(status, run_dir).done)
     assert written == [0, 0, 3, 3, 3]
     assert (said(run_dir).title, said(run_dir).total) == ("Loading weights", 5)
     status.show(None)
-    assert (said(run_dir).title, said(run_dir).done, said(run_dir).total) == ("", 0, None), "at once"
+    last = told(status, run_dir)
+    assert (last.title, last.done, last.total) == ("", 0, None), "at once"
 
 
 def test_the_end_of_training_and_the_memory_are_told(run_dir):
@@ -212,6 +221,59 @@ def test_a_batch_that_ends_moves_the_bar_and_the_clock_at_once(run_dir):
     status._written = 0.0
     time.sleep(0.01)
     status.moved(Bar("Evaluating", 1, 3, "batches"))
-    after = read_statuses(run_dir)[0]
+    after = told(status, run_dir)
     assert after.since > before.since, "else a long batch would look like a hang"
     assert (after.title, after.done, after.total) == ("Evaluating", 1, 3)
+
+
+STEPS = """
+import os, sys, threading
+from pathlib import Path
+from launcher.train.status import Status, start_status, status, status_of_stage
+
+renamed = []
+def note(event, found):
+    if event == "os.rename":
+        renamed.append(threading.current_thread().name)
+sys.addaudithook(note)
+run_dir = Path(sys.argv[1])
+start_status(run_dir, 0).begin_training(0, 100, lambda: 1)
+for step in range(1, 101):
+    status()._written = 0.0  # as after half a second
+    status().step_ended(step)
+with status_of_stage(run_dir, "convert"):
+    status().enter("load")
+status().end(3)
+child = os.fork()
+if not child:  # as a dataloader's worker, which has no thread
+    status().enter("train")
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(*sorted(set(renamed)), 1 < len(renamed) <= 106)
+"""
+
+
+def test_a_thread_writes_and_a_fork_of_a_rank_does_not(run_dir):
+    words = [sys.executable, "-c", STEPS, str(run_dir)]
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root},
+                          timeout=patience(120), check=False)  # fmt: skip
+    assert (done.stdout, done.stderr) == ("status True\n", "")
+    assert (said(run_dir).phase, said(run_dir).step, said(run_dir).code) == ("ended", 100, 3)
+    assert list((run_dir / "logs").iterdir()) == [status_file(run_dir, 0)]
+
+
+def test_a_slow_disk_holds_no_step_up(run_dir, monkeypatch):
+    status = Status(run_dir, 0)
+    is_free = threading.Event()
+    monkeypatch.setattr(writer, "write_text", lambda file, text: is_free.wait(patience(60)) and text)
+    monkeypatch.setattr(writer, "PHASE_S", 0.01)
+    status.enter("train")
+    for step in range(1, 4):
+        status.step_ended(step)
+    assert said(run_dir).phase == "start"
+    monkeypatch.undo()
+    is_free.set()
+    status.moved()
+    status._write()
+    assert (told(status, run_dir).phase, said(run_dir).step) == ("train", 3)

@@ -52,9 +52,8 @@ def test_ranks_agree_about_a_stop_within_a_time_that_is_counted(tmp_path):
             seen = replace(facts(hardware), pace=Pace(step=step, save=save))
             made = make_plan(recipe(tmp_path, BASE, global_batch_size=8), seen)
             found[hardware, step] = made.at(STOP)
-    assert found == {
-        ("1x80GB", 0.5): 5, ("1x80GB", 9.0): 13, ("2x80GB", 0.5): math.ceil(AGREE_S + save), ("2x80GB", 9.0): 13,
-    }  # fmt: skip
+    agreed = math.ceil(AGREE_S + save)
+    assert found == {("1x80GB", 0.5): 5, ("1x80GB", 9.0): 13, ("2x80GB", 0.5): agreed, ("2x80GB", 9.0): 13}
 
 
 def test_what_an_earlier_start_has_seen_is_counted_where_it_is_more(tmp_path):

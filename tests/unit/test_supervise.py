@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from checkpoints import checkpoint
 
 from launcher.errors import Problem, RunFailed
+from launcher.execute import attempts
 from launcher.execute.attempts import Begun, may_pass, pause_before
-from launcher.execute.endings import KnownFailure, hang_problem, was_stopped
+from launcher.execute.endings import KnownFailure, ProgramFailed, hang_problem, run_failure, was_stopped
 from launcher.execute.following import Ended
 from launcher.execute.output import LogFile, Output, errors_in
+from launcher.execute.run_dir import EXCLUDES, FAULTY_GPU
 from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost, parse_stack, read_stacks
 from launcher.facts.probe import OomKills, has_killed, read_oom_kills
 from launcher.facts.rank_status import LEFT_EARLY, RankStatus
@@ -301,6 +305,14 @@ def known(name):
         (known("nccl-timeout"), True),
         (known("nccl-peer-died"), True),
         (known("segmentation-fault"), True),
+        (known("nccl-system-error"), True),
+        (known("gpu-ecc"), True),
+        (ProgramFailed(Problem("run-failed", "x")), False),
+        (known("gpu-faulty"), False),
+        (known("nccl-error"), False),
+        (known("shared-memory-full"), False),
+        (known("fabric-manager"), False),
+        (known("illegal-access"), False),
         (known("hub-unreachable"), True),
         (known("cuda-oom"), False),
         (known("sigkill-oom"), False),
@@ -311,6 +323,34 @@ def known(name):
 )
 def test_what_is_bound_to_fail_again_is_not_restarted(failure, passes):
     assert may_pass(failure) is passes
+
+
+@pytest.mark.parametrize(
+    ("kind", "passes"),
+    [("TypeError", False), ("ModuleNotFoundError", False), ("ValueError", True), ("Mine", True)],
+)
+def test_an_error_of_the_users_own_code_is_not_restarted(kind, passes, tmp_path):
+    (tmp_path / "logs").mkdir()
+    for rank, when, name in ((0, 2.0, "RuntimeError"), (1, 1.0, kind)):
+        report = {"rank": rank, "time": when, "type": name, "message": "a thing of hooks.py", "exit_code": 1}
+        (tmp_path / "logs" / f"error-rank-{rank}.json").write_text(json.dumps(report))
+    failure = run_failure(tmp_path, 1, "launcher.log")
+    assert isinstance(failure, RunFailed)
+    assert failure.problems[0].code == "run-failed"
+    assert may_pass(failure) is passes
+
+
+@pytest.mark.parametrize("code", ["gpu-ecc", "nccl-system-error"])
+def test_a_job_that_leaves_out_faulty_nodes_is_not_restarted_on_them(code, monkeypatch):
+    failure, bundle = known(code), SimpleNamespace(plan=SimpleNamespace(elastic=(), on_oom="fail"))
+    following = attempts._Following(None, None, SimpleNamespace(next=lambda _: "again"), None, None, None)
+    assert following.after(failure, bundle) == (bundle, "again")
+    monkeypatch.setenv(EXCLUDES, "1")
+    if code in FAULTY_GPU:
+        with pytest.raises(KnownFailure):
+            following.after(failure, bundle)
+    else:
+        assert following.after(failure, bundle) == (bundle, "again")
 
 
 def test_pauses_double_up_to_five_minutes():

@@ -6,6 +6,8 @@ import re
 
 DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+ .{0,80}\(most recent call first\):\s*$")
 """The calls of a process as faulthandler prints them: the innermost first."""
+AFTER_DUMPS = "Extension modules: "
+"""What faulthandler prints after the last thread's calls."""
 HEADER = re.compile(r"Traceback \(most recent (?:call|caller) (?:last|first)\):?\s*$")
 WRAPPED = re.compile(r"(?:Original|Remote|Worker) Traceback \(most recent call last\)", re.IGNORECASE)
 IGNORED = re.compile(r"^\s*(?:Exception ignored in|Exception in thread .*tqdm|--- Logging error ---)")
@@ -67,7 +69,8 @@ KILLED = re.compile(
     r"^(?:\S+: line \d+: +\d+ )?Killed\b|tasks? [\d,-]+: (?:Killed|Out Of Memory)"
 )
 CRASHED = re.compile(
-    r"Segmentation fault|SIGSEGV|SIGBUS|Bus error|core dumped|SIGABRT|SIGILL|Illegal instruction"
+    r"^Fatal Python error: |Segmentation fault|SIGSEGV|SIGBUS|Bus error|core dumped|SIGABRT|SIGILL|"
+    r"Illegal instruction"
 )
 EXITED = re.compile(
     r"exits with return code = (-?\d+)\s*$|failed \(exitcode: (-?\d+)\)|^\s*exitcode +: (-?\d+)|"
@@ -106,7 +109,9 @@ ENDED = re.compile(
 DIED = re.compile(
     r"thread terminated with exception|terminate called after throwing|GGML_(?:ASSERT|ABORT)\(|"
     r"[Kk]ernel (?:appears to have )?died|Kernel crashed|session crashed|NVRM: Xid|fallen off the bus|"
-    r"we are taking the entire process down"
+    r"we are taking the entire process down|"
+    # bitsandbytes ends the process after any error of CUDA (csrc/common.cuh)
+    r"^Error .{1,80} at line \d+ in file \S"
 )
 NATIVE = re.compile(DIED.pattern + r"|^\s*what\(\):|Assertion [`'\"].*failed|^FAILED: |^ninja: |^nvcc fatal")
 KERNEL = re.compile(r"\.cuh?:\d+: .{0,400}Assertion [`'\"]")

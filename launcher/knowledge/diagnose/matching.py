@@ -25,8 +25,14 @@ BY_A_LINE = ("zero-steps", "cache-disk", "double-peft")
 """Failures of runs that end without an error, recognised by a line that is no error."""
 NEEDS_A_FAILURE = ("cache-disk",)
 """Of those, the ones that are only warnings in a run that continues."""
-TOLD_BEFORE = {"no-grad-fn": "adapter-not-trainable", "tokenizer-file-broken": "tokenizer-packages"}
+TOLD_BEFORE = {
+    "no-grad-fn": "adapter-not-trainable",
+    "tokenizer-file-broken": "tokenizer-packages",
+    "no-gpu": "fabric-manager",
+}
 """Failure -> a more specific one, if a line before the error matches it."""
+GENERAL = ("nccl-error", "nccl-system-error")
+"""Failures that only name the library: any other that the same message shows is its reason."""
 WAITING = ("nccl-timeout", "nccl-peer-died")
 """Failures of ranks that waited for another one: the rank without the error is the cause."""
 EXPLAINED = ((re.compile(r"Error no file named .{1,200} found in directory"), "zero3-no-gather"),)
@@ -51,6 +57,7 @@ _TIMED_OUT = re.compile(
 )
 _WORKER_DIED = re.compile(r"DataLoader worker \(pid.*killed by signal: Kill|abruptly died during map")
 _FOLLOWS = re.compile(
+    r"^Fatal Python error: Aborted|"  # NCCL's watchdog and C++ abort after they wrote why
     r"Connection (?:reset|closed|refused)|[Bb]roken pipe|Socket Timeout|Timed out waiting|store->get|"
     r"recvValue failed|sendBytes failed|NCCL error|ncclRemoteError|ncclSystemError|remote process exited|"
     r"[Rr]ead error \[|SignalException|got signal: \d+|SIGTERM|Signal 15|exit ?code ?: ?-15|"
@@ -76,26 +83,28 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def recognise(texts: Sequence[str], registry: Iterable[Failure]) -> Failure | None:
-    """The failure whose pattern matches one of the texts; of several, the one with the longest match."""
-    best: tuple[int, Failure] | None = None
+    """The failure whose pattern matches one of the texts; of several, the one with the longest match, and
+    those of GENERAL last."""
+    best: tuple[tuple[bool, int], Failure] | None = None
     for failure in registry:
         for pattern in failure.patterns:
             for text in texts:
                 found = _compiled(pattern).search(text)
                 if found and not CONDITIONS.get(failure.id, bool)(text):
                     continue
-                length = found.end() - found.start() if found else 0
-                if found and (best is None or length > best[0]):
-                    best = (length, failure)
+                rank = failure.id not in GENERAL, found.end() - found.start() if found else 0
+                if found and (best is None or rank > best[0]):
+                    best = rank, failure
     return None if best is None else best[1]
 
 
 def recognise_error(error: Error, registry: Sequence[Failure]) -> tuple[Failure, Error] | None:
     """The failure of an exception or of one that it was raised from, and that exception."""
     if not error.type and "\n" in error.message:  # several lines that may be the message
-        for line in error.message.splitlines():
-            if (failure := recognise((_shortened(line),), registry)) is not None:
-                return failure, error
+        by_line = [recognise((_shortened(line),), registry) for line in error.message.splitlines()]
+        known = sorted(filter(None, by_line), key=lambda failure: failure.id in GENERAL)
+        if known:
+            return known[0], error
     links = (error, *reversed(error.causes))
     for link in links[1:] if error.direct and _WRAPS.search(error.headline) else links:
         # A narrow terminal, or the library that draws tracebacks, may have split the message into lines.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.facts.rank_status import FATAL
 from launcher.facts.safe_files import parse_json
 from launcher.knowledge.diagnose.findings import Error
 from launcher.knowledge.diagnose.reading import clean
@@ -27,7 +28,8 @@ def logs_of(folder: Path) -> list[Path]:
     """A run directory's logs in the order in which they begin; in another folder, files named like logs."""
     if is_run_dir(folder):
         logs = folder / "logs"
-        named = [logs / "prepare.log", *sorted(logs.glob("rank-*.log"), key=_number)]
+        ranks = (*logs.glob("rank-*.log"), *logs.glob(f"{FATAL}-rank-*.log"))
+        named = [logs / "prepare.log", *sorted(ranks, key=lambda log: (_number(log), log.name[0] != "r"))]
         return [log for log in (*named, *launcher_logs(folder)) if log.is_file()]
     found = [p for p in folder.rglob("*") if p.is_file() and p.suffix in (".log", ".out", ".err", ".txt")]
     return sorted(found, key=lambda p: (_number(p), str(p)))

@@ -298,6 +298,8 @@ class Errors:
             self._begin(state, line, wrapped=bool(forms.WRAPPED.search(text)))
         elif (frame := forms.FRAME.match(text) or forms.CELL_FRAME.match(text)) is not None:
             self._frame(state, line, frame)
+        elif state.active and state.dumped and text.startswith(forms.AFTER_DUMPS):
+            self._lost(state)
         elif state.active:
             self._inside(state, line, text)
         else:

@@ -34,6 +34,11 @@ _PARTS = {
     "GONE": GONE,
     "TRL": r"(?:SFT|DPO|KTO|ORPO|CPO|GRPO|GKD|PPO|RLOO|BCO|XPO|PRM|Reward|OnlineDPO|NashMD|IterativeSFT)",
     "FULL": r"(?:No space left on device|Disk quota exceeded)",
+    # torch's allocator and driver calls, Triton, NCCL (src/include/alloc.h), bitsandbytes (csrc/common.cuh).
+    "OOM": r"(?:out of memory\. Tried to allocate|(?:CUDA|HIP) (?:driver )?error: out of memory|"
+    r"^(?:torch\.(?:cuda\.)?)?OutOfMemoryError\b|Triton Error \[(?:CUDA|HIP)\]: out of memory|"
+    r"Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA (?:calloc|malloc)\b|"
+    r"^Error out of memory at line \d+ in file \S)",
 }
 """Parts of expressions, written as `{NAME}`."""
 
