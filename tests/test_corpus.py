@@ -57,6 +57,7 @@ WITHOUT_A_LOG = {
     "gpu-operation-not-supported",
     "heads-not-divisible",
     "image-pull",
+    "nccl-error",
     "parallelism-combined",
     "parallelism-processes",
     "sequence-not-divisible",
