@@ -262,7 +262,8 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(EIGHT, model__device_map="auto"), case(EIGHT, launch__launcher="accelerate", **DDP)],
     ),
     "zero-device-map-asked": (
-        [case(A100, "model.device_map", model__device_map="auto", **ZERO)],
+        [case(A100, "model.device_map", model__device_map="auto", **ZERO),
+         case(A100, "model.device_map", model__device_map="auto", sharding__engine="fsdp")],
         [case(A100, model__device_map="auto", **DDP), case(A100, **ZERO)],
     ),
     "zero3-int8": (

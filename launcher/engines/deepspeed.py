@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.engines.deepspeed_config import key_of, record_profile, render_ds_config
 from launcher.engines.deepspeed_nvme import decide_nvme, with_buffers
-from launcher.engines.engine import RANKS, Engine, Reading, counted, refuse_unused_path
+from launcher.engines.engine import ALONE, RANKS, Engine, Reading, counted, refuse_unused_path
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import Held, largest_tensor, layer_values, packed_layer
 from launcher.memory.job import WIDTHS, MemoryJob
@@ -56,11 +56,7 @@ class DeepSpeed(Engine):
     has_autocast = False
     half_weights = "DeepSpeed holds fp32 master weights of its own"
     cpu_env = {}  # ACCELERATE_USE_CPU would make accelerate silently choose DDP
-    # Without these DeepSpeed looks for MPI and stops: No module named 'mpi4py'.
-    alone_env = {
-        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{master_port}",
-    }  # fmt: skip
+    alone_env = ALONE  # else DeepSpeed looks for MPI and stops: No module named 'mpi4py'
     shares = {
         "sp_size": "sequence parallelism is DeepSpeed's Ulysses",
         "tp_size": "DeepSpeed's AutoTP also takes several copies, and shares their optimizer states",

@@ -20,6 +20,13 @@ RANKS = "number of ranks"
 """In place of a setting, where the number of processes has changed."""
 
 
+ALONE = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{master_port}",
+}  # fmt: skip
+"""Variables of a single process without a launcher, for an engine that needs a process group."""
+
+
 def counted(ranks: int) -> str:
     """`1 rank`, `2 ranks`."""
     return "1 rank" if ranks == 1 else f"{ranks} ranks"
@@ -49,10 +56,6 @@ class Engine(EngineMemory):
     """Sizes of `sharding` for which `auto` chooses it (`tp_size`, `sp_size`, `cp_size`) -> the reason."""
     lacks: ClassVar[Mapping[str, tuple[str, str]]]
     """The other sizes -> (why it cannot have them, what to do instead)."""
-    needs_ranks: ClassVar[bool] = False
-    """Whether it refuses to train with one process."""
-    shards_on_cpu: ClassVar[bool] = True
-    """Whether it does over CPU processes what it does over GPUs."""
 
     # --- workers --------------------------------------------------------------------------------
     packages: ClassVar[tuple[str, ...]] = ()

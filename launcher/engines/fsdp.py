@@ -1,7 +1,7 @@
 """FSDP2 through accelerate: weights, gradients and optimizer states are sharded, layer by layer.
 
 `sharding.engine: auto` never chooses it: DeepSpeed's stages, offload and quantised bases are covered by more
-tests. FSDP2 was run over CPU processes; on GPUs nothing of it was measured.
+tests. FSDP2 runs over CPU processes too, from one on; on GPUs nothing of it was measured.
 
 The memory as read in torch 2.13 (distributed/fsdp/_fully_shard) and accelerate 1.15 (utils/fsdp_utils.py). On
 CUDA the copies run on streams of their own, and a buffer is free again when its stream is through; the
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.engines.engine import Engine
+from launcher.engines.engine import ALONE, Engine
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import Held, largest_tensor, layer_values, packed_layer
 from launcher.memory.job import WIDTHS, MemoryJob
@@ -39,8 +39,7 @@ class Fsdp(Engine):
     ring_attention = True
     is_automatic = False
     stores_packed = True
-    needs_ranks = True
-    shards_on_cpu = False
+    alone_env = ALONE  # else accelerate forms no group, and the Trainer refuses FSDP
     shares = {"cp_size": "context parallelism is accelerate's, with FSDP2"}
     lacks = {
         "tp_size": (
@@ -189,13 +188,8 @@ class Fsdp(Engine):
 
     def decide(self, draft: Draft, recipe: Recipe, facts: Facts, processes: int) -> None:
         super().decide(draft, recipe, facts, processes)
-        for conflict in _conflicts(draft, processes):
+        for conflict in _conflicts(draft):
             raise draft.refuse(*conflict)
-        if facts.hardware.is_cpu:
-            draft.warn(
-                "accelerate does not shard over CPU processes: it sets up DDP in place of FSDP2, and the run "
-                "stops with engine-mismatch; use sharding.engine: deepspeed there"
-            )
         weights_alone = draft.trainer.save_only_model
         settings: dict[str, tuple[object, str]] = {
             "version": (2, "FSDP1 is deprecated"),
@@ -286,13 +280,9 @@ def _reduces_each(draft: Draft) -> bool:
     return isinstance(given, Mapping) and bool(given.get("sync_each_batch"))
 
 
-def _conflicts(draft: Draft, processes: int) -> Iterator[Refusal]:
+def _conflicts(draft: Draft) -> Iterator[Refusal]:
     """A refusal for each thing that FSDP2 cannot train, with what can."""
     optim, other = draft.trainer.optim, "use sharding.engine: deepspeed"
-    if processes == 1:
-        message = "engine fsdp over one process has nothing to shard, and the Trainer refuses it"
-        hint = "use sharding.engine: auto, or hardware with several devices"
-        yield ("engine-conflict", "sharding.engine", message, hint)
     if draft.task.is_encoder_decoder:
         message = (
             "engine fsdp and an encoder-decoder: both sides share an embedding, which FSDP2 refuses in two "

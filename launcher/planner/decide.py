@@ -87,7 +87,7 @@ def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
         reason = "only DeepSpeed has ZeRO stages, offload and profiles"
         draft.put("sharding.engine", DEEPSPEED.name, reason)
     elif shares(recipe):
-        draft.put("sharding.engine", *_sharing_engine(recipe))
+        draft.put("sharding.engine", *sharing_engine(recipe))
     else:  # with several processes a variant has set it
         draft.put("sharding.engine", DDP.name, "one process: nothing to shard")
     engine = engine_of(draft)
@@ -99,7 +99,7 @@ def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
         raise draft.refuse("precision-conflict", "precision", *conflict)
 
 
-def _sharing_engine(recipe: Recipe) -> tuple[str, str]:
+def sharing_engine(recipe: Recipe) -> tuple[str, str]:
     """The engine where ranks share a copy, and why."""
     sizes = [name for name in reversed(SIZES) if getattr(recipe.sharding, name) > 1]
     return next((engine.name, engine.shares[sizes[0]]) for engine in ENGINES if sizes[0] in engine.shares)

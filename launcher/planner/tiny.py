@@ -6,10 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from launcher.engines import engine_named
-from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.hardware import Hardware
-from launcher.planner.decide import SIZES, shares
+from launcher.planner.decide import SIZES, shares, sharing_engine
 from launcher.planner.narrow import LAYERS, narrow_config
 from launcher.recipe.loading import LoadedRecipe, Origin
 from launcher.recipe.schema import AdapterSection, GenerationSection, Recipe, RuntimeSection
@@ -145,21 +143,17 @@ def _is_set(loaded: LoadedRecipe, dotted: str) -> bool:
 
 def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
     """What a CPU cannot do is replaced: fp16 by fp32, bfloat16 norms beside it by float32, FlashAttention and
-    flex by SDPA, FSDP by auto, tf32, context parallelism and parameters on NVMe by nothing, groups of ranks
-    by two."""
-    recipe, asked = loaded.recipe, loaded.recipe.sharding.engine
+    flex by SDPA, tf32, context parallelism and parameters on NVMe by nothing, groups of ranks by two."""
+    recipe = loaded.recipe
     sharding: dict[str, object] = {}
     if recipe.sharding.offload_param == "nvme":
         sharding["offload_param"] = "none"
         if recipe.sharding.offload_optimizer != "nvme":
             sharding["nvme_path"] = None
-    if asked != "auto" and not engine_named(asked).shards_on_cpu:
-        sharding["engine"] = "auto"
     if shares(recipe):
-        # Two processes at most, under the engine that shares a copy over CPU processes.
+        # Two processes at most, of the engine that shares a copy.
         fewer = {"tp_size": min(2, recipe.sharding.tp_size), "sp_size": min(2, recipe.sharding.sp_size)}
-        engine = DEEPSPEED.name if max(fewer.values()) > 1 else "auto"
-        sharding |= {**fewer, "cp_size": 1, "engine": engine}
+        sharding |= {**fewer, "cp_size": 1, "engine": sharing_engine(recipe)[0]}
     update: dict[str, object] = {"sharding": recipe.sharding.model_copy(update=sharding)} if sharding else {}
     if recipe.precision.startswith("fp16"):
         update["precision"] = "fp32"
@@ -181,10 +175,8 @@ def tiny_on_gpus(loaded: LoadedRecipe, found: Hardware) -> LoadedRecipe:
         return loaded
     sharding = loaded.recipe.sharding
     most = 2 if found.num_devices > 1 else 1
-    update: dict[str, object] = {name: min(most, getattr(sharding, name)) for name in SIZES}
-    if most == 1 and sharding.engine != "auto" and engine_named(sharding.engine).needs_ranks:
-        update["engine"] = "auto"
-    recipe = loaded.recipe.model_copy(update={"sharding": sharding.model_copy(update=update)})
+    fewer = {name: min(most, getattr(sharding, name)) for name in SIZES}
+    recipe = loaded.recipe.model_copy(update={"sharding": sharding.model_copy(update=fewer)})
     return replace(loaded, recipe=recipe)
 
 

@@ -159,7 +159,7 @@ def check_positions(job: Job, model: Any) -> None:
 def check_engine(job: Job, trainer: Trainer) -> None:
     """RunFailed when accelerate set up another engine or fewer processes than the plan says.
 
-    It does so silently, e.g. for ACCELERATE_USE_CPU beside a DeepSpeed config, or for FSDP on CPUs.
+    It does so silently, e.g. for ACCELERATE_USE_CPU beside a DeepSpeed config.
     """
     accelerator = trainer.accelerator
     right = train_engine(job).is_set_up(accelerator.distributed_type.value)
@@ -169,9 +169,7 @@ def check_engine(job: Job, trainer: Trainer) -> None:
                 "engine-mismatch",
                 f"planned {job.engine.name} over {world_size()} processes, accelerate set up "
                 f"{accelerator.distributed_type.value} over {accelerator.num_processes}",
-                hint="accelerate shards over GPUs alone; use sharding.engine: deepspeed on a CPU"
-                if not job.engine.shards_on_cpu and trainer.args.device.type == "cpu"
-                else "unset ACCELERATE_* variables of your environment",
+                hint="unset ACCELERATE_* variables of your environment",
             )
         )
 

@@ -158,15 +158,13 @@ def check_alike(one: Path, parts: Path, *, half: bool = False, norms: bool = Tru
         torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=5e-6, msg=name)
 
 
-def assert_goes_on(
-    said: Mapping[str, Any], ground: Path, folder: Path, forks: Forks, prelude: str | None = None
-) -> None:
+def assert_goes_on(said: Mapping[str, Any], ground: Path, folder: Path, forks: Forks) -> None:
     """A run whose ranks kill themselves after its third step ends as one that was let alone."""
-    straight = trained(said, ground, folder / "straight", forks, prelude=prelude)
+    straight = trained(said, ground, folder / "straight", forks)
     out, env = planned(said, ground, folder / "killed", forks)
-    ended = forks.run(out, 2, {**env, KILL: "3"}, prelude=prelude)
+    ended = forks.run(out, 2, {**env, KILL: "3"})
     assert -9 in ended.codes, ended.said
-    ended = forks.run(out, 2, {**env, "EFFILAUNCH_RESUME": "auto"}, prelude=prelude)
+    ended = forks.run(out, 2, {**env, "EFFILAUNCH_RESUME": "auto"})
     assert ended.codes == (0, 0), ended.said
     assert "resuming from" in (out / "logs" / "rank-1.log").read_text()
     assert column(out, "loss") == column(straight, "loss")
@@ -191,9 +189,7 @@ def assert_readable(out: Path) -> None:
     assert torch.isfinite(model(torch.tensor([[5, 6, 7]])).logits).all()
 
 
-def assert_keeps_best(
-    said: Mapping[str, Any], ground: Path, folder: Path, forks: Forks, prelude: str | None = None
-) -> None:
+def assert_keeps_best(said: Mapping[str, Any], ground: Path, folder: Path, forks: Forks) -> None:
     """A rate that ruins the model: the first evaluation is the best, and its weights are the result."""
     from safetensors.torch import load_file
 
@@ -202,7 +198,7 @@ def assert_keeps_best(
         "save_steps": 1, "load_best_model_at_end": True, "save_total_limit": 6,
     }  # fmt: skip
     rows = {"train": [{"path": "rows.jsonl"}], "max_length": 32, "eval": [{"path": "eight.jsonl"}]}
-    out = trained({**said, "trainer": trainer, "data": rows}, ground, folder / "run", forks, prelude=prelude)
+    out = trained({**said, "trainer": trainer, "data": rows}, ground, folder / "run", forks)
     evaluated = column(out, "eval_loss")
     best = evaluated.index(min(evaluated)) + 1
     assert best < STEPS

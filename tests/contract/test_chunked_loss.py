@@ -334,6 +334,6 @@ def test_ranks_learn_in_chunks_what_one_process_learns_from_whole_logits(name, g
     said = {**ENGINES[name], "global_batch_size": 8, "trainer": {"per_device_train_batch_size": 2}}
     plain = alone({**said, "sharding": {}}, ground, tmp_path / "plain", forks)
     out, env = with_chunks(planned(said, ground, tmp_path / "chunks", forks))
-    ended = forks.run(out, 2, env, prelude="fsdp_on_cpu" if name == "fsdp2" else None)
+    ended = forks.run(out, 2, env)
     assert set(ended.codes) == {0}, ended.said
     check_alike(plain, out)

@@ -444,8 +444,7 @@ def test_two_ranks_of_each_engine_learn_the_same(ground, tmp_path, forks, name):
         said = recipe(ground, rows, sharding=ENGINES[engine], global_batch_size=8, data=data, **changes)
         env = planned(out, said, "2xcpu")
         assert forks.run(out, 0, env, module="prepare").codes == (0,)
-        prelude = "fsdp_on_cpu" if engine == "fsdp" else None
-        ended = forks.run(out, 2, env, prelude=prelude)
+        ended = forks.run(out, 2, env)
         assert ended.codes == (0, 0), ended.said
         learned[engine] = out
     expected = learned.pop("ddp")

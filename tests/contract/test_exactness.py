@@ -58,7 +58,6 @@ class Case:
     trainer: dict[str, Any] = field(default_factory=dict)
     weights: bool = False
     """Begin from the weights of the fixture; else at random, which ZeRO-3 does differently."""
-    prelude: str | None = None
     hooks: str = ""
     """What hooks.py holds besides."""
 
@@ -85,7 +84,8 @@ ONE = Case("one", {"engine": "ddp"}, world=0, adapter=LORA)
 DDP = Case("ddp", {"engine": "ddp"})
 ZERO2 = Case("zero2", {"zero_stage": 2}, adapter=LORA)
 ZERO3 = Case("zero3", {"zero_stage": 3})
-FSDP2 = Case("fsdp2", {"engine": "fsdp"}, prelude="fsdp_on_cpu")
+FSDP2 = Case("fsdp2", {"engine": "fsdp"})
+FSDP2_ALONE = Case("fsdp2-alone", {"engine": "fsdp"}, world=0, adapter=LORA)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ class Run:
     def start(self, **env: str) -> Ended:
         """Start all ranks and wait for them."""
         case = self.case
-        return self.forks.run(self.folder, case.world, {**self.env, **env}, prelude=case.prelude)
+        return self.forks.run(self.folder, case.world, {**self.env, **env})
 
     def finish(self, **env: str) -> Run:
         ended = self.start(**env)
@@ -202,6 +202,7 @@ CASES = [
     pytest.param(DDP, id="ddp", marks=pytest.mark.slow),
     pytest.param(ZERO2, id="zero2", marks=pytest.mark.slow),
     pytest.param(FSDP2, id="fsdp2", marks=pytest.mark.slow),
+    pytest.param(FSDP2_ALONE, id="fsdp2-alone", marks=pytest.mark.slow),
 ]
 
 
@@ -276,7 +277,7 @@ GRID = [
     Case("zero2-evaluated", {"zero_stage": 2}, micro=4, data={"eval": {"split": 0.125}},
          trainer={"eval_strategy": "steps", "eval_steps": 4}),
     Case("zero1", {"zero_stage": 1}, micro=1),
-    Case("fsdp2-lora", {"engine": "fsdp"}, adapter=LORA, prelude="fsdp_on_cpu"),
+    Case("fsdp2-lora", {"engine": "fsdp"}, adapter=LORA),
     Case("ddp-streamed", {"engine": "ddp"}, adapter=LORA, data={"streaming": True}),
     Case("one-saved-by-epoch", {"engine": "ddp"}, world=0,
          trainer={"save_strategy": "epoch", "save_steps": 500}),
@@ -306,7 +307,7 @@ ENGINES = [
     Case("zero1", {"zero_stage": 1}, micro=4, weights=True),
     Case("zero2", {"zero_stage": 2}, micro=4, weights=True),
     Case("zero3", {"zero_stage": 3}, micro=4, weights=True),
-    Case("fsdp2", {"engine": "fsdp"}, micro=4, weights=True, prelude="fsdp_on_cpu"),
+    Case("fsdp2", {"engine": "fsdp"}, micro=4, weights=True),
 ]
 
 

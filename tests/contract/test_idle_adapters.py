@@ -124,7 +124,6 @@ def test_every_engine_counts_them_alike(sharding, tmp_path, forks):
     ground = make_ground(tmp_path / "ground")
     (ground / "idle.py").write_text(IDLE)
     said = {"adapter": LORA, "sharding": sharding, "python": "idle.py"}
-    prelude = "fsdp_on_cpu" if sharding.get("engine") == "fsdp" else None
-    found = result(trained_by(said, ground, tmp_path / "run", forks, prelude=prelude))["idle_adapters"]
+    found = result(trained_by(said, ground, tmp_path / "run", forks))["idle_adapters"]
     names = [f"model.layers.{layer}.mlp.up_proj" for layer in range(2)]
     assert found == {"count": 2, "of": 14, "steps": 4, "first": names}

@@ -316,7 +316,6 @@ def test_two_ranks_of_each_engine_learn_the_same(tmp_path, monkeypatch):
     from library_cases import CASES, LENGTH, make_ground
 
     monkeypatch.chdir(make_ground(CASES["kto"], tmp_path))
-    shutil.copy(Path(__file__).with_name("fsdp_on_cpu.py"), tmp_path)
     learned = {}
     for name, stage in (("ddp", None), ("deepspeed", 2), ("deepspeed", 3), ("fsdp", None)):
         recipe = {
@@ -328,7 +327,7 @@ def test_two_ranks_of_each_engine_learn_the_same(tmp_path, monkeypatch):
             "global_batch_size": 8,
             "trainer": {"max_steps": 4, "learning_rate": 1e-3, "logging_steps": 1, "save_strategy": "no"},
             "hardware": {"device": "cpu", "devices_per_node": 2},
-        } | ({"python": "fsdp_on_cpu.py"} if name == "fsdp" else {})
+        }
         out = tmp_path / f"{name}-{stage}"
         file = out.with_suffix(".yaml")
         file.write_text(yaml.safe_dump(recipe))

@@ -92,8 +92,7 @@ class Run:
         """Train to the end; the losses by step."""
         told = {} if resume is None else {"EFFILAUNCH_RESUME": str(resume)}
         show_start(self.bundle, self.folder, None if resume is None else str(resume))
-        prelude = "fsdp_on_cpu" if self.plan["settings"]["sharding.engine"]["value"] == "fsdp" else None
-        ended = self.forks.run(self.folder, self.world, {**self.env, **told}, prelude=prelude)
+        ended = self.forks.run(self.folder, self.world, {**self.env, **told})
         assert set(ended.codes) == {0}, ended.said
         rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         return {row["step"]: row["loss"] for row in rows if "loss" in row}
@@ -143,6 +142,8 @@ CASES = {
     "zero2-offloaded-2-to-1": (2, OFFLOADED, 1, OFFLOADED, {}),
     "ddp-2-to-1": (2, DDP, 1, DDP, {}),
     "ddp-1-to-2": (1, DDP, 2, DDP, {}),
+    "fsdp2-2-to-1": (2, FSDP, 1, FSDP, {}),
+    "fsdp2-lora-1-to-2": (1, FSDP, 2, FSDP, {"adapter": LORA}),
     "fsdp2-2-to-4": (2, FSDP, 4, FSDP, {}),
     "fsdp2-lora-4-to-2": (4, FSDP, 2, FSDP, {"adapter": LORA}),
 }

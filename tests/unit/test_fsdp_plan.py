@@ -47,7 +47,6 @@ def test_what_fsdp_is_given_is_in_the_plan(tmp_path):
     assert all(made.provenance[name].reason for name in names)
     assert made.sharding.zero_stage is None
     assert made.trainer.bf16 is True
-    assert not any("does not shard over CPU" in warning for warning in made.warnings)
 
 
 def test_the_bundle_has_processes_alone_for_accelerate(tmp_path):
@@ -88,10 +87,19 @@ def test_other_engines_have_none_of_its_settings(tmp_path):
         assert "trainer.accelerator_config" not in made.names
 
 
-def test_a_cpu_is_planned_with_a_warning(tmp_path):
-    made = fsdp(tmp_path, "2xcpu")
-    assert any("does not shard over CPU processes" in warning for warning in made.warnings)
+def test_cpu_processes_are_planned_as_gpus_are(tmp_path):
+    made, gpus = fsdp(tmp_path, "2xcpu", precision="bf16"), fsdp(tmp_path, "2xA100-80GB")
     assert made.launch.env["ACCELERATE_USE_CPU"] == "true"
+    assert not any("FSDP" in warning or "engine" in warning for warning in made.warnings)
+    assert (made.sharding, made.fsdp) == (gpus.sharding, gpus.fsdp)
+
+
+@pytest.mark.parametrize("on", ["cpu", "1xA100-80GB"])
+def test_a_single_process_gets_a_group_of_one(tmp_path, on):
+    """Without a launcher nobody else sets what forms a process group, and the Trainer refuses FSDP."""
+    bundle = render(fsdp(tmp_path, on))
+    assert (bundle.env["RANK"], bundle.env["WORLD_SIZE"]) == ("0", "1")
+    assert bundle.env["MASTER_PORT"] == "{master_port}"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +109,7 @@ def test_a_cpu_is_planned_with_a_warning(tmp_path):
         ({"sharding__offload_optimizer": "cpu"}, "engine-conflict", "sharding.engine"),
         ({"sharding__offload_param": "cpu"}, "engine-conflict", "sharding.engine"),
         ({"sharding__config": "zero2"}, "engine-conflict", "sharding.engine"),
-        ({"on": "1xA100-80GB"}, "engine-conflict", "sharding.engine"),
+        ({"on": "1xA100-80GB", "model__device_map": "auto"}, "fix-zero-device-map-asked", "model.device_map"),
         ({"on": "8xV100-32GB"}, "precision-conflict", "precision"),
         ({"precision": "fp16"}, "precision-conflict", "precision"),
         ({"model__quantization": "int8"}, "fsdp-quantized", "model.quantization"),
@@ -247,6 +255,6 @@ def test_running_out_of_memory_leads_to_less_and_never_to_a_lower_stage(tmp_path
     assert failed.sharding.zero_stage == 3
 
 
-def test_a_rehearsal_on_a_cpu_uses_an_engine_that_a_cpu_has(tmp_path):
+def test_a_rehearsal_on_a_cpu_keeps_the_engine(tmp_path):
     loaded = recipe(tmp_path, sharding__engine="fsdp")
-    assert tiny_on_cpu(loaded).recipe.sharding.engine == "auto"
+    assert tiny_on_cpu(loaded).recipe.sharding.engine == "fsdp"

@@ -413,7 +413,7 @@ def test_a_rehearsal_on_a_cpu_has_two_ranks(tmp_path):
     context = tiny_on_cpu(
         recipe(tmp_path, FULL, sharding__cp_size=4, sharding__engine="fsdp")
     ).recipe.sharding
-    assert (context.cp_size, context.engine) == (1, "auto")
+    assert (context.cp_size, context.engine) == (1, "fsdp")
 
 
 TINY_SIZES = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.engines.deepspeed import DEEPSPEED
+from launcher.engines.ddp import DDP
 from launcher.planner.fixes.fix import Fix, Situation
 from launcher.planner.record import ONLY_EAGER
 
@@ -15,7 +15,7 @@ def _device_map_distributed(s: Situation) -> Mapping[str, object]:
 
 def _device_map_zero(s: Situation) -> Mapping[str, object]:
     asked = s.draft.explicit("model.device_map") and s.model.device_map is not None
-    return {"model.device_map": None} if asked and s.engine is DEEPSPEED else {}
+    return {"model.device_map": None} if asked and s.engine is not DDP else {}
 
 
 def _device_map_ranks(s: Situation) -> Mapping[str, object]:
@@ -107,10 +107,10 @@ DEVICE_FIXES = (
     ),
     Fix(
         id="zero-device-map-asked",
-        title="device_map under DeepSpeed",
-        condition="model.device_map in the recipe with engine deepspeed",
+        title="device_map under DeepSpeed or FSDP2",
+        condition="model.device_map in the recipe with engine deepspeed or fsdp",
         action="refuse",
-        reason="DeepSpeed places the weights itself; ZeRO-3 refuses any device_map at load.",
+        reason="The engine places the weights itself; ZeRO-3 refuses any device_map at load.",
         source="transformers/integrations/accelerate.py check_and_set_device_map",
         versions="*",
         changes=_device_map_zero,

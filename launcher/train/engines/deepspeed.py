@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from transformers import TrainerCallback
 
 from launcher.facts.safe_files import read_json
 from launcher.recipe.env import has_reference
-from launcher.train.engines.engine import TrainEngine
+from launcher.train.engines.engine import TrainEngine, stand_in_for_launcher
 from launcher.train.engines.universal import MODEL_FILES, STAGES, STATES, universal_folder
 from launcher.train.job import Job, copies, resolve_references
 
@@ -22,8 +20,7 @@ class TrainDeepSpeed(TrainEngine):
     steps_in_backward = True
 
     def before_arguments(self, job: Job) -> None:
-        if "RANK" not in os.environ:
-            stand_in_for_launcher()
+        stand_in_for_launcher()
 
     def arguments(self, job: Job) -> dict[str, Any]:
         fields: dict[str, Any] = {}
@@ -66,16 +63,6 @@ class TrainDeepSpeed(TrainEngine):
 
 
 TRAIN_ENGINE = TrainDeepSpeed()
-
-
-def stand_in_for_launcher() -> None:
-    """Set the variables of a single process: without a launcher DeepSpeed asks MPI for them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    for name, value in {**one, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
-        os.environ.setdefault(name, value)
 
 
 class OwnStates(TrainerCallback):

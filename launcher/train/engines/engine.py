@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,3 +47,18 @@ class TrainEngine:
     def save_trained(self, job: Job, trainer: Any, folder: Path) -> None:
         """Write the model, or its adapter, as from_pretrained reads it; every process must call it."""
         trainer.save_model(str(folder))
+
+
+def stand_in_for_launcher() -> None:
+    """Set the variables of a single process that no launcher started.
+
+    Without them DeepSpeed asks MPI, and accelerate forms no process group, which FSDP2 shards over.
+    """
+    if "RANK" in os.environ:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in {**one, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        os.environ.setdefault(name, value)

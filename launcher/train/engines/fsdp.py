@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.train.engines.engine import TrainEngine
+from launcher.train.engines.engine import TrainEngine, stand_in_for_launcher
 from launcher.train.job import Job, copies
+from launcher.train.upstream.fsdp_seams import shard_over_cpu
 from launcher.train.upstream.model_seams import layer_classes, leave_embedding_out
 from launcher.train.upstream.trainer_seams import save_state_dict
 
 
 class TrainFsdp(TrainEngine):
     pickled_enum = ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING")
+
+    def before_arguments(self, job: Job) -> None:
+        stand_in_for_launcher()
 
     def arguments(self, job: Job) -> dict[str, Any]:
         fields: dict[str, Any] = {"fsdp": True, "fsdp_config": job.fields(job.fsdp)}
@@ -27,6 +31,8 @@ class TrainFsdp(TrainEngine):
         return fields
 
     def after_arguments(self, job: Job) -> None:
+        if job.trainer.use_cpu:
+            shard_over_cpu()
         if job.fsdp.cpu_ram_efficient_loading:
             os.environ["ACCELERATE_USE_FSDP"] = "true"  # for from_pretrained; accelerate sets it later
 

@@ -31,6 +31,7 @@ _MODELS = "upstream/model_seams.py"
 _EXPERTS = "upstream/expert_seams.py"
 _TORCH = "upstream/torch_seams.py"
 _DEEPSPEED = "upstream/deepspeed_seams.py"
+_FSDP = "upstream/fsdp_seams.py"
 
 SEAMS = (
     # --- transformers.Trainer: overridden ---------------------------------------------------------
@@ -299,6 +300,20 @@ SEAMS = (
     Seam(
         "accelerate.accelerator", "", ("1.15.0", 2172), _DEEPSPEED, "patch",
         "Ranks of a dimension `tp` of this mesh get the same rows.", ("ds_device_mesh",),
+    ),
+    # --- FSDP2 over CPU processes -------------------------------------------------------------------
+    Seam(
+        "accelerate.state", "AcceleratorState.__init__", ("1.15.0", 901), _FSDP, "context",
+        "Looks at an FSDP plugin for ranks with devices alone: `_shared_state` of PartialState is set.",
+        ("self.__dict__.update(PartialState._shared_state)", "DistributedType.MULTI_GPU,",
+         "self.distributed_type = DistributedType.FSDP"),
+    ),
+    Seam(
+        "accelerate.utils.fsdp_utils", "fsdp2_prepare_model", ("1.15.0", 751), _FSDP, "context",
+        "Imports fully_shard when it shards, which gets a mesh of CPU ranks: torch's own choice is the kind of "
+        "device that it was built for.",
+        ("from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard",
+         "fully_shard(module, **fsdp2_kwargs)"),
     ),
     # --- torch ------------------------------------------------------------------------------------
     Seam(
