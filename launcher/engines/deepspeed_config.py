@@ -181,6 +181,8 @@ def render_ds_config(plan: Plan) -> dict[str, Any]:
         "steps_per_print": PRINT_NEVER,
         "wall_clock_breakdown": profile.get("wall_clock_breakdown", False),
         "zero_allow_untested_optimizer": True,
+        # It would wait for the device twice in each micro-batch (utils/timer.py), for a speed not shown.
+        "timers": {"throughput": {"enabled": False}},
     }
     tensor = plan.sharding.tp_size
     if tensor > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from transformers import TrainingArguments
 
 from launcher.train.engines import train_engine
@@ -25,4 +26,18 @@ def make_arguments(job: Job) -> TrainingArguments:
     args: TrainingArguments = kind(**fields, **own)
     _ = args.device  # initialises device and process group
     engine.after_arguments(job)
+    settle_tf32()
     return args
+
+
+def settle_tf32() -> None:
+    """Let both of torch's interfaces to tf32 know what TrainingArguments has chosen.
+
+    transformers 5.23 (utils/import_utils.py enable_tf32) sets torch.backends.fp32_precision alone, after
+    which the earlier one raises: torch.get_float32_matmul_precision(), which torch.compile calls
+    (torch/_inductor/codecache.py), and torch.backends.cuda.matmul.allow_tf32.
+    """
+    chosen = getattr(torch.backends, "fp32_precision", "none")  # of torch 2.9
+    if chosen != "none":
+        torch.set_float32_matmul_precision("high" if chosen == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = chosen == "tf32"

@@ -7,7 +7,7 @@ SentenceTransformer and the CrossEncoder that the losses call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import cycle, islice
+from itertools import accumulate, cycle, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.train.trainers import PlannedTrainer
+from launcher.train.trainers import PlannedTrainer, on_device
 from launcher.train.upstream.sentence_seams import UnderDDP
 
 if TYPE_CHECKING:
@@ -157,6 +157,8 @@ class Scorer(CrossEncoder):
         self.kept: list[torch.Tensor] | None = None
         self.batch: Mapping[str, torch.Tensor] = {}
         """The inputs of all rows of the micro-batch."""
+        self.spans: Sequence[Sequence[int]] = ()
+        """First and last column, exclusive, of each row's tokens: of the host."""
 
     @property
     def device(self) -> torch.device:
@@ -165,8 +167,7 @@ class Scorer(CrossEncoder):
     def preprocess(self, pairs: Sequence[tuple[int, int]], **_: Any) -> dict[str, torch.Tensor]:
         """The rows of these numbers, without the columns that pad all of them."""
         rows = [row for _, row in pairs]
-        used = self.batch["attention_mask"][rows].any(dim=0).nonzero()
-        start, end = int(used.min()), int(used.max()) + 1
+        start, end = min(self.spans[row][0] for row in rows), max(self.spans[row][1] for row in rows)
         return {name: values[rows, start:end] for name, values in self.batch.items()}
 
     def forward(self, features: dict[str, torch.Tensor], **_: Any) -> dict[str, torch.Tensor]:
@@ -290,12 +291,14 @@ class RerankerTrainer(ContrastTrainer):
     """A row is a query with one document or several; all pairs of a micro-batch are rows of one batch."""
 
     def loss_of(self, inputs: Mapping[str, Any]) -> Any:
-        others = ("counts", "labels", "queries")
+        others = ("counts", "labels", "queries", "spans")
+        self.called.spans = inputs["spans"]
         self.called.batch = {name: value for name, value in inputs.items() if name not in others}
-        rows = torch.arange(len(inputs["labels"])).split(inputs["counts"].tolist())
         if self.lists:
-            documents = [one.tolist() for one in rows]
-            return self.loss([documents, documents], list(inputs["labels"].split(inputs["counts"].tolist())))
+            counts = inputs["counts"]
+            ends = accumulate(counts)
+            documents = [[*range(end - count, end)] for count, end in zip(counts, ends, strict=True)]
+            return self.loss([documents, documents], list(inputs["labels"].split(counts)))
         numbers = list(range(len(inputs["labels"])))
         return self.loss([numbers, numbers], inputs["labels"])
 
@@ -307,9 +310,9 @@ class RerankerTrainer(ContrastTrainer):
     def loss_items(self, inputs: Any) -> torch.Tensor:
         """Documents; for losses of lists: queries, or pairs of documents that differ in relevance."""
         if not self.lists:
-            return torch.tensor(len(inputs["labels"]))
+            return on_device(len(inputs["labels"]), inputs["labels"])
         if not isinstance(self.loss, LambdaLoss):  # RankNet's is one, too
-            return torch.tensor(len(inputs["counts"]))
+            return on_device(len(inputs["counts"]), inputs["labels"])
         labels = _padded(inputs["labels"].float(), inputs["counts"])
         return (labels[:, :, None] > labels[:, None, :]).sum()
 
@@ -322,6 +325,6 @@ class RerankerTrainer(ContrastTrainer):
         return _padded(inputs["labels"].float(), inputs["counts"]), inputs["queries"]
 
 
-def _padded(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    rows = values.split(counts.tolist())
+def _padded(values: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    rows = values.split(counts)
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=float("nan"))

@@ -35,6 +35,8 @@ class IdleAdapters(TrainerCallback):
         """For result.json; None where all adapters have gradients, or the model has none."""
         self._waiting: dict[str, Any] = {}
         """Name of a parameter without a gradient so far -> handle of its hook."""
+        self._seen: dict[str, torch.Tensor] = {}
+        """Of this step: whether it had one (bool, 0-d), on its device until the step has ended."""
         self._began = self._adapters = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
@@ -47,8 +49,18 @@ class IdleAdapters(TrainerCallback):
         self._adapters = len(self._waiting)
 
     def _see(self, name: str, gradient: torch.Tensor) -> None:
-        if name in self._waiting and bool(local_part(gradient).any()):
-            self._waiting.pop(name).remove()
+        if name in self._waiting:
+            found = local_part(gradient).any()
+            self._seen[name] = found | self._seen[name] if name in self._seen else found
+
+    def _settle(self) -> None:
+        """Wait for the device once a step, not for each gradient."""
+        seen, self._seen = self._seen, {}
+        for device in {found.device for found in seen.values()}:
+            names = [name for name, found in seen.items() if found.device == device]
+            for name, found in zip(names, torch.stack([seen[name] for name in names]).tolist(), strict=True):
+                if found:
+                    self._waiting.pop(name).remove()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self._waiting:
@@ -57,6 +69,7 @@ class IdleAdapters(TrainerCallback):
                     self._see(name, parameter.grad)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._settle()
         if state.global_step == self._began + WATCHED:
             self._count(WATCHED)
 
@@ -66,6 +79,7 @@ class IdleAdapters(TrainerCallback):
 
     def _count(self, steps: int) -> None:
         """Collective: every rank must call it. An adapter is idle if it got no gradient on any rank."""
+        self._seen = {}
         for handle in self._waiting.values():
             handle.remove()
         of_ranks = of_all(list(self._waiting))

@@ -28,6 +28,7 @@ from launcher.train.checkpoint.resuming import (
 )
 from launcher.train.checkpoint.saving import Saver, SaveSkipped
 from launcher.train.data.encoded import IGNORED
+from launcher.train.data.host_counts import hand_over
 from launcher.train.evaluation import EvaluationBatches, EvaluationLoader, LossSum
 from launcher.train.memory_meter import Meter
 from launcher.train.model.weights import check_missing, read_weights, weight_files
@@ -162,6 +163,7 @@ class PlannedTrainer(SeamTrainer):
             status().enter("finish")  # load the best weights, wait for uploads
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        hand_over(inputs)
         if "input_ids" in inputs:
             tokens = inputs["input_ids"].numel()
             if getattr(self.model.config, "is_encoder_decoder", False):
@@ -195,7 +197,7 @@ class PlannedTrainer(SeamTrainer):
         labels = inputs.get("labels")
         if labels is None or labels.dim() < 2 or labels.is_floating_point():
             some = next(value for value in inputs.values() if isinstance(value, torch.Tensor))
-            return torch.tensor(len(some if labels is None else labels))
+            return on_device(len(some if labels is None else labels), some)
         if "shift_labels" in inputs:
             labels = inputs["shift_labels"]
         elif self.shifts_labels:
@@ -434,8 +436,6 @@ class PlannedTrainer(SeamTrainer):
         """Count on the device: upstream waits at each micro-batch for the device and for all ranks."""
         if self.args.include_num_input_tokens_seen != "no":
             found = real_tokens(inputs, getattr(self.processing_class, "pad_token_id", None))
-            if self.args.device.type == "cpu":
-                found = int(found)  # without waiting
             self._uncounted = found if self._uncounted is None else self._uncounted + found
 
     def _gather_counts(self) -> None:
@@ -544,6 +544,11 @@ def _set_random_states(states: tuple[Any, ...] | None) -> None:
     torch.set_rng_state(of_torch)
     if cuda is not None:
         torch.cuda.set_rng_state(cuda)
+
+
+def on_device(count: int, like: torch.Tensor) -> torch.Tensor:
+    """A count of the host (int64, 0-d) beside a tensor: filled in there, as a copy would be waited for."""
+    return torch.full((), count, dtype=torch.int64, device=like.device)
 
 
 def real_tokens(inputs: Any, pad_token_id: int | None) -> Any:

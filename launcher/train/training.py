@@ -29,6 +29,7 @@ from launcher.train.checkpoint.resuming import EarlyStopping, ready_checkpoint
 from launcher.train.checkpoint.saving import SEEN_S, best_step
 from launcher.train.collectives import of_all, of_rank_0
 from launcher.train.data.build import Data
+from launcher.train.data.host_counts import CountOnHost
 from launcher.train.engines import train_engine
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.idle_adapters import IdleAdapters
@@ -95,12 +96,13 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
         problem = job.data.problem_type
         return task.scores(Evaluated(names, predictions, targets, processing, data.labels, problem))
 
+    collate = CountOnHost(data.collate) if task.shifts_labels and data.collate else data.collate
     common = {
         "model": model,
         "args": args,
         "train_dataset": data.train,
         "eval_dataset": data.eval,
-        "data_collator": data.collate,
+        "data_collator": collate,
         "processing_class": processing,
         "callbacks": _callbacks(job, hooks),
         "compute_metrics": make_scores(job, scores_of, hooks.compute_metrics),
@@ -109,7 +111,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     trainer.stopping = Stopping(job.run_dir)
     trainer.add_callback(trainer.stopping)  # the last one: it sees what the others asked of this step
     trainer.streams = data.streaming
-    trainer.collate_eval = data.collate_eval
+    trainer.collate_eval = data.collate_eval or data.collate
     trainer.shared_by = job.sharding.ranks_of_copy
     trainer.evaluated_by = job.sharding.tp_size
     trainer.rows_are_independent = job.runtime.loss_over != "micro-batch"

@@ -147,9 +147,10 @@ def test_the_loss_goes_on_after_a_rank_was_killed(tmp_path, warm):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
-def test_the_loss_goes_on_after_every_fault_of_sharded_ranks(tmp_path, warm):
+@pytest.mark.parametrize("sharding", ["sharding.zero_stage=2", "sharding.engine=fsdp"])
+def test_the_loss_goes_on_after_every_fault_of_sharded_ranks(sharding, tmp_path, warm):
     names = ["terminate", "kill-rank", "kill-all", "disk-full", "kill-save"]
-    check_passed(drilled(tmp_path / "out", "--on", "2xcpu", "--set", "sharding.zero_stage=2"), names)
+    check_passed(drilled(tmp_path / "out", "--on", "2xcpu", "--set", sharding), names)
 
 
 # Random states that a resumed run does not get back: dropout then takes away other numbers.

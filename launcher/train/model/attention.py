@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,6 +21,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from launcher.train.data.host_counts import document_lengths
+from launcher.train.upstream.model_seams import is_surely_causal
 from launcher.train.upstream.torch_seams import never_compiled
 
 NAME = "varlen"
@@ -91,9 +92,10 @@ def _documents(mask_function: Any, length: int, device: Any) -> torch.Tensor | N
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     place = torch.arange(length, device=device)
     before, behind = (place - 1).clamp(min=0), (place + 1).clamp(max=length - 1)
-    ahead = mask_function(zero, zero, place[:-1], behind[:-1])
-    if bool(torch.as_tensor(ahead).any()):
-        return None
+    if not is_surely_causal(mask_function):  # then its values tell, for which the host waits
+        ahead = mask_function(zero, zero, place[:-1], behind[:-1])
+        if bool(torch.as_tensor(ahead).any()):
+            return None
     starts = ~mask_function(zero, zero, place, before).expand(length)
     return starts.cumsum(0, dtype=torch.int32)[None]
 
@@ -130,7 +132,7 @@ def attend(
         return mixed
     _check_row(query, key, attention_mask, sliding_window, others)
     if cu_seq_lens_q is not None and _has_kernel(query, value, dropout, sliding_window):
-        longest = max_length_q or max(_lengths(cu_seq_lens_q))
+        longest = max_length_q or max(document_lengths(cu_seq_lens_q))
         return _in_one_call(query, key, value, cu_seq_lens_q, longest, sliding_window, scaling), None
     states = query, key, value
     return _uncompiled(states, cu_seq_lens_q, attention_mask, sliding_window, scaling, dropout), None
@@ -171,16 +173,7 @@ def _uncompiled(
     *given: Any,
 ) -> torch.Tensor:
     """The documents' lengths differ at each step, and a compiled layer would be compiled anew for them."""
-    return one_by_one(*states, _counted(numbers) if bounds is None else _lengths(bounds), *given)
-
-
-def _lengths(bounds: torch.Tensor) -> list[int]:
-    """Tokens of each document; read from the device once, as all layers get this one tensor."""
-    known: list[int] | None = getattr(bounds, "document_lengths", None)
-    if known is None:
-        known = [end - start for start, end in pairwise(bounds.tolist())]
-        bounds.document_lengths = known
-    return known
+    return one_by_one(*states, _counted(numbers) if bounds is None else document_lengths(bounds), *given)
 
 
 def _counted(numbers: torch.Tensor | None) -> list[int]:

@@ -24,6 +24,7 @@ from torch.nn import functional
 from launcher.errors import Problem, RecipeError
 from launcher.facts.capabilities import chunk_rows
 from launcher.train.data.encoded import IGNORED
+from launcher.train.data.host_counts import target_places
 
 
 def chunk_loss(model: Any, *, without_values: bool = False) -> None:
@@ -73,8 +74,8 @@ class _Chunks:
         targets = kwargs.get("shift_labels")
         if targets is None:
             targets = functional.pad(labels, (0, 1), value=IGNORED)[..., 1:]
-        # Looked for before the layers are queued, since counting them waits for the device.
-        self._rows = self._learnt(targets.reshape(-1))
+        # Looked for before the layers are queued: if the host has not counted them, it waits for the device.
+        self._rows = self._learnt(targets.reshape(-1), labels)
         self._targets = targets
         self._count = kwargs.get("num_items_in_batch")
         try:
@@ -85,11 +86,11 @@ class _Chunks:
         finally:
             self._clear()
 
-    def _learnt(self, targets: torch.Tensor) -> torch.Tensor:
+    def _learnt(self, targets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Indices of the targets that are not masked, of [n]."""
         if self._without_values:
             return torch.arange(len(targets), device=targets.device)
-        return (targets != IGNORED).nonzero().squeeze(1)
+        return target_places(targets, labels)
 
     def _of_head(self, head: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
         """Logits; while a loss is to be computed, the loss itself in their place.

@@ -18,6 +18,7 @@ from launcher.train.job import Job
 from launcher.train.tasks.pairs import TrainAgainstReference, importing_trl, refuse_mixture
 from launcher.train.tasks.reference import ReferenceTrainer, frozen_copy, make_reference
 from launcher.train.tasks.task import Shown
+from launcher.train.trainers import on_device
 from launcher.train.upstream.trl_seams import preference_samples, reference_from
 
 with importing_trl("dpo"):
@@ -43,7 +44,7 @@ class PreparedDpoTrainer(ReferenceTrainer, DPOTrainer):
         """Pairs; the tokens of chosen answers where the loss is their mean alone."""
         pairs = len(inputs["input_ids"]) // 2
         if self.loss_types != ["sft"]:
-            return torch.tensor(pairs)
+            return on_device(pairs, inputs["input_ids"])
         chosen: torch.Tensor = inputs["completion_mask"][:pairs, 1:].sum()
         return chosen
 

@@ -263,8 +263,12 @@ class CollateDocuments:
         names = [name for name in ("input_ids", "token_type_ids") if name in samples[0]]
         columns = {name: [one for sample in samples for one in parts(sample, name)] for name in names}
         batch = dict(self.tokenizer.pad(columns, return_tensors="pt"))
+        sizes, width = [len(row) for row in columns["input_ids"]], batch["input_ids"].shape[1]
+        left = self.tokenizer.padding_side == "left"
         return batch | {
-            "counts": torch.tensor([len(sample["lengths"]) for sample in samples]),
+            # Read by the host, and so left there.
+            "counts": [len(sample["lengths"]) for sample in samples],
+            "spans": [(width - size, width) if left else (0, size) for size in sizes],
             "labels": torch.tensor([one for sample in samples for one in sample["relevance"]]),
             "queries": torch.tensor([sample["query"][0] for sample in samples]),
         }

@@ -10,8 +10,8 @@ def shard_over_cpu() -> None:
     """Have accelerate and FSDP2 shard over CPU processes what they shard over GPUs.
 
     To be called between TrainingArguments, which form the process group, and the Trainer. accelerate 1.15
-    (state.py AcceleratorState) looks at an FSDP plugin for devices alone, and sets up DDP elsewhere: the ranks
-    count as such until it has decided. FSDP2 (torch 2.13, _fsdp_init.py _init_default_mesh) shards over the
+    (state.py AcceleratorState) looks at an FSDP plugin for GPUs alone, and sets up DDP elsewhere: the ranks
+    count as GPUs until it has decided. FSDP2 (torch 2.13, _fsdp_init.py _init_default_mesh) shards over the
     kind of device that torch was built for, on a machine without one too.
     """
     import torch.distributed.fsdp

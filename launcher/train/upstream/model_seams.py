@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -180,3 +181,26 @@ def plain_positions(*, documents: bool) -> Iterator[None]:
         yield
     finally:
         masking_utils.find_packed_sequence_indices = upstream
+
+
+def is_surely_causal(mask_function: Any) -> bool:
+    """Whether no mask made of this function shows a later token, whatever the batch: no value is read.
+
+    False for what only its values can tell, as where images see all of themselves.
+    """
+    from transformers import masking_utils
+
+    parts = set(_parts(mask_function)) if inspect.isfunction(mask_function) else set()
+    known = all(part.__module__ == masking_utils.__name__ for part in parts)
+    joined = any(part.__qualname__.startswith(masking_utils.or_masks.__name__) for part in parts)
+    return masking_utils.causal_mask_function in parts and known and not joined
+
+
+def _parts(function: Any) -> Iterator[Any]:
+    """A function of masks and those that it calls, which its closure holds."""
+    yield function
+    for cell in function.__closure__ or ():
+        held = cell.cell_contents
+        for one in held if isinstance(held, tuple) else (held,):
+            if inspect.isfunction(one):
+                yield from _parts(one)

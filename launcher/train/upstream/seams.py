@@ -193,6 +193,11 @@ SEAMS = (
          "mapping.quantization_operation = hf_quantizer.get_quantize_ops()",
          "or has_on_the_fly_quantization ): thread_pool = None"),
     ),
+    Seam(
+        "transformers.masking_utils", "", ("5.23.0", 54), _MODELS, "call",
+        "Which tokens a mask shows follows from the functions that it is made of, without reading it.",
+        ("return and_mask", "return or_mask", "def causal_mask_function("),
+    ),
     # --- trl --------------------------------------------------------------------------------------
     Seam(
         "trl.trainer.base_trainer", "_BaseTrainer._send_telemetry", ("1.16.0", 82), "upstream/trl_seams.py",
@@ -310,8 +315,8 @@ SEAMS = (
     ),
     Seam(
         "accelerate.utils.fsdp_utils", "fsdp2_prepare_model", ("1.15.0", 751), _FSDP, "context",
-        "Imports fully_shard when it shards, which gets a mesh of CPU ranks: torch's own choice is the kind of "
-        "device that it was built for.",
+        "Imports fully_shard when it shards, which gets a mesh of CPU ranks: torch's own choice is the kind "
+        "of device that it was built for.",
         ("from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard",
          "fully_shard(module, **fsdp2_kwargs)"),
     ),

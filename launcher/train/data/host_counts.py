@@ -1,0 +1,80 @@
+"""What the host counts in a batch before it is on the device, from where it could only be read by waiting.
+
+A collator counts; the Trainer hands the numbers to the tensors that they are about. Where a tensor came
+without them (another collator, an evaluation, a copy) they are read from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from launcher.train.data.encoded import IGNORED
+
+KEY = "host_counts"
+_TARGETS, _LENGTHS = "target_count", "document_lengths"
+
+
+@dataclass(frozen=True, slots=True)
+class HostCounts:
+    """Of one batch of next-token labels. Libraries that move batches leave objects of a class as they are."""
+
+    targets: int | None
+    """Labels that contribute to the loss, the first of a row not counted; None without labels by token."""
+    lengths: list[int] | None
+    """Tokens of each document of a flattened row."""
+
+
+class CountOnHost:
+    """A collator that also counts. Pickles, for dataloader workers."""
+
+    def __init__(self, collate: Callable[..., Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """The batch, with HostCounts under KEY."""
+        batch = self._collate(samples)
+        labels, bounds = batch.get("labels"), batch.get("cu_seq_lens_q")
+        by_token = labels is not None and labels.dim() == 2
+        targets = int((labels[:, 1:] != IGNORED).sum()) if by_token else None
+        batch[KEY] = HostCounts(targets, None if bounds is None else document_lengths(bounds))
+        return batch
+
+
+def hand_over(batch: Any) -> None:
+    """Take the counts out of a batch, which is on the device now, and give each tensor its own.
+
+    batch: a mapping; of GRPO a list of rows, which has none.
+    """
+    if KEY not in batch:
+        return
+    counts = batch.pop(KEY)
+    for name, what, known in (
+        ("labels", _TARGETS, counts.targets),
+        ("cu_seq_lens_q", _LENGTHS, counts.lengths),
+    ):
+        if known is not None:
+            setattr(batch[name], what, known)
+
+
+def target_places(targets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Indices of the targets [n] that are not masked. labels: the batch's tensor that they came from."""
+    counted: int | None = getattr(labels, _TARGETS, None)
+    learnt = targets != IGNORED
+    if counted is None:
+        return learnt.nonzero().squeeze(1)
+    torch._assert_async(learnt.sum() == counted)
+    return learnt.nonzero_static(size=counted).squeeze(1)
+
+
+def document_lengths(bounds: torch.Tensor) -> list[int]:
+    """Tokens of each document; read from the device once at most, as all layers get this one tensor."""
+    known: list[int] | None = getattr(bounds, _LENGTHS, None)
+    if known is None:
+        known = [end - start for start, end in pairwise(bounds.tolist())]
+        setattr(bounds, _LENGTHS, known)
+    return known
