@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from launcher.train.data import host_counts
 from launcher.train.data.batches import make_collator  # noqa: E402
 from launcher.train.model import attention  # noqa: E402
 from launcher.train.model.attention import register_varlen  # noqa: E402
@@ -128,7 +129,7 @@ def test_one_row_of_documents_without_bounds_is_told_apart_by_positions(family: 
 def test_lengths_are_read_once_for_all_layers(monkeypatch: Any) -> None:
     """Each reading makes the host wait for a GPU."""
     read = []
-    monkeypatch.setattr(attention, "pairwise", lambda edges: read.append(edges) or pairwise(edges))
+    monkeypatch.setattr(host_counts, "pairwise", lambda edges: read.append(edges) or pairwise(edges))
     batch = make_collator("flatten", Pad())(row_of((6, 2)))
     model = build("llama", "varlen")
     model.gradient_checkpointing_enable({"use_reentrant": False})
