@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from launcher.train.data import host_counts
+from launcher.train.data import host_counts  # noqa: E402
 from launcher.train.data.batches import make_collator  # noqa: E402
 from launcher.train.model import attention  # noqa: E402
 from launcher.train.model.attention import register_varlen  # noqa: E402
