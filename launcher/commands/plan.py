@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import DoesNotFit, Problem, RecipeError
-from launcher.inputs.planning_facts import gather, nvme_warnings
+from launcher.inputs.planning_facts import gather, operator_warnings
 from launcher.knowledge.lint.document import printable
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
@@ -50,7 +50,7 @@ def plan_command(
     loaded, facts = gather(load_recipe(recipe, overrides), on, trace=trace)
     made = make_bundle(loaded, facts)
     bundle, problems, others = made.bundle, made.problems, [other.text for other in made.would_fit]
-    for warning in nvme_warnings(bundle.plan):
+    for warning in operator_warnings(bundle.plan):
         note(warning)
     code = DoesNotFit.exit_code if problems else 0
     compared, traced = _traced(bundle.plan, facts)

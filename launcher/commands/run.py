@@ -25,7 +25,7 @@ from launcher.execute.start_checks import (
     check_disk_space,
     check_free_memory,
     check_machine,
-    check_nvme,
+    check_operators,
     holding_nvme,
 )
 from launcher.execute.start_point import (
@@ -146,7 +146,7 @@ def _run(
     gpus = check_machine(bundle.plan, nodes)
     check_free_memory(bundle.plan.memory.needed, gpus, say)
     check_disk_space(bundle.plan, run_dir, begins.step)
-    check_nvme(bundle.plan)
+    check_operators(bundle.plan)
     check_data(begins, bundle, say, shown.look)
     begins = with_own_folder(begins)
     run_dir = begins.run_dir

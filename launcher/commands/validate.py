@@ -11,7 +11,7 @@ from launcher.inputs.first_rows import judged_data
 from launcher.inputs.planning_facts import (
     check_model,
     gather,
-    nvme_warnings,
+    operator_warnings,
     recipe_hardware,
 )
 from launcher.knowledge.lint.document import printable
@@ -57,7 +57,7 @@ def _try_plan(loaded: LoadedRecipe) -> list[str]:
             check_model(loaded.recipe)
             return []
         loaded, facts = gather(loaded, None, allow_network=False, allow_torch=False)
-        warnings = nvme_warnings(plan_on(loaded, facts))
+        warnings = operator_warnings(plan_on(loaded, facts))
     except DoesNotFit as error:
         return [problem.message for problem in error.problems]
     except RecipeError as error:

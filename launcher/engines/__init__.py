@@ -9,7 +9,7 @@ from launcher.engines.fsdp import FSDP
 from launcher.memory.job import MemoryJob
 from launcher.plan.settings import HasSettings
 
-ENGINES: tuple[Engine, ...] = (DEEPSPEED, DDP, FSDP)
+ENGINES: tuple[Engine, ...] = (DDP, DEEPSPEED, FSDP)
 """In the order in which a search tries those that the recipe leaves open."""
 _BY_NAME = {engine.name: engine for engine in ENGINES}
 

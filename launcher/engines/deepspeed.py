@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.engines.deepspeed_config import key_of, record_profile, render_ds_config
 from launcher.engines.deepspeed_nvme import decide_nvme, with_buffers
+from launcher.engines.deepspeed_ops import used_operators
 from launcher.engines.engine import ALONE, RANKS, Engine, Reading, counted, refuse_unused_path
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import Held, largest_tensor, layer_values, packed_layer
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.operations import Dtypes
-from launcher.memory.states import Shape, States, StateWidths, base_weight_bytes, optimizer_of
+from launcher.memory.states import Shape, States, StateWidths, optimizer_of
 from launcher.plan.settings import HasSettings
 from launcher.recipe.optimizer_needs import needs_of
 
@@ -83,6 +84,16 @@ class DeepSpeed(Engine):
 
     def reduces_each(self, job: MemoryJob) -> bool:
         return job.zero_stage >= 2
+
+    def overlaps(self, job: MemoryJob) -> bool:
+        """Stage 0 reduces after the backward pass (engine.py, `allreduce_gradients`), stages 1 and 2 beside
+        it with overlap_comm alone; stage 3 waits for the weights of each layer."""
+        return job.overlap_comm and job.zero_stage in (1, 2)
+
+    def communicators(self, job: MemoryJob) -> tuple[int, ...]:
+        """DeepSpeed makes another one of all ranks (utils/groups.py, `_clone_world_group`)."""
+        every = super().communicators(job)
+        return (every[0], *every)
 
     def offloads(self) -> Sequence[tuple[str, str]]:
         return ("none", "none"), ("cpu", "none"), ("cpu", "cpu")
@@ -177,17 +188,21 @@ class DeepSpeed(Engine):
         updated = states.optimizer + 4 * owned
         if job.zero_stage == 3:
             # The partition of 16-bit gradients is page-locked for the entire run.
-            staging = width * owned
+            staging, sub_group = width * owned, self._sub_group(spec, job, owned)
             if job.offload_optimizer == "nvme":
-                staging += job.optimizer_buffers * 4 * self._sub_group(spec, job, owned)
+                staging += job.optimizer_buffers * 4 * sub_group
                 return replace(states, gradients=0, optimizer=0, staging=staging, nvme=updated)
-            return replace(states, gradients=0, optimizer=0, host=updated, staging=staging)
+            # Gradients of each sub-group are page-locked in float32; weights and moments are not.
+            pinned = (staging, *[4 * sub_group] * (owned // sub_group), 4 * (owned % sub_group))
+            return replace(states, gradients=0, optimizer=0, host=updated, staging=staging, pinned=pinned)
         # Updated 16-bit values and one gradient; stage 2 accumulates its partition there as well.
         staging = width * (owned + largest_tensor(spec))
         if job.zero_stage == 2 and job.accumulation != 1:
             staging += width * owned
         gradients = 0 if job.zero_stage == 2 or job.accumulation == 1 else states.gradients
-        return replace(states, gradients=gradients, optimizer=0, host=updated, staging=staging)
+        # float32 weights and gradients, and what is staged; the moments are not page-locked.
+        pinned = (4 * owned, 4 * owned, width * owned, staging - width * owned)
+        return replace(states, gradients=gradients, optimizer=0, host=updated, staging=staging, pinned=pinned)
 
     def _sub_group(self, spec: ModelSpec, job: MemoryJob, owned: int) -> int:
         """Values of a rank's largest sub-group, which is closed by the parameter that fills it."""
@@ -196,7 +211,13 @@ class DeepSpeed(Engine):
     def _offload_params(self, states: States, spec: ModelSpec, job: MemoryJob) -> States:
         width = engine_width(job.precision)
         if job.offload_param == "cpu":
-            return replace(states, weights=0, host=states.host + states.weights)
+            # Trained weights lie in one buffer per sub-group.
+            owned = -(-job.trainable_params // job.data_parallel)
+            sub_group = self._sub_group(spec, job, owned)
+            flat = (*[width * sub_group] * (owned // sub_group), width * (owned % sub_group))
+            return replace(
+                states, weights=0, host=states.host + states.weights, pinned=(*states.pinned, *flat)
+            )
         stays = min(states.weights, width * job.params_in_host)
         staging = states.staging + job.param_buffers * job.param_buffer_values * width
         if stays < states.weights:
@@ -280,16 +301,10 @@ class DeepSpeed(Engine):
         return job.zero_stage == 3
 
     def saving(self, spec: ModelSpec, job: MemoryJob, local: int, *, on_cpu: bool) -> int:
-        width = engine_width(job.precision)
+        """Rank 0 copies what was trained, then each rank its shard of the states."""
         owned = -(-job.trainable_params // job.data_parallel)
         optimizer = local * 4 * owned if job.zero_stage and not on_cpu else 0
-        if job.zero_stage == 3:
-            return max(width * self.saved_params(spec, job), optimizer)
-        # accelerate clones the complete state dict on every rank, frozen weights included.
-        base = base_weight_bytes(
-            spec, self.frozen_dtype(job), job.quantization, double_quant=job.double_quant
-        )
-        return max(local * (base + (width * job.trainable_params if job.adapter else 0)), optimizer)
+        return max(engine_width(job.precision) * self.saved_params(spec, job), optimizer)
 
     def checkpoint_copies(self, job: MemoryJob) -> int:
         """Below stage 3 the module's states are written in addition to the model's own file."""
@@ -352,16 +367,7 @@ class DeepSpeed(Engine):
         return render_ds_config(plan)
 
     def compiled_ops(self, plan: Plan) -> list[str]:
-        ops = []
-        if plan.job.offload_optimizer != "none":
-            ops.append("cpu_adam")
-        elif any(key.startswith("optimizer") for key in plan.deepspeed.profile):
-            ops.append("fused_adam")
-        if "nvme" in (plan.job.offload_optimizer, plan.job.offload_param):
-            ops.append("async_io")
-        if plan.hardware.is_cpu:
-            ops.append("deepspeed_shm_comm")
-        return ops
+        return used_operators(plan)
 
     def bucket_bytes(self, plan: Plan, gradients: int) -> int:
         return min(gradients, plan.job.reduce_bucket_size * int(self.widths(plan.job).gradient))

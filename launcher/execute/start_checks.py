@@ -20,11 +20,19 @@ from launcher.facts.gpus import Gpu, Holder, memory_holders, read_gpus, visible_
 from launcher.facts.machine_facts import BuildFacts, Stack, ask_stack, read_build
 from launcher.facts.software import require_modules
 from launcher.facts.storage import read_folder
-from launcher.knowledge.doctor.build_checks import compiler, deepspeed_ops, libaio, ninja, python_headers
+from launcher.knowledge.doctor.build_checks import (
+    compiler,
+    deepspeed_ops,
+    libaio,
+    ninja,
+    nvcc,
+    python_headers,
+)
 from launcher.knowledge.doctor.check import Verdict, size
 from launcher.knowledge.doctor.needs import (
     checkpoint_bytes,
     checkpoints_kept,
+    cuda_ops,
     needed_modules,
     nvme_path,
     result_bytes,
@@ -42,6 +50,7 @@ def check_machine(plan: Plan, nodes: Nodes | None = None) -> list[Gpu]:
     """The GPUs to use, none for a CPU. Raises MachineError if this node cannot run the plan."""
     require_modules(needed_modules(plan))
     hardware = plan.hardware
+    _check_host_memory(plan)
     if hardware.num_nodes != (1 if nodes is None else nodes.seat.num_nodes):
         here = "this is one" if nodes is None else f"{nodes.seat.num_nodes} take part"
         raise MachineError(
@@ -105,6 +114,24 @@ def _bytes(held: int | None) -> str:
     return "an unknown part" if held is None else size(held)
 
 
+def _check_host_memory(plan: Plan) -> None:
+    """MachineError where this node's memory, or its cgroup's limit, is below what the plan needs of it.
+
+    A plan for this machine fits already; one for hardware that a recipe or --on names was made without it.
+    """
+    held, needed = probe.host_memory_bytes(), plan.memory.host_bytes
+    if held is None or needed <= held:
+        return
+    raise MachineError(
+        Problem(
+            "host-memory",
+            f"the run needs {size(needed)} of host memory, and this node has {size(held)}",
+            hint="remove `hardware` or --on, so that the plan counts this node's memory; or ask for more "
+            "memory (launch.slurm.mem), or use a node with more",
+        )
+    )
+
+
 def check_disk_space(plan: Plan, run_dir: Path, begins: float = inf) -> None:
     """Raise MachineError if the disk of `run_dir`, which need not exist, is too small for the run.
 
@@ -149,6 +176,7 @@ _BUILD = {
     "compiler": compiler,
     "ninja": ninja,
     "python-headers": python_headers,
+    "nvcc": nvcc,
     "deepspeed-ops": deepspeed_ops,
 }
 
@@ -159,16 +187,17 @@ class _Builder:
     stack: Stack
 
 
-def check_nvme(plan: Plan) -> None:
-    """Raise MachineError if an offload to NVMe lacks disk space or cannot build async_io.
+def check_operators(plan: Plan) -> None:
+    """Raise MachineError if an operator cannot be built, or an offload to NVMe lacks disk space.
 
-    Takes seconds: the training stack is imported in a child process.
+    Only for operators that need more than a compiler (NVMe, ZeRO++, DeepSpeed's own Adam). Takes seconds: the
+    training stack is imported in a child process.
     """
     path = nvme_path(plan)
-    if path is None:
+    if path is None and not cuda_ops(plan):
         return
-    verdicts = {"nvme": _nvme_folder(Path(path), plan)}
-    if verdicts["nvme"].status != "fail":
+    verdicts = {} if path is None else {"nvme": _nvme_folder(Path(path), plan)}
+    if all(verdict.status != "fail" for verdict in verdicts.values()):
         machine = _Builder(read_build(os.environ), ask_stack(plan.interpreter, os.environ))
         verdicts |= {name: check(machine, plan) for name, check in _BUILD.items()}
     failed = [_problem(name, verdict) for name, verdict in verdicts.items() if verdict.status == "fail"]
@@ -176,13 +205,17 @@ def check_nvme(plan: Plan) -> None:
         raise MachineError(failed)
 
 
-def missing_for_nvme(plan: Plan) -> list[str]:
-    """What this node lacks for the offload, as warnings: the plan may run on another one."""
+def missing_for_operators(plan: Plan) -> list[str]:
+    """What this node lacks for them, as warnings: the plan may run on another one."""
     path = nvme_path(plan)
-    if path is None:
+    if path is None and not cuda_ops(plan):
         return []
-    machine = _Builder(read_build(os.environ), {"deepspeed": {}})
-    verdicts = {"nvme": _nvme_folder(Path(path), plan), "libaio": libaio(machine, plan)}
+    # torch itself is not asked: a plan for GPUs runs with a build for CUDA.
+    machine = _Builder(read_build(os.environ), {"deepspeed": {}, "torch": {"cuda": "any"}})
+    verdicts = {} if path is None else {"nvme": _nvme_folder(Path(path), plan)}
+    verdicts["libaio"] = libaio(machine, plan)
+    if machine.build.nvcc is None:
+        verdicts["nvcc"] = nvcc(machine, plan)
     bad = [_problem(name, found) for name, found in verdicts.items() if found.status in ("fail", "warn")]
     return [f"a run on this node would be slow or not start: {p.message} ({p.hint})" for p in bad]
 
@@ -214,6 +247,6 @@ def holding_nvme(plan: Plan, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _problem(name: str, verdict: Verdict) -> Problem:
-    code = {"nvme": "nvme-folder", "libaio": "aio-missing"}.get(name, name)
+    code = {"nvme": "nvme-folder", "libaio": "aio-missing", "nvcc": "jit-no-nvcc"}.get(name, name)
     path = "sharding.nvme_path" if name == "nvme" else None
     return Problem(code, f"{verdict.found}: {verdict.message}", path=path, hint=verdict.hint)

@@ -73,7 +73,7 @@ class Run:
     @property
     def predicted_tensors(self) -> int:
         """The prediction without the context, which does not scale."""
-        return self.predicted - self.components.get("context", 0)
+        return self.predicted - sum(self.components.get(name, 0) for name in ("context", "nccl"))
 
     @property
     def ratio(self) -> float:

@@ -22,6 +22,7 @@ PACKAGES = (
 
 OF_NO_EXTRA = {
     "flash_attn": "pip install flash-attn --no-build-isolation",  # built against the installed torch
+    "vllm": "pip install vllm, or use generation.backend: transformers",
     "mlflow": "pip install mlflow",
     "comet_ml": "pip install comet-ml",
     "clearml": "pip install clearml",

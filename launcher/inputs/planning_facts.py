@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.errors import Problem, RecipeError
 from launcher.facts import prepared_images, probe
 from launcher.facts.gpus import require_gpus
@@ -23,6 +24,7 @@ from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.software import installed_versions
 from launcher.inputs.first_rows import hook_names, judged_data
 from launcher.inputs.model_spec import can_trace, config_with_sizes, find_spec
+from launcher.memory.allocator import VARIABLES
 from launcher.plan.inputs import Facts
 from launcher.planner.record import frozen_parts
 from launcher.recipe.data_paths import is_url
@@ -86,13 +88,13 @@ def usable_cores() -> int:
     return max(own, min(own * allocation.tasks_per_node[0], most))  # each task may be bound to its own cores
 
 
-def nvme_warnings(plan: Plan) -> list[str]:
-    """What this machine lacks for an offload to NVMe, if the plan has one."""
-    if "nvme" not in (plan.job.offload_optimizer, plan.job.offload_param):
+def operator_warnings(plan: Plan) -> list[str]:
+    """What this machine lacks for the operators that DeepSpeed compiles for the plan, and for NVMe."""
+    if plan.job.engine is not DEEPSPEED:
         return []
-    from launcher.execute.start_checks import missing_for_nvme  # few plans need the checks
+    from launcher.execute.start_checks import missing_for_operators  # few plans need the checks
 
-    return missing_for_nvme(plan)
+    return missing_for_operators(plan)
 
 
 def recipe_hardware(recipe: Recipe) -> Hardware:
@@ -315,7 +317,6 @@ def gather(
     trace the real model, which model families without a closed form always need.
     """
     loaded = _with_chat_template(loaded)
-    hooks = hook_names(loaded.recipe.python)
     name, config, origin = model_config(loaded.recipe, allow_network=allow_network, given=configs)
     if tiny:
         config = dict(config_with_sizes(name, config, loaded.recipe.task, ask=allow_torch))
@@ -336,7 +337,8 @@ def gather(
         cpu_cores=usable_cores(),
         processor=probe_processor() if hardware.is_cpu else None,
         python=sys.executable,
-        hooks=hooks,
+        allocator=_allocator(),
+        hooks=hook_names(loaded.recipe.python),
         warnings=(*hardware.notes, *warnings),
         tiny=tiny,
         # of another node, only the devices are known
@@ -349,6 +351,11 @@ def gather(
 
         facts = with_trace(loaded, facts)
     return loaded, facts
+
+
+def _allocator() -> dict[str, str]:
+    """Options of torch's allocator in the shell."""
+    return {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
 
 
 def _find_spec(

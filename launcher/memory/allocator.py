@@ -24,19 +24,38 @@ OWN_SEGMENT = 10 * MIB
 SEGMENT_ROUND = 2 * MIB
 
 
-VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Variables with the allocator's options; the first that is set counts."""
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables with the allocator's options; the first that is set counts (c10/cuda/CUDAAllocatorConfig.h,
+`instance`, torch 2.13)."""
+EXACT_PINNED = "pinned_max_round_threshold_mb:1,pinned_max_cached_size_mb:1"
+"""Options under which page-locked buffers above 1 MiB are neither rounded up nor kept when they are freed.
+
+Both: the first alone would file blocks of any size under powers of two, and hand one out for a larger
+request (ATen/core/CachingHostAllocator.h, `get_free_block`, torch 2.13).
+"""
+EXACT_PINNED_FROM = "torch>=2.13"
 
 
 def expandable_in(env: Mapping[str, str]) -> bool:
     """Whether these variables ask for expandable segments."""
-    return has_expandable_segments(next((env[name] for name in VARIABLES if name in env), ""))
+    return _options(env).get("expandable_segments") == "True"
 
 
-def has_expandable_segments(options: str) -> bool:
-    """Whether a value of PYTORCH_ALLOC_CONF, `name:value,…`, asks for them; torch takes the last one."""
-    named = (option.partition(":") for option in options.replace(" ", "").split(","))
-    return {name: value for name, _, value in named}.get("expandable_segments") == "True"
+def rounds_pinned(env: Mapping[str, str]) -> bool:
+    """Whether page-locked buffers are rounded up to powers of two under these variables."""
+    return not {option.partition(":")[0] for option in EXACT_PINNED.split(",")} & _options(env).keys()
+
+
+def power_of_two(size: int) -> int:
+    """Bytes of the block for a page-locked buffer."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+def _options(env: Mapping[str, str]) -> dict[str, str]:
+    """The options that hold, `name:value,…`; torch takes the last one of a name."""
+    value = next((env[name] for name in VARIABLES if name in env), "")
+    named = (option.partition(":") for option in value.replace(" ", "").split(","))
+    return {name: given for name, _, given in named}
 
 
 def round_request(size: int) -> int:

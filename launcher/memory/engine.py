@@ -103,6 +103,15 @@ class EngineMemory:
         """(optimizer, parameters): offloading that a recipe which sets none may choose between."""
         return ()
 
+    def overlaps(self, job: MemoryJob) -> bool:
+        """Whether gradients are sent while the backward pass computes further ones."""
+        return True
+
+    def communicators(self, job: MemoryJob) -> tuple[int, ...]:
+        """Ranks of each of NCCL's communicators that a rank is in: of all, and of those that share a copy."""
+        group = job.tensor_parallel * job.sequence_parallel
+        return (job.data_parallel * group, *((job.data_parallel, group) if group > 1 else ()))
+
     def casts(self, precision: str) -> bool:
         """Whether the engine casts the weights for the forward pass."""
         return False

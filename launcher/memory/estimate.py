@@ -24,6 +24,7 @@ from launcher.memory.host import HostMemory, host_memory
 from launcher.memory.images import image_note, with_images
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.loss import evaluation_bytes
+from launcher.memory.nccl import nccl_bytes
 from launcher.memory.phases import CUDA_CONTEXT, buffers, training_phases
 from launcher.memory.rollouts import rollout_notes, with_rollouts
 from launcher.memory.states import optimizer_of
@@ -38,8 +39,8 @@ FRAGMENTED = 1.06
 """Bytes that torch's allocator reserves for each that it allocates, where its segments do not grow: the
 median of the sweep on one H100 (benchmarks/records/gpu_memory_*.json), of 1.01 to 1.18."""
 MARGIN = 0.05
-"""Share of the device left free for what no component counts: workspaces of libraries, buffers of NCCL,
-other processes; in closed form the caching allocator's fragmentation, too.
+"""Share of the device left free for what no component counts: workspaces of libraries, other
+processes; in closed form the caching allocator's fragmentation, too.
 
 A trace replays that fragmentation, which is then part of `temporary`: something that the device does hold.
 The margin is not reduced by it.
@@ -122,19 +123,18 @@ def estimate_memory(
     `trace`: activations of the real model, used in place of the closed form where they cover the job.
     `calibration`: what earlier runs measured.
     """
-    traced = None if trace is None else _traced(trace, spec, job, hardware)
-    part, own = on_rank(spec, job)
+    traced, (part, own) = _traced(trace, spec, job, hardware), on_rank(spec, job)
     found = _all_phases(traced or training_phases(part, own, hardware), part, own, hardware)
-    context, context_word = device_context(job, hardware, calibration, CUDA_CONTEXT)
-    phases = {name: replace(_share(p, job.spread), context=context) for name, p in found.items()}
-    if not (job.expandable or traced or hardware.is_cpu):
-        phases = {name: _fragmented(parts) for name, parts in phases.items()}
+    context, nccl, context_word = _outside(job, hardware, calibration)
+    outside = context + nccl
+    exact = bool(job.expandable or traced or hardware.is_cpu)
+    phases = {name: _reserved(parts, job, context, nccl, exact) for name, parts in found.items()}
     phase, components = max(phases.items(), key=lambda item: item[1].total)
     total, device = components.total, hardware.device_bytes
     margin = int(MARGIN * (device or 0))
-    peaks = _other_peaks(part, own, hardware, context, job.sequence_length)
-    method, prior = "trace" if traced else "closed-form", prior_range(job, hardware, total - context)
-    span, range_word = memory_range(total - context, context, job_kind(spec, job), method, calibration, prior)
+    peaks = _other_peaks(part, own, hardware, outside, job.sequence_length)
+    method, prior = "trace" if traced else "closed-form", prior_range(job, hardware, total - outside)
+    span, range_word = memory_range(total - outside, outside, job_kind(spec, job), method, calibration, prior)
     needed = max(total, span.expected, *peaks.values())
     host = host_memory(spec, job, hardware, needed)
     return MemoryEstimate(
@@ -161,8 +161,19 @@ def estimate_memory(
     )
 
 
+def _outside(
+    job: MemoryJob, hardware: Hardware, calibration: Calibration | None
+) -> tuple[int, int, str | None]:
+    """Bytes of the CUDA context and of NCCL's buffers, which a measured context holds, and its note."""
+    nccl = nccl_bytes(job, hardware)
+    context, note = device_context(job, hardware, calibration, CUDA_CONTEXT)
+    if note is None:
+        return context, nccl, note
+    return max(0, context - nccl), min(nccl, context), note
+
+
 def _other_peaks(
-    spec: ModelSpec, job: MemoryJob, hardware: Hardware, context: int, length: int
+    spec: ModelSpec, job: MemoryJob, hardware: Hardware, outside: int, length: int
 ) -> dict[str, int]:
     """Bytes on one device besides training steps: saving, evaluating and loading.
 
@@ -176,7 +187,7 @@ def _other_peaks(
         gradients=-(-states.gradients // job.spread),
         optimizer=-(-states.optimizer // job.spread),
     )
-    resident = states.total + buffers(spec, job, hardware) + context
+    resident = states.total + buffers(spec, job, hardware) + outside
     dtypes = engine.dtypes(job, on_cpu=hardware.is_cpu)
     rows = job.eval_batch * job.sequences_per_sample // job.passes
     block = make_block(spec, dtypes, spec.layout.stacks[-1], rows, length, job.attention)
@@ -185,7 +196,7 @@ def _other_peaks(
     return {
         "saving": engine.save_peak(spec, job, resident),
         "evaluating": resident - freed + evaluation,
-        "loading": engine.load_peak(spec, job, states.weights) + spec.layout.mask_buffer + context,
+        "loading": engine.load_peak(spec, job, states.weights) + spec.layout.mask_buffer + outside,
     }
 
 
@@ -254,16 +265,24 @@ def max_micro_batch(
 
 
 def _traced(
-    trace: Trace, spec: ModelSpec, job: MemoryJob, hardware: Hardware
+    trace: Trace | None, spec: ModelSpec, job: MemoryJob, hardware: Hardware
 ) -> dict[str, Components] | None:
+    if trace is None:
+        return None
     from launcher.memory.traced import traced_phases
 
     return traced_phases(trace, spec, job, hardware)
 
 
+def _reserved(parts: Components, job: MemoryJob, context: int, nccl: int, exact: bool) -> Components:
+    """What a device holds of it, the overhead of a process included; `exact`: segments lose nothing."""
+    parts = replace(_share(parts, job.spread), context=context, nccl=nccl)
+    return parts if exact else _fragmented(parts)
+
+
 def _fragmented(parts: Components) -> Components:
     """With what the allocator reserves beyond it; a trace replays that."""
-    lost = int((FRAGMENTED - 1) * (parts.total - parts.context))
+    lost = int((FRAGMENTED - 1) * (parts.total - parts.outside))
     return replace(parts, temporary=parts.temporary + lost)
 
 

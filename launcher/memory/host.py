@@ -5,10 +5,12 @@ Data sets are left out: they are read through memory maps, whose pages the syste
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
+from launcher.memory.allocator import power_of_two
 from launcher.memory.job import MemoryJob
 from launcher.memory.states import base_weight_bytes
 from launcher.memory.tensor_parallel import on_rank
@@ -29,6 +31,8 @@ class HostMemory:
     """Offloaded weights, gradients and optimizer states."""
     staging: int
     """Page-locked buffers through which they travel."""
+    rounding: int
+    """What page-locked buffers take beyond their size: blocks of powers of two."""
     pageable: int
     """Paged optimizer states."""
     loading: int
@@ -41,7 +45,7 @@ class HostMemory:
     @property
     def peak(self) -> int:
         """The most at any moment: while loading, or in training with a save."""
-        running = self.tensors + self.offloaded + self.staging + self.pageable + self.saving
+        running = self.tensors + self.offloaded + self.staging + self.rounding + self.pageable + self.saving
         return self.workers + max(self.loading, running)
 
 
@@ -55,6 +59,7 @@ def host_memory(spec: ModelSpec, job: MemoryJob, hardware: Hardware, total: int)
         tensors=local * total if hardware.is_cpu else 0,
         offloaded=local * states.host,
         staging=local * states.staging,
+        rounding=local * _rounding(states.pinned) if job.rounds_pinned else 0,
         # A CPU has no paged memory: bitsandbytes falls back to plain tensors, which are part of `tensors`.
         pageable=0 if hardware.is_cpu else local * states.pageable,
         loading=0 if hardware.is_cpu else _loading(spec, job, local),
@@ -63,8 +68,14 @@ def host_memory(spec: ModelSpec, job: MemoryJob, hardware: Hardware, total: int)
     )
 
 
+def _rounding(buffers: Iterable[int]) -> int:
+    """Bytes beyond the buffers' own (ATen/core/CachingHostAllocator.h, `allocate`, torch 2.13)."""
+    return sum(power_of_two(size) - size for size in buffers)
+
+
 def _loading(spec: ModelSpec, job: MemoryJob, local: int) -> int:
     if job.quantization != "none" or job.spread > 1:
         return 0  # straight to the devices, through memory maps
-    one = base_weight_bytes(spec, job.dtype) * job.loaded_copies
+    copies = job.loaded_copies - job.maps_weights
+    one = base_weight_bytes(spec, job.dtype) * copies
     return one if job.engine.loads_once(job) else local * one

@@ -113,6 +113,10 @@ class MemoryJob:
     params_in_host: int = 1_000_000_000
     """Offload to NVMe: values of a rank's parameters that stay in host memory all the same (max_in_cpu)."""
 
+    maps_weights: bool = False
+    """Weights are read through memory maps, and stay in the file's pages until they move to the device."""
+    rounds_pinned: bool = False
+    """Page-locked buffers are rounded up to powers of two."""
     expandable: bool = True
     """The allocator's segments grow (PYTORCH_ALLOC_CONF), so that little between blocks is lost."""
 
@@ -163,8 +167,15 @@ class Components:
     buffers: int = 0
     temporary: int = 0
     context: int = 0
+    nccl: int = 0
+    """Buffers of NCCL's communicators."""
+
+    @property
+    def outside(self) -> int:
+        """Not in tensors: what no estimate of them scales."""
+        return self.context + self.nccl
 
     @property
     def total(self) -> int:
-        resident = self.weights + self.gradients + self.optimizer + self.buffers + self.context
+        resident = self.weights + self.gradients + self.optimizer + self.buffers + self.outside
         return resident + self.activations + self.logits + self.temporary

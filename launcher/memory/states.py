@@ -44,6 +44,8 @@ class States:
     """States that were offloaded to host memory, most of it page-locked."""
     staging: int = 0
     """Page-locked buffers through which offloaded states travel."""
+    pinned: tuple[int, ...] = ()
+    """Sizes of the page-locked buffers, each counted in `host` or `staging`."""
     pageable: int = 0
     """Paged optimizer states: in host memory as soon as the device is full."""
     nvme: int = 0

@@ -40,6 +40,8 @@ class Facts:
     """One of those cores, where the plan is for this machine."""
     python: str = "python"
     """The interpreter that will start the workers."""
+    allocator: Mapping[str, str] = field(default_factory=dict)
+    """Options of torch's allocator in the shell: variable -> value."""
     hooks: tuple[str, ...] = ()
     """Names of the functions in the recipe's `python` file."""
     warnings: tuple[str, ...] = field(default=())

@@ -6,9 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from launcher.engines import engine_of
 from launcher.facts.hardware import Hardware
+from launcher.facts.requirements import holds
 from launcher.facts.safe_files import parse_json
+from launcher.memory.allocator import EXACT_PINNED, EXACT_PINNED_FROM, VARIABLES, expandable_in
 from launcher.plan.draft import Draft, Refusal
+from launcher.plan.inputs import Facts
 from launcher.planner.decide import shares
+from launcher.planner.rollouts import rollout_of
 from launcher.recipe.optimizer_needs import needs_of
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
@@ -138,8 +142,9 @@ MALLOC = {
 """Both: one alone keeps the other from growing. 32 MiB is the most that glibc takes (mallopt(3))."""
 
 
-def decide_runtime(draft: Draft, cpu_cores: int, hardware: Hardware, env: Mapping[str, str]) -> None:
-    """Environment variables of the workers, each with its reason."""
+def decide_runtime(draft: Draft, recipe: Recipe, facts: Facts) -> None:
+    """Environment variables of the workers, each with its reason. RecipeError as `_decide_allocator`."""
+    hardware, env = facts.hardware, recipe.launch.env
     values = {
         "TOKENIZERS_PARALLELISM": (
             "false",
@@ -150,17 +155,51 @@ def decide_runtime(draft: Draft, cpu_cores: int, hardware: Hardware, env: Mappin
     moved = {draft.sharding.offload_optimizer, draft.sharding.offload_param}
     offloads = moved & {"cpu", "nvme"}
     if hardware.is_cpu or offloads:
-        threads = max(1, cpu_cores // hardware.devices_per_node)
+        threads = max(1, facts.cpu_cores // hardware.devices_per_node)
         values["OMP_NUM_THREADS"] = (str(threads), "launchers default to 1, which starves CPU work")
     if hardware.is_cpu:
         values |= {**engine_of(draft).cpu_env, **MALLOC}
-    # torch reads the older name only where the newer one is not set.
-    if not hardware.is_cpu and "PYTORCH_CUDA_ALLOC_CONF" not in env:
-        values["PYTORCH_ALLOC_CONF"] = ("expandable_segments:True", "less fragmentation")
     for name, (value, reason) in values.items():
         draft.put(f"launch.env.{name}", value, reason)
     for name, text in env.items():
         draft.put_recipe(f"launch.env.{name}", text, "")
+    if not hardware.is_cpu:
+        _decide_allocator(draft, env, facts, offloads=bool(offloads))
+
+
+def _decide_allocator(draft: Draft, env: Mapping[str, str], facts: Facts, *, offloads: bool) -> None:
+    """Options of torch's allocator: the recipe's, else the shell's, else the plan's.
+
+    RecipeError for expandable segments beside vLLM's sleep mode, whose memory pool refuses them.
+    """
+    wins, usual = VARIABLES
+    rollout = rollout_of(draft)
+    sleeps = rollout is not None and rollout.vllm_share > 0 and rollout.vllm_sleeps
+    if wins in env:
+        name = wins
+    elif usual in env and wins in facts.allocator:
+        name = wins
+        draft.put(f"launch.env.{name}", env[usual], f"torch would take the shell's {wins}, not {usual}")
+    elif usual in env:
+        name = usual
+    elif given := [name for name in VARIABLES if name in facts.allocator]:
+        name = given[0]
+        draft.put(
+            f"launch.env.{name}", facts.allocator[name], "set in the shell", source="hardware", by="shell"
+        )
+    else:
+        name = usual
+        options = [] if sleeps else ["expandable_segments:True"]
+        reason = "" if sleeps else "less fragmentation"
+        if offloads and holds(EXACT_PINNED_FROM, facts.versions):
+            options.append(EXACT_PINNED)
+            reason += f"{'; ' if reason else ''}page-locked buffers take their own size, not a power of two"
+        if options:
+            draft.put(f"launch.env.{name}", ",".join(options), reason)
+    if sleeps and expandable_in(draft.launch.env):
+        message = "vLLM's sleep mode and expandable segments exclude each other: its memory pool refuses them"
+        hint = f"remove expandable_segments from {name}, or set vllm_enable_sleep_mode: false"
+        raise draft.refuse("vllm-sleep-mode", "trainer.vllm_enable_sleep_mode", message, hint)
 
 
 def check_layerwise(draft: Draft, processes: int) -> None:

@@ -115,9 +115,9 @@ class Candidate:
     memory: MemoryEstimate
     time: StepTime
     fits: bool
-    """On the device, and in the host's memory where that is known and something is offloaded to it."""
+    """On the device, and in the host's memory where that is known."""
     host_bytes: int | None
-    """Host memory that offloading may use; None where it is not known."""
+    """The host's memory; None where it is not known."""
 
     @property
     def zero_stage(self) -> int | None:
@@ -195,6 +195,8 @@ class Bench:
         """The ZeRO stages to try. RecipeError for a cached loss with one that shards gradients."""
         asked, engine = self.draft.sharding.zero_stage, engine_of(self._job)  # the recipe's, or the profile's
         found = engine.stages_to_try(self._job) if asked is None else (asked,)
+        if "sharding.engine" in self.variant.values and engine.has_stages:
+            found = tuple(stage for stage in found if stage)  # where nothing is sharded, that is DDP
         if not (engine.has_stages and self._job.mini_batch):
             return found
         whole = tuple(stage for stage in found if stage < 2)
@@ -235,7 +237,7 @@ class Bench:
         """Whether the smallest micro-batch fits, or the one without accumulation, which keeps no
         gradients between steps."""
         for batch in {self.batches[-1], self.batches[0]}:
-            if self._fits(*self._lighter(strategy, batch)):
+            if self._fits(self._lighter(strategy, batch)[1]):
                 return True
         return False
 
@@ -254,8 +256,7 @@ class Bench:
             facts.model, job, facts.hardware,
             kept=self._kept_bytes(), tf32=tf32, processor=facts.processor, cores=facts.cpu_cores,
         )  # fmt: skip
-        fits, host = self._fits(job, memory), self._host_bytes(job)
-        return Candidate(self.variant, batch, job, memory, time, fits, host)
+        return Candidate(self.variant, batch, job, memory, time, self._fits(memory), facts.host_bytes)
 
     @property
     def may_chunk(self) -> bool:
@@ -282,14 +283,8 @@ class Bench:
             accumulation=batch.accumulation,
         )
 
-    def _host_bytes(self, job: MemoryJob) -> int | None:
-        """Host memory that offloading may use, None where nothing is offloaded or it is not known."""
-        # What is offloaded to a disk passes through page-locked buffers.
-        offloads = {job.offload_optimizer, job.offload_param} != {"none"}
-        return self._facts.host_bytes if offloads else None
-
-    def _fits(self, job: MemoryJob, memory: MemoryEstimate) -> bool:
-        host = self._host_bytes(job)
+    def _fits(self, memory: MemoryEstimate) -> bool:
+        host = self._facts.host_bytes
         return memory.fits is not False and (host is None or memory.host_bytes <= host)
 
     def _with_evaluation(self, job: MemoryJob) -> tuple[MemoryJob, MemoryEstimate]:

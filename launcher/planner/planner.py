@@ -92,7 +92,6 @@ def _assemble(
             *facts.warnings,
             *draft.warnings,
             *_device_warnings(facts.hardware),
-            *_host_warnings(chosen, facts),
             *_logits_warnings(chosen, facts, draft),
             *_profile_warnings(chosen, draft),
         ),
@@ -113,14 +112,6 @@ def _device_warnings(hardware: Hardware) -> tuple[str, ...]:
         f"{hardware.device}: only its capacity is known; whether this plan runs on ROCm was not checked "
         "(NCCL and the kernels of bitsandbytes are CUDA's)",
     )
-
-
-def _host_warnings(chosen: Candidate, facts: Facts) -> tuple[str, ...]:
-    """Host memory that may run short; what is offloaded has to fit and is a matter of the search."""
-    needed, held = chosen.memory.host_bytes, facts.host_bytes
-    if held is None or needed <= held or chosen.host_bytes is not None:
-        return ()
-    return (f"the run needs about {needed / 2**30:.1f} GiB of this machine's {held / 2**30:.1f} GiB memory",)
 
 
 def _logits_warnings(chosen: Candidate, facts: Facts, draft: Draft) -> tuple[str, ...]:

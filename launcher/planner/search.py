@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.engines import ENGINES, engine_of
+from launcher.engines.ddp import DDP
 from launcher.errors import Problem, RecipeError
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
@@ -123,13 +124,24 @@ def search(loaded: LoadedRecipe, facts: Facts) -> Search:
     if not found:
         raise left_out[0].error
     return Search(
-        ranked=tuple(sorted((c for c in found if c.fits), key=lambda c: c.rank_key)),
+        ranked=tuple(_ranked([c for c in found if c.fits])),
         misses=tuple(sorted((c for c in found if not c.fits), key=lambda c: (c.shortfall, c.rank_key))),
         left_out=tuple(_by_reason(left_out)),
         benches=benches,
         estimated=sum(len(bench.seen) for bench in benches.values()),
         implied=implied,
     )
+
+
+def _ranked(fitting: list[Candidate]) -> list[Candidate]:
+    """The fastest first; before it DDP, where it takes as long and shards nothing."""
+    ranked = sorted(fitting, key=lambda c: c.rank_key)
+    plain = next((c for c in ranked if "sharding.engine" in c.variant.values and c.job.engine is DDP), None)
+    if plain is None or plain.safe != ranked[0].safe:
+        return ranked
+    if plain.seconds_per_sample > ranked[0].seconds_per_sample * (1 + NO_DIFFERENCE):
+        return ranked
+    return [plain, *(c for c in ranked if c is not plain)]
 
 
 def could_fit(loaded: LoadedRecipe, facts: Facts) -> bool:
@@ -158,7 +170,7 @@ def make_draft(loaded: LoadedRecipe, facts: Facts, variant: Variant) -> tuple[Dr
     decide_kbit_norms(draft, recipe, facts.model)
     decide_throughput(draft, recipe, facts)
     decide_trainer(draft, recipe, facts.hardware)
-    decide_runtime(draft, facts.cpu_cores, facts.hardware, recipe.launch.env)
+    decide_runtime(draft, recipe, facts)
     processes = decide.processes_of(recipe, facts.hardware)
     check_layerwise(draft, processes)
     engine_of(draft).decide(draft, recipe, facts, processes)

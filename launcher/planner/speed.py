@@ -106,11 +106,12 @@ def predict_step(
     group = job.tensor_parallel * job.sequence_parallel
     far = hardware.num_nodes > 1 and job.data_parallel * group > 1
     spans = group > hardware.devices_per_node
+    overlaps = job.engine.overlaps(job)
 
     def seconds(end: str) -> dict[str, float]:
         """By what they are spent on."""
         peak = _product_peak(figures, job.precision, hardware.is_cpu, tf32, end)
-        parts = _seconds(work, figures, peak, far, spans, end)
+        parts = _seconds(work, figures, peak, far, spans, overlaps, end)
         return {**parts, WRITING: _generating(spec, job, figures, peak, end)}
 
     each = {end: seconds(end) for end in ("best", "likely", "worst")}
@@ -143,10 +144,13 @@ def _product_peak(figures: Figures, precision: str, on_cpu: bool, tf32: bool, en
     return reached
 
 
-def _seconds(work: Work, figures: Figures, peak: float, far: bool, spans: bool, end: str) -> dict[str, float]:
+def _seconds(
+    work: Work, figures: Figures, peak: float, far: bool, spans: bool, overlaps: bool, end: str
+) -> dict[str, float]:
     """By what they are spent on.
 
     `peak`: of products; `far`: copies talk over the network; `spans`: the ranks of one copy do, too.
+    `overlaps`: what copies send each other is sent while they compute.
     """
 
     def at(assumption: Assumption) -> float:
@@ -159,7 +163,7 @@ def _seconds(work: Work, figures: Figures, peak: float, far: bool, spans: bool, 
     return {
         "matrix products": work.flops / peak,
         "device memory": work.traffic / (figures.memory * at(MEMORY_SHARE)),
-        "communication": exposed * work.sent / (network if far else inside)
+        "communication": (exposed if overlaps else 1.0) * work.sent / (network if far else inside)
         + exposed * work.shared / (network if spans else inside),
         "offload": work.hosted / (figures.host * at(HOST_SHARE)) + work.host_traffic / at(HOST_MEMORY_BYTES),
         "kernel launches": work.launches * at(LAUNCH_SECONDS),

@@ -372,7 +372,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     moment = memory["phase"] if memory["moment"] == "training" else memory["moment"]
     mark = _MARKS.get(moment, "")
     sizes = [parts[name] for name in ("weights", "gradients", "optimizer", "activations", "logits")]
-    sizes.append(parts["buffers"] + parts["temporary"] + parts["context"])
+    sizes.append(parts["buffers"] + parts["temporary"] + parts["context"] + parts["nccl"])
     batch = row["max_micro_batch"]
     return [
         *map(_gib_number, sizes),

@@ -439,7 +439,7 @@ def _used(plan: Plan, statuses: Mapping[int, RankStatus]) -> Memory | None:
     if not known:
         return None
     if not plan.hardware.is_cpu:
-        used = max(status.memory or 0 for status in known) + plan.memory.components.context
+        used = max(status.memory or 0 for status in known) + plan.memory.components.outside
         return Memory("GPU", used, plan.memory.needed)
     here = [status.memory or 0 for status in known if status.host == socket.gethostname()]
     return Memory("host", sum(here), plan.memory.host_bytes) if here else None

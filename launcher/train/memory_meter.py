@@ -13,6 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from launcher.facts.gpus import memory_of_process
+from launcher.facts.hardware import MIB
 from launcher.train.job import Job
 from launcher.train.trace.tape import StorageWatch
 from launcher.train.upstream.deepspeed_seams import call_before_step
@@ -262,6 +263,35 @@ class MeteredSteps(TrainerCallback):
             self._meter.rest()
 
 
+class FirstContext(TrainerCallback):
+    """Measures what each process holds outside torch's allocator after its first step, and reports it.
+
+    The first step has made NCCL's communicators. On a CPU there is nothing to measure.
+    """
+
+    def __init__(self, meter: Meter, planned: Mapping[str, Any]) -> None:
+        """planned: components of the plan, bytes."""
+        self._meter, self._planned = meter, planned
+        self.found: list[int] = []
+        """Bytes, by rank."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.found or not self._meter.method.startswith("cuda"):
+            return
+        own = self._meter.context(args.device.index or 0)
+        self.found = [row["context"] or 0 for row in gathered({"context": own})]
+        if args.process_index == 0:
+            planned = planned_outside(self._planned)
+            beside = "" if planned is None else f", {planned / MIB:,.0f} MiB planned"
+            sizes = [f"{size / MIB:,.0f}" for size in sorted({min(self.found), max(self.found)})]
+            print(f"CUDA context and NCCL's buffers: {' to '.join(sizes)} MiB per process{beside}")
+
+
+def planned_outside(components: Mapping[str, Any]) -> int | None:
+    """Bytes of a plan's components outside torch's allocator; None without a plan of them."""
+    return None if "context" not in components else components["context"] + components.get("nccl", 0)
+
+
 CPU = -1
 """The CPU among device indices."""
 
@@ -412,7 +442,14 @@ def memory_record(job: Job, meter: Meter, measured: Any) -> dict[str, Any]:
         "eval": {"predicted": plan.get("eval_peak"), "measured": most["eval"]},
         "save": {"predicted": plan.get("save_peak"), "measured": most["save"]},
         "host": {"predicted": plan.get("host_bytes"), "measured": _fullest_node(job, ranks)},
-        "components": {name: {"predicted": resident.get(name), "measured": most[name]} for name in STATES},
+        "components": {
+            name: {
+                "predicted": planned_outside(resident) if name == "context" else resident.get(name),
+                "measured": most[name],
+            }
+            for name in STATES
+        },
+        "contexts": measured.contexts,
         "device_bytes": meter.device_bytes(meter.fullest("train")),
         "steps": measured.steps,
         "tokens": {"planned": planned_tokens(job), "largest": most["largest"]},

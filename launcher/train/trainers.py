@@ -29,13 +29,20 @@ from launcher.train.checkpoint.resuming import (
 from launcher.train.checkpoint.saving import Saver, SaveSkipped
 from launcher.train.data.encoded import IGNORED
 from launcher.train.data.host_counts import hand_over
+from launcher.train.engines.engine import TrainEngine
 from launcher.train.evaluation import EvaluationBatches, EvaluationLoader, LossSum
 from launcher.train.memory_meter import Meter
 from launcher.train.model.weights import check_missing, read_weights, weight_files
 from launcher.train.status import status
 from launcher.train.stopping import stop
 from launcher.train.upstream.deepspeed_seams import put_back
-from launcher.train.upstream.trainer_seams import SeamTrainer, columns_removed, per_device_batch, replaced
+from launcher.train.upstream.trainer_seams import (
+    SeamTrainer,
+    columns_removed,
+    per_device_batch,
+    replaced,
+    save_state_dict,
+)
 from launcher.train.upstream.trl_seams import RowsArePrepared, whole_evaluation
 
 
@@ -67,6 +74,8 @@ class PlannedTrainer(SeamTrainer):
     """The checkpoint that training continues from."""
     owes_evaluation = False
     """Whether the step that training resumes from should have been evaluated, and was not."""
+    engine: TrainEngine | None = None
+    """Set by a worker."""
     meter: Meter | None = None
     """Measures evaluations separately from training."""
     has_signal = True
@@ -251,6 +260,14 @@ class PlannedTrainer(SeamTrainer):
             put_back(self.deepspeed)
         if self.args.push_to_hub and not (self.stopping is not None and self.stopping.stopped):
             self.pusher.checkpoint(self, final)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The Trainer's own save, of the weights that the engine names where it would copy others."""
+        weights = None if self.engine is None else self.engine.weights_to_save(self)
+        if weights is None:
+            super().save_model(output_dir, _internal_call)
+        else:
+            save_state_dict(self, Path(output_dir or self.args.output_dir), weights)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: `save_model` calls this before the result is in its place; `pusher` pushes it."""

@@ -36,6 +36,7 @@ from launcher.train.idle_adapters import IdleAdapters
 from launcher.train.job import Job, rank, world_size
 from launcher.train.memory_meter import (
     CPU,
+    FirstContext,
     GradientBytes,
     Meter,
     MeteredSteps,
@@ -70,6 +71,8 @@ class Measured:
     """Steps since then."""
     components: dict[str, int]
     """Bytes of weights, gradients and optimizer states on this process's fullest device, and its context."""
+    contexts: list[int]
+    """Bytes outside torch's allocator after the first step, by rank; [] on a CPU."""
     largest_batch: int
     """Tokens of the largest micro-batch, padding included; 0 for images."""
     footprint: int
@@ -110,6 +113,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     trainer = task.trainer(job, model, processing, common)
     trainer.stopping = Stopping(job.run_dir)
     trainer.add_callback(trainer.stopping)  # the last one: it sees what the others asked of this step
+    trainer.engine = train_engine(job)
     trainer.streams = data.streaming
     trainer.collate_eval = data.collate_eval or data.collate
     trainer.shared_by = job.sharding.ranks_of_copy
@@ -194,6 +198,8 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     gradients = GradientBytes(steps_in_backward=train_engine(job).steps_in_backward)
     trainer.add_callback(gradients)
     trainer.add_callback(MeteredSteps(meter))
+    context = FirstContext(meter, (job.plan.get("memory") or {}).get("components", {}))
+    trainer.add_callback(context)
     idle = IdleAdapters(lambda: bool(trainer.has_signal))
     trainer.add_callback(idle)
     trainer.meter, meter.held = meter, lambda: _all_tensors(trainer)
@@ -207,6 +213,7 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
         tokens_before=before["num_input_tokens_seen"],
         steps=trainer.state.global_step - before["global_step"],
         components=_components(trainer, meter, gradients),
+        contexts=context.found,
         largest_batch=trainer.largest_batch,
         footprint=footprint,
         trainable_params=trainable,

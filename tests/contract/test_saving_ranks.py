@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from forked import Ended, Forks
-from plans import TINY_LLAMA, write_run, zero_config
+from plans import LORA, TINY_LLAMA, write_run, zero_config
 
 from launcher.facts.checkpoint import (
     complete_checkpoints,
@@ -132,3 +132,67 @@ def test_one_rank_without_room_leaves_the_save_out_on_all(tmp_path, forks):
     assert (told["saved"], [row["step"] for row in told["skipped"]]) == (2, [4])
     assert run.whole() == [6]
     assert "WARNING: checkpoint-4 is not saved" in (run.folder / "logs" / "rank-0.log").read_text()
+
+
+# Bytes that a rank's save of the weights copies, counted as torch does it.
+COPIES = """
+import json
+import os
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from launcher.train.trainers import PlannedTrainer
+
+COPIED = ("aten::clone", "aten::_to_copy", "aten::copy_")
+real = PlannedTrainer.save_model
+
+
+class Counted(TorchDispatchMode):
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if func._schema.name in COPIED:
+            self.bytes += made.numel() * made.element_size()
+        return made
+
+
+def save_model(self, folder=None, _internal_call=False):
+    with Counted() as counted:
+        real(self, folder, _internal_call)
+    moment = "checkpoint" if _internal_call else "result"
+    out = Path(os.environ["TEST_COPIES"]) / f"{moment}-{os.environ['RANK']}"
+    out.write_text(json.dumps(counted.bytes))
+
+
+def callbacks():
+    PlannedTrainer.save_model = save_model
+    return []
+"""
+ADAPTER_BYTES = 4 * 8 * 2 * ((64 + 64) + (64 + 32) + (128 + 64))
+"""Of `LORA` on the layers of `TINY_LLAMA`, whose base has 14 times as many."""
+
+
+@pytest.mark.parametrize("stage", [0, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2, 3))])
+def test_a_save_of_an_adapter_copies_what_was_trained_on_rank_0_alone(stage, tmp_path, forks):
+    said = {
+        **BASE,
+        "adapter": LORA,
+        "trainer.max_steps": 2,
+        "sharding.engine": "deepspeed",
+        "sharding.zero_stage": stage,
+        "python.file": str(tmp_path / "hooks.py"),
+    }
+    (tmp_path / "hooks.py").write_text(COPIES)
+    run = write_run(tmp_path / "run", said, zero_config(stage))
+    assert forks.run(run, 0, {}, module="prepare").codes == (0,)
+    ended = forks.run(run, 2, {"TEST_COPIES": str(tmp_path)})
+    assert set(ended.codes) == {0}, ended.said
+    for moment in ("checkpoint", "result"):
+        copied = [json.loads((tmp_path / f"{moment}-{rank}").read_text()) for rank in (0, 1)]
+        if stage < 3:
+            assert copied == [ADAPTER_BYTES, 0], moment
+    saved = (run / "adapter" / "adapter_model.safetensors").stat().st_size
+    assert ADAPTER_BYTES < saved < 1.2 * ADAPTER_BYTES

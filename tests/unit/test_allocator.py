@@ -7,7 +7,7 @@ from launcher.memory.allocator import (
     MIB,
     SMALL_SEGMENT,
     CachingAllocator,
-    has_expandable_segments,
+    expandable_in,
     reserved_beyond_allocated,
     round_request,
     segment_size,
@@ -130,4 +130,4 @@ def test_replay_reports_what_is_reserved_beyond_the_peak():
     ],
 )
 def test_the_environment_says_whether_segments_grow(options, expandable):
-    assert has_expandable_segments(options) is expandable
+    assert expandable_in({"PYTORCH_ALLOC_CONF": options}) is expandable

@@ -241,14 +241,18 @@ def planned(tmp_path):
 def test_an_estimate_takes_context_and_range_from_runs_like_it(planned):
     spec, job, hardware = planned.spec, planned.job, planned.hardware
     plain = estimate_memory(spec, job, hardware)
-    tensors = plain.total - CUDA_CONTEXT
+    before = plain.components.outside
+    tensors = plain.total - before
     like = [run(1.2, kind=job_kind(spec, job), tensors=tensors, context=600 * MIB) for _ in range(9)]
     found = estimate_memory(spec, job, hardware, calibration=calibration(*like))
     assert plain.calibration is None
-    assert (plain.low, plain.expected) == (CUDA_CONTEXT + round(CUDA_RANGE[0] * tensors), plain.total)
-    assert found.components == replace(plain.components, context=600 * MIB), "computed, not corrected"
-    assert found.total == plain.total - CUDA_CONTEXT + 600 * MIB
-    assert found.eval_peak == plain.eval_peak - CUDA_CONTEXT + 600 * MIB
+    assert (plain.low, plain.expected) == (before + round(CUDA_RANGE[0] * tensors), plain.total)
+    assert found.components.outside == 600 * MIB
+    assert found.components == replace(
+        plain.components, context=found.components.context, nccl=found.components.nccl
+    ), "computed, not corrected"
+    assert found.total == plain.total - before + 600 * MIB
+    assert found.eval_peak == plain.eval_peak - before + 600 * MIB
     assert found.calibration == (
         "context of 600 MiB from 9 runs; range from 9 runs like it, which took 1.20 of their estimates, "
         "on A100-80GB (calibration.jsonl)"

@@ -270,13 +270,13 @@ def machine(monkeypatch):
 
 def test_a_run_starts_where_folder_and_libaio_are(tmp_path, machine):
     plan = small(tmp_path, tmp_path / "new" / "swap")
-    start_checks.check_nvme(plan)
+    start_checks.check_operators(plan)
     assert not (tmp_path / "new").exists(), "a check makes nothing"
     without = {**machine["stack"]["deepspeed"], "compatible": {"cpu_adam": True, "async_io": False}}
     machine["build"] = replace(HEALTHY.build, libaio=False)
     machine["stack"]["deepspeed"] = without
     with pytest.raises(MachineError) as raised:
-        start_checks.check_nvme(plan)
+        start_checks.check_operators(plan)
     said = {problem.code: problem for problem in raised.value.problems}
     assert MachineError.exit_code == 4
     assert {"aio-missing", "deepspeed-ops"} == set(said)
@@ -287,13 +287,13 @@ def test_a_run_starts_where_folder_and_libaio_are(tmp_path, machine):
 
 
 def test_a_plan_only_warns_of_what_is_missing_here(tmp_path, machine):
-    assert start_checks.missing_for_nvme(small(tmp_path, tmp_path / "swap")) == []
+    assert start_checks.missing_for_operators(small(tmp_path, tmp_path / "swap")) == []
     machine["build"] = replace(HEALTHY.build, libaio=False)
     (tmp_path / "file").write_text("x")
-    first, second = start_checks.missing_for_nvme(small(tmp_path, tmp_path / "file" / "swap"))
+    first, second = start_checks.missing_for_operators(small(tmp_path, tmp_path / "file" / "swap"))
     assert "not writable" in first
     assert "libaio-dev" in second
-    assert start_checks.missing_for_nvme(factories.plan(tmp_path)) == []
+    assert start_checks.missing_for_operators(factories.plan(tmp_path)) == []
 
 
 def test_a_run_without_such_an_offload_asks_nothing(tmp_path, monkeypatch):
@@ -303,7 +303,7 @@ def test_a_run_without_such_an_offload_asks_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(start_checks, "read_build", never)
     monkeypatch.setattr(start_checks, "ask_stack", never)
     plan = factories.plan(tmp_path)
-    start_checks.check_nvme(plan)
+    start_checks.check_operators(plan)
     with start_checks.holding_nvme(plan, never):
         pass
 
@@ -311,13 +311,13 @@ def test_a_run_without_such_an_offload_asks_nothing(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_and_one_without_room_are_refused(tmp_path, machine):
     (tmp_path / "file").write_text("x")
     with pytest.raises(MachineError) as raised:
-        start_checks.check_nvme(small(tmp_path, tmp_path / "file" / "swap"))
+        start_checks.check_operators(small(tmp_path, tmp_path / "file" / "swap"))
     assert raised.value.problems[0].code == "nvme-folder"
     assert "not writable" in raised.value.problems[0].message
     plan = small(tmp_path, tmp_path / "swap")
     host = replace(plan.memory.host, nvme=10**18)
     with pytest.raises(MachineError, match="the run needs"):
-        start_checks.check_nvme(replace(plan, memory=replace(plan.memory, host=host)))
+        start_checks.check_operators(replace(plan, memory=replace(plan.memory, host=host)))
 
 
 # --- whose the files are ---------------------------------------------------------------------------------
@@ -359,9 +359,9 @@ def test_what_a_killed_run_left_counts_as_room(tmp_path, machine):
         pass
     leave_files(where)
     with pytest.raises(MachineError, match="the run needs"):
-        start_checks.check_nvme(plan)
+        start_checks.check_operators(plan)
     os.truncate(where / "zero_stage_3" / "optimizer" / "rank0" / "0_20.tensor.swp", 20 * GIB)
-    start_checks.check_nvme(plan)
+    start_checks.check_operators(plan)
 
 
 def test_files_of_somebody_elses_run_are_not_touched(tmp_path):

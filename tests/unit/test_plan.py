@@ -117,7 +117,7 @@ def test_engine_and_launcher_follow_the_number_of_processes(tmp_path):
     many = plan(tmp_path, "8xA100-80GB")
     ddp = plan(tmp_path, "8xA100-80GB", sharding__engine="ddp")
     chosen = [(p.sharding.engine, p.launch.launcher) for p in (one, many, ddp)]
-    assert chosen == [("ddp", "python"), ("deepspeed", "deepspeed"), ("ddp", "accelerate")]
+    assert chosen == [("ddp", "python"), ("ddp", "accelerate"), ("ddp", "accelerate")]
 
 
 @pytest.mark.parametrize(

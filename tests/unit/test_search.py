@@ -159,7 +159,7 @@ def test_what_the_recipe_writes_is_fixed(tmp_path):
 def test_absent_opens_engine_stage_and_checkpointing_but_nothing_that_changes_the_result(tmp_path):
     found = searched(tmp_path, LORA)
     assert values(found, "sharding.engine") == {"deepspeed", "ddp"}
-    assert values(found, "sharding.zero_stage") == {None, 0, 1, 2, 3}
+    assert values(found, "sharding.zero_stage") == {None, 1, 2, 3}
     assert values(found, "trainer.activation_checkpointing") == {False, True}
     for dotted in ("model.quantization", "sharding.offload_optimizer", "sharding.offload_param"):
         assert values(found, dotted) == {"none"}
@@ -236,7 +236,7 @@ def test_what_a_fix_refuses_is_left_out_with_its_reason_and_is_no_error(tmp_path
 def test_int8_is_never_put_under_zero_3(tmp_path):
     found = searched(tmp_path, OPEN)
     stages = {c.zero_stage for c in (*found.ranked, *found.misses) if c.job.quantization == "int8"}
-    assert stages == {None, 0, 1, 2}
+    assert stages == {None, 1, 2}
     (entry,) = [entry for entry in found.left_out if "int8" in entry.reason]
     assert "sharding.zero_stage 3" in entry.what
     assert "model.quantization int8" in entry.what
@@ -318,8 +318,7 @@ def test_settings_say_what_they_were_weighed_against(tmp_path):
     reasons = {name: plan.provenance[name] for name in (*SETTINGS[1:3], SETTINGS[5])}
     assert {setting.source for setting in reasons.values()} == {"search"}
     stage = reasons["sharding.zero_stage"].reason
-    assert "stage 0 needs" in stage
-    assert stage.count("GiB") + stage.count("slower") + stage.count("no faster") == 3
+    assert stage.count("GiB") + stage.count("slower") + stage.count("no faster") == 2
 
 
 def test_the_trade_says_what_is_saved_and_what_it_costs(tmp_path):
@@ -327,7 +326,8 @@ def test_the_trade_says_what_is_saved_and_what_it_costs(tmp_path):
     by_name = {(c.choices[SETTINGS[1]], c.strategy): trade(found, c) for c in found.ranked}
     plain, again = by_name["deepspeed", (3, False)], by_name["deepspeed", (3, True)]
     number = r"\d+\.\d GiB"
-    assert re.fullmatch(rf"ZeRO-3: saves {number}, costs about \d+ % time", plain)
+    saved = rf"ZeRO-3: saves {number}, costs about \d+ % time; deepspeed: saves {number}, .*"
+    assert re.fullmatch(saved, plain)
     assert re.fullmatch(
         rf"checkpointing: saves {number}, costs about \d+ % time; ZeRO-3: saves {number}.*", again
     )
@@ -400,8 +400,8 @@ def test_the_fewest_ranks_that_share_a_sample_are_said(tmp_path):
     with pytest.raises(DoesNotFit) as caught:
         make_plan(loaded, known)
     (other,) = [one for one in caught.value.would_fit if "sharding.sp_size" in one.change]
-    assert other.change == {"sharding.sp_size": 4}
-    for size, fits in ((2, False), (4, True)):
+    assert other.change == {"sharding.sp_size": 8}
+    for size, fits in ((4, False), (8, True)):
         asked = recipe(tmp_path, text, sharding__sp_size=size)
         assert bool(search(asked, known).ranked) is fits
     assert make_plan(asked, known).memory == other.candidate.memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from launcher.engines.deepspeed import DEEPSPEED
+from launcher.engines.deepspeed_ops import OPERATORS
 from launcher.facts.machine_facts import BuildFacts, Machine, Stack
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, numbers, ok, skip, warn
 from launcher.knowledge.doctor.needs import built_ops, cuda_ops, on_gpu
@@ -40,18 +41,19 @@ def _to_build(machine: Builder, plan: Plan | None) -> list[str]:
     return [op for op in built_ops(plan) if op not in installed]
 
 
-def nvcc(machine: Machine, plan: Plan | None) -> Verdict:
+def nvcc(machine: Builder, plan: Plan | None) -> Verdict:
     """The toolkit against torch's CUDA, as ds_report compares them."""
     build, built = machine.build, machine.stack["torch"].get("cuda")
-    ops = cuda_ops(plan)
+    to_build = _to_build(machine, plan)
+    ops = [op for op in cuda_ops(plan) if op in to_build]
     if not built:
         return skip(f"nvcc {build.nvcc}" if build.nvcc else "no nvcc", "torch is not built for CUDA")
     if build.nvcc is None:
         found = f"no nvcc under {build.cuda_home}" if build.cuda_home else "no CUDA toolkit"
         if not ops:
             return ok(found, "not needed by the run; cpu_adam compiles without it")
-        hint = "install the CUDA toolkit and set CUDA_HOME, or remove `optimizer` from the DeepSpeed config"
-        return fail(found, _for(ops), hint)
+        instead = [OPERATORS[op].instead for op in ops]
+        return fail(found, _for(ops), f"install the CUDA toolkit and set CUDA_HOME, or {'; '.join(instead)}")
     found = f"nvcc {build.nvcc}, torch built with CUDA {built}"
     release = ".".join(built.split(".")[:2])
     if build.nvcc == release:
@@ -128,7 +130,7 @@ def libaio(machine: Builder, plan: Plan | None) -> Verdict:
     compatible = machine.stack["deepspeed"].get("compatible") or {}
     if machine.build.libaio or compatible.get("async_io"):
         return ok("libaio found")
-    if "async_io" not in _to_build(machine, plan):
+    if not any(OPERATORS[op].libaio for op in _to_build(machine, plan)):
         return skip("no libaio", "only NVMe offload needs it")
     hint = "install libaio-dev (Debian, Ubuntu) or libaio-devel (Fedora, RHEL), or offload to cpu; for a "
     hint += "non-standard path set CFLAGS=-I… and LDFLAGS=-L…"

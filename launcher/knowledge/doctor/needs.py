@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.engines import engine_of
+from launcher.engines.deepspeed_ops import OPERATORS
 from launcher.facts.object_store import package_of
 from launcher.knowledge.doctor.check import size
 from launcher.memory.states import base_weight_bytes
@@ -42,6 +43,8 @@ def needed_modules(plan: Plan) -> list[str]:
         needed.append("flash_attn")
     if plan.trainer.use_liger_kernel:  # else the Trainer stops after loading the weights
         needed.append("liger_kernel")
+    if plan.trainer.others.get("use_vllm"):  # trl's client of a server imports it, too
+        needed.append("vllm")
     if plan.runtime.mirror and (package := package_of(plan.runtime.mirror)):
         needed.append(package)
     return needed + _tracker_modules(plan)
@@ -62,8 +65,8 @@ def built_ops(plan: Plan | None) -> list[str]:
 
 
 def cuda_ops(plan: Plan | None) -> list[str]:
-    """Those of them that only nvcc compiles."""
-    return [op for op in built_ops(plan) if op == "fused_adam" and on_gpu(plan)]
+    """Those of them that need the CUDA toolkit."""
+    return [op for op in built_ops(plan) if OPERATORS[op].nvcc and on_gpu(plan)]
 
 
 def uses_nvme(plan: Plan | None) -> bool:

@@ -27,7 +27,7 @@ _LEAST = 1e-9
 """Relative range below which values count as constant."""
 
 COMPONENTS = (
-    "weights", "gradients", "optimizer", "activations", "logits", "buffers", "temporary", "context",
+    "weights", "gradients", "optimizer", "activations", "logits", "buffers", "temporary", "context", "nccl",
     "activations and the rest", "all parts together",
 )  # fmt: skip
 """Parts of a bar in stacking order; the index selects the colour."""

@@ -14,13 +14,13 @@ _LIGHT = """--paper:#ffffff;--card:#f6f7f9;--ink:#16191d;--soft:#565d66;--line:#
 --warn:#7a4a00;--hover:#1f5fae18;
 --c0:#2467b8;--c1:#c2570c;--c2:#0f7b5f;--c3:#6a4bb5;--c4:#b0276a;--c5:#5c6570;
 --m0:#2a78d6;--m1:#eda100;--m2:#12936a;--m3:#7a5cc7;--m4:#d9488b;--m5:#8a6d4f;--m6:#eb6834;--m7:#8b939d;
---m8:#b9a9e3;--m9:#6f8fae;"""
+--m8:#2f8f9d;--m9:#b9a9e3;--m10:#6f8fae;"""
 _DARK = """--paper:#14171b;--card:#1c2026;--ink:#eceff3;--soft:#a9b1bb;--line:#363c45;--grid:#292e36;
 --accent:#7fb4f5;--target:#173a29;--target-line:#57c48d;--bad:#ff9a92;--bad-card:#2c1b1b;--good:#62c78f;
 --warn:#e6b35a;--hover:#7fb4f51f;
 --c0:#6aa9f4;--c1:#f0883e;--c2:#45c39b;--c3:#ab93f0;--c4:#ee7bb0;--c5:#a9b1bb;
 --m0:#3987e5;--m1:#c98500;--m2:#199e70;--m3:#9085e9;--m4:#d55181;--m5:#a58968;--m6:#d95926;--m7:#7d8590;
---m8:#5b5296;--m9:#5d7f9f;"""
+--m8:#3a97a5;--m9:#5b5296;--m10:#5d7f9f;"""
 
 _TEXT = """
 *{box-sizing:border-box}
@@ -130,7 +130,7 @@ svg.plot{display:block;overflow:visible}
 .swatch{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.55em}
 """
 _CHARTS += "".join(f".line.c{n}{{stroke:var(--c{n})}}.dot.c{n}{{fill:var(--c{n})}}" for n in range(6))
-_CHARTS += "".join(f".m{n}{{fill:var(--m{n});background:var(--m{n})}}" for n in range(10))
+_CHARTS += "".join(f".m{n}{{fill:var(--m{n});background:var(--m{n})}}" for n in range(11))
 
 _MEDIA = """
 @media (min-width:68rem){.page{display:grid;grid-template-columns:11.5rem minmax(0,1fr);column-gap:3rem}

@@ -57,6 +57,18 @@ class TrainDeepSpeed(TrainEngine):
     def is_set_up(self, distributed_type: str) -> bool:
         return distributed_type == "DEEPSPEED"
 
+    def weights_to_save(self, trainer: Any) -> dict[str, Any] | None:
+        """Below stage 3 each rank holds all weights, and rank 0 alone copies what was trained.
+
+        accelerate 1.15 clones the complete state dict into host memory, on every rank and with the frozen
+        base (accelerator.py `get_state_dict`). Copies are needed: ZeRO keeps trained weights in one buffer,
+        which save_pretrained takes for shared tensors. Stage 3 and AutoTP gather together.
+        """
+        engine = trainer.deepspeed
+        if engine.zero_optimization_stage() == 3 or engine.autotp_size() > 1:
+            return None
+        return copied_trained(trainer.accelerator.unwrap_model(engine)) if trainer.args.should_save else {}
+
     def repair(self, trainer: Any, checkpoint: Path) -> None:
         if (universal := universal_folder(checkpoint)) is not None:
             trainer.add_callback(OwnStates(universal))
@@ -85,6 +97,20 @@ class OwnStates(TrainerCallback):
         buffers = dict(given["model"].named_buffers())
         for name, value in model["module"].items():
             buffers[name].copy_(value)
+
+
+def copied_trained(model: Any) -> dict[str, Any]:
+    """The state dict with copies of trained weights in host memory.
+
+    The frozen ones of an adapter's base stay where they are: peft reads few of them, or none.
+    """
+    frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    if not hasattr(model, "peft_config"):
+        frozen = set()
+    return {
+        name: value if name in frozen or not torch.is_tensor(value) else value.to("cpu", copy=True)
+        for name, value in model.state_dict().items()
+    }
 
 
 def innermost(optimizer: Any) -> Any:

@@ -44,6 +44,13 @@ class TrainEngine:
     def repair(self, trainer: Any, checkpoint: Path) -> None:
         """Fix what is restored incorrectly when `trainer` resumes from `checkpoint`."""
 
+    def weights_to_save(self, trainer: Any) -> dict[str, Any] | None:
+        """Name -> tensor of a checkpoint, where the Trainer's own save would copy more than that.
+
+        None leaves it to the Trainer. {} on ranks that write nothing; every process must call it.
+        """
+        return None
+
     def save_trained(self, job: Job, trainer: Any, folder: Path) -> None:
         """Write the model, or its adapter, as from_pretrained reads it; every process must call it."""
         trainer.save_model(str(folder))

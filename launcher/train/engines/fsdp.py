@@ -52,6 +52,13 @@ class TrainFsdp(TrainEngine):
     def is_set_up(self, distributed_type: str) -> bool:
         return distributed_type == "FSDP"
 
+    def weights_to_save(self, trainer: Any) -> dict[str, Any] | None:
+        """With trainer.save_only_model accelerate would gather the frozen base of an adapter, too."""
+        plugin = trainer.accelerator.state.fsdp_plugin
+        if "FULL" not in str(plugin.state_dict_type) or not hasattr(trainer.model, "peft_config"):
+            return None
+        return gathered(trainer.model, trained_alone=True)
+
     def save_trained(self, job: Job, trainer: Any, folder: Path) -> None:
         """Its checkpoints are shards, and the Trainer saves nothing else: rank 0 gathers what was trained.
 
