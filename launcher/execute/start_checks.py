@@ -15,6 +15,7 @@ from launcher.errors import Interrupted, MachineError, Problem
 from launcher.execute.leftovers import LOCK, reserved_folder, swap_files
 from launcher.execute.nodes import Nodes
 from launcher.execute.signals import pause
+from launcher.facts import probe
 from launcher.facts.checkpoint import SAVING, SPARE, bytes_beside_tensors, complete_checkpoints, read_manifest
 from launcher.facts.gpus import Gpu, Holder, memory_holders, read_gpus, visible_gpus
 from launcher.facts.machine_facts import BuildFacts, Stack, ask_stack, read_build
