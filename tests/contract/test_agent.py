@@ -241,7 +241,7 @@ dist.destroy_process_group()  # else gloo's threads may abort the process as it 
 
 
 class Pair:
-    """Two agents with two ranks each; the second node is the first that comes."""
+    """Two agents with two ranks each, all forks (`warm`); the second node is the first that comes."""
 
     def __init__(self, first: Agent, **env: str) -> None:
         folder, self.run_dir = first.run_dir / "modules", first.run_dir
@@ -258,7 +258,8 @@ class Pair:
                     for word in render_agent(sys.executable, 2, 2, "rank_of_test")]  # fmt: skip
             self.agents.append(subprocess.Popen(
                 argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                env={**os.environ, JOB: said, "PYTHONPATH": path, "NODE": str(number), **env},
+                env={**os.environ, JOB: said, "PYTHONPATH": path, "NODE": str(number), **env,
+                     "PYTHON_EXEC": sys.executable},
             ))  # fmt: skip
             time.sleep(0.5)
 
@@ -268,7 +269,7 @@ class Pair:
         return [agent.returncode for agent in reversed(self.agents)], said[::-1]
 
 
-def test_ranks_are_numbered_by_the_node_ranks_and_meet_at_the_rendezvous(first):
+def test_ranks_are_numbered_by_the_node_ranks_and_meet_at_the_rendezvous(warm, first):
     codes, said = Pair(first).ended()
     assert codes == [0, 0], "\n".join(said)
     assert "2 nodes (" in said[0]
@@ -279,7 +280,7 @@ def test_ranks_are_numbered_by_the_node_ranks_and_meet_at_the_rendezvous(first):
             assert (told["MASTER_PORT"], told["GLOO_SOCKET_IFNAME"]) == (str(first.place.port), "lo")
 
 
-def test_a_failed_rank_ends_its_job_with_torchruns_table_and_is_no_lost_node(first):
+def test_a_failed_rank_ends_its_job_with_torchruns_table_and_is_no_lost_node(warm, first):
     codes, said = Pair(first, FAILS="1").ended()
     assert codes[1] == 1
     assert "exitcode  : 3 (pid: " in said[1]

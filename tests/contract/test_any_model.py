@@ -74,6 +74,7 @@ def test_what_all_linear_leaves_out(kind, names):
     assert not_adaptable(model) == names
 
 
+@pytest.mark.usefixtures("warm")  # for the process that traces
 @pytest.mark.parametrize("kind", cases(["mamba2", "falcon_h1", "lfm2"], "lfm2"))
 def test_a_plan_is_traced_without_being_asked(kind, tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"

@@ -329,7 +329,7 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize("name", cases(ENGINES, "ddp", "zero3-lora"))
+@pytest.mark.parametrize("name", cases(ENGINES, "zero3-lora"))
 def test_ranks_learn_in_chunks_what_one_process_learns_from_whole_logits(name, ground, tmp_path, forks):
     said = {**ENGINES[name], "global_batch_size": 8, "trainer": {"per_device_train_batch_size": 2}}
     plain = alone({**said, "sharding": {}}, ground, tmp_path / "plain", forks)

@@ -45,6 +45,7 @@ def test_rows_of_some_types_leave_the_others(tmp_path: Path, monkeypatch: pytest
     assert (counts["types"], counts["trained"], counts["whole"]) == (2, 1, 0)
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     "kind", cases(["llava_next", "idefics2", "paligemma", "granite4_vision"], "idefics2")
 )
@@ -58,6 +59,7 @@ def test_a_type_of_images_and_text_is_tried(kind: str) -> None:
     assert (last["types"], last["trained"], last["whole"]) == (1, 1, 1), ran.stdout
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("kind", "planned", "apart"),
     cases(

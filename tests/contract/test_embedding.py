@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cases import cases
 
 pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
@@ -368,7 +369,7 @@ def test_early_stopping_by_a_metric_of_retrieval(ground, tmp_path):
 STOP = KILL_HOOKS.replace("SIGKILL", "SIGTERM")
 
 
-@pytest.mark.parametrize("rows", ["texts", "ranked"])
+@pytest.mark.parametrize("rows", cases(("texts", "ranked"), "texts"))
 def test_a_preempted_run_ends_as_the_undisturbed_one(ground, tmp_path, forks, rows):
     forks.load(
         "launcher.train.contrast", f"launcher.train.tasks.{'embedding' if rows == 'texts' else 'reranker'}"

@@ -198,7 +198,7 @@ def check_exact(case: Case, kills: Mapping[int, Mapping[str, str]], straight: Ru
 
 CASES = [
     pytest.param(ONE, id="one", marks=pytest.mark.slow),
-    pytest.param(ZERO3, id="zero3"),
+    pytest.param(ZERO3, id="zero3", marks=pytest.mark.slow),
     pytest.param(DDP, id="ddp", marks=pytest.mark.slow),
     pytest.param(ZERO2, id="zero2", marks=pytest.mark.slow),
     pytest.param(FSDP2, id="fsdp2", marks=pytest.mark.slow),

@@ -158,9 +158,7 @@ ALIKE: dict[str, dict[str, Any]] = {
 UNCOUNTED = ("DPO",)
 """Whose plan counts more than the trained model: the reference beside it."""
 SHORT = (
-    "weights from a folder",
     "LoRA over weights from a folder",
-    "4-bit experts, LoRA, recomputed",
     "tied",
 )
 CASES = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in ALIKE]
@@ -242,6 +240,7 @@ def test_what_is_saved_is_what_was_trained(ground, tmp_path, forks):
     assert_same(dict(loaded.state_dict()), shards)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_weights_alone_is_a_model(ground, tmp_path, forks):
     out = trained({"trainer": {"save_only_model": True}}, ground, tmp_path / "run", forks)
     from safetensors.torch import load_file
@@ -249,6 +248,7 @@ def test_a_checkpoint_of_weights_alone_is_a_model(ground, tmp_path, forks):
     assert_same(load_file(out / "checkpoints" / f"checkpoint-{STEPS}" / "model.safetensors"), weights(out))
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_what_stays(ground, tmp_path, forks):
     """A learning rate that ruins the model: the first evaluation is the best."""
     said = {

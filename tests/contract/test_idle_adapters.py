@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 pytest.importorskip("torch")
 
@@ -117,8 +118,12 @@ def callbacks():
 
 @pytest.mark.parametrize(
     "sharding",
-    [{"engine": "ddp"}, {"zero_stage": 2}, {"zero_stage": 3}, {"engine": "fsdp"}],
-    ids=["ddp", "zero2", "zero3", "fsdp"],
+    cases(
+        {name: {"engine": name} for name in ("ddp", "fsdp")}
+        | {f"zero{stage}": {"zero_stage": stage} for stage in (2, 3)},
+        "zero3",
+        named=True,
+    ),
 )
 def test_every_engine_counts_them_alike(sharding, tmp_path, forks):
     ground = make_ground(tmp_path / "ground")

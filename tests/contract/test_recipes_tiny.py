@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import cases
 from launched import effilaunch
 
 pytest.importorskip("torch")
@@ -16,20 +17,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 STEPS = 4
-OF_EACH_TASK = (
-    "qwen3_8b_lora",
-    "mt0_large_lora",
-    "bert_large",
-    "bert_large_ner",
-    "vit_l16",
-    "qwen3_8b_dpo",
-    "qwen3_8b_reward",
-    "qwen3_8b_kto",
-    "qwen2_5_0_5b_grpo_24gb",
-    "pretrain_llama_200m",
-    "bge_base_embedding_24gb",
-    "minilm_reranker_24gb",
-)
+USUAL = ("qwen3_8b_lora", "bert_large_ner", "qwen3_8b_dpo", "bge_base_embedding_24gb")
 ROWS = 64
 """Generated rows of each source."""
 
@@ -45,13 +33,7 @@ def section(path: Path, name: str):
     return next((data[name] for data in parents(path) if name in data), None)
 
 
-def cases() -> list:
-    """One recipe of each task always; the others in the long run."""
-    marks = {True: (), False: (pytest.mark.slow,)}
-    return [pytest.param(path, marks=marks[path.stem in OF_EACH_TASK], id=path.stem) for path in RECIPES]
-
-
-@pytest.mark.parametrize("recipe", cases())
+@pytest.mark.parametrize("recipe", cases({path.stem: path for path in RECIPES}, *USUAL, named=True))
 def test_a_shipped_recipe_trains(recipe, tmp_path, monkeypatch):
     if section(recipe, "task") in ("dpo", "reward", "kto", "grpo"):
         pytest.importorskip("trl")

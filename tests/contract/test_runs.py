@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import cases
 from grounds import tokenizer_of_1024_words, write_rows
 from launched import effilaunch
 
@@ -77,6 +78,7 @@ def check_states(result: dict, slack: int = 0) -> None:
         assert pair["measured"] == pytest.approx(pair["predicted"], rel=0.02, abs=slack), name
 
 
+@pytest.mark.slow
 def test_one_process_full_fine_tune(folder):
     result = check_whole(trained(folder, "", "--on", "cpu"), folder, ranks=1, output="model")
     assert result["trainable_params"] == result["total_params"]
@@ -94,7 +96,7 @@ def test_ddp_and_one_process_learn_the_same(folder):
     assert two["tokens"] == pytest.approx(6 * 4 * 8, rel=0.35)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", cases((2, 3), 3))
 def test_deepspeed_zero_with_lora_over_two_processes(folder, stage):
     before = set(SHARED_MEMORY.glob("deepspeed_*"))
     data = trained(folder, LORA + f"sharding: {{zero_stage: {stage}}}\n", "--on", "2xcpu")
@@ -107,12 +109,14 @@ def test_deepspeed_zero_with_lora_over_two_processes(folder, stage):
     assert not left, "the run left its shared-memory buffers"
 
 
+@pytest.mark.slow
 def test_zero_2_through_accelerate_launch(folder):
     text = LORA + "sharding: {zero_stage: 2}\nlaunch: {launcher: accelerate}\n"
     check_whole(trained(folder, text, "--on", "2xcpu"), folder, ranks=2, output="adapter")
     assert "launcher.train.loopback" in (folder / "out" / "command.sh").read_text()
 
 
+@pytest.mark.slow
 def test_zero3_full_fine_tune_saves_whole_weights(folder):
     from safetensors.torch import load_file
 
@@ -123,7 +127,7 @@ def test_zero3_full_fine_tune_saves_whole_weights(folder):
     check_states(result)
 
 
-@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("kind", cases(("int8", "nf4"), "nf4"))
 def test_quantised_base_with_lora(folder, kind):
     text = LORA
     data = trained(folder, text, "--on", "cpu", "--set", f"model.quantization={kind}")
@@ -134,6 +138,7 @@ def test_quantised_base_with_lora(folder, kind):
     check_states(result, slack=14 * 1200 if kind == "nf4" else 0)
 
 
+@pytest.mark.slow
 def test_int8_lora_under_zero_2(folder):
     text = LORA + "sharding: {zero_stage: 2}\n"
     data = trained(folder, text, "--on", "2xcpu", "--set", "model.quantization=int8")

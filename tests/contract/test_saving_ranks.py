@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from forked import Ended, Forks
 from plans import LORA, TINY_LLAMA, write_run, zero_config
 
@@ -97,7 +98,7 @@ class Run:
         return (self.folder / "logs" / "rank-0.log").read_text()
 
 
-@pytest.mark.parametrize("engine", ["zero3", pytest.param("zero2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", cases(("zero3", "zero2"), "zero3"))
 def test_ranks_killed_in_a_save_leave_the_earlier_checkpoint_whole(engine, tmp_path, forks):
     run = Run(forks, tmp_path / "run", engine)
     assert run.drill("kill-save").codes == (-9, -9)
@@ -124,6 +125,7 @@ def test_a_disk_that_gives_out_on_one_rank_ends_all_and_costs_no_checkpoint(engi
     run.resume()
 
 
+@pytest.mark.slow
 def test_one_rank_without_room_leaves_the_save_out_on_all(tmp_path, forks):
     run = Run(forks, tmp_path / "run", "zero2")
     ended = run.start(TEST_NO_ROOM="1")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from engine_runs import (
     LLAMA,
     LORA,
@@ -59,7 +60,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "bf16": ({"precision": "bf16"}, {"zero_stage": 2}, 2),
     **{name: (family(name), {"zero_stage": 2}, 2) for name in ("gemma", "mistral", "qwen2", "qwen3")},
 }
-SHORT = ("ZeRO-2", "ZeRO-3")
+SHORT = ("ZeRO-3",)
 PARAMS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in CASES]
 
 
@@ -74,7 +75,7 @@ def test_ranks_learn_what_one_process_learns(name, ground, tmp_path, forks):
     assert plan["batch"] == {"micro": 1, "accumulation": 8 // world, "data_parallel": world // 2, "global": 4}
 
 
-@pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("stage", cases((0, 2, 3), 3))
 def test_clipping_and_adam_see_the_same_gradients(stage, ground, tmp_path, forks):
     said = {"trainer": {"optim": "adamw_torch", "max_grad_norm": 0.5, "learning_rate": 1e-2}}
     one = alone(said, ground, tmp_path / "one", forks)
@@ -113,7 +114,7 @@ def test_evaluations_are_of_whole_samples(ground, tmp_path, forks):
     assert column(parts, "eval_loss") == pytest.approx(column(one, "eval_loss"), rel=2e-2)
 
 
-@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", cases((2, 3), 2))
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(stage, ground, tmp_path, forks):
     """Within an epoch, where upstream's adapter of the loader cannot begin."""
     said = {
@@ -123,10 +124,12 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(stage, ground, tmp_path
     assert_goes_on(said, ground, tmp_path, forks)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_what_stays(ground, tmp_path, forks):
     assert_keeps_best({"sharding": {**SP, "zero_stage": 2}}, ground, tmp_path, forks)
 
 
+@pytest.mark.slow
 def test_upstreams_own_loss_is_too_steep_which_is_why_it_is_not_used(ground, tmp_path, forks):
     """The fault that launcher/train/engines/sequence.py avoids is still there: see its docstring."""
     said = {"global_batch_size": 1, "data": {"train": [{"path": "even.jsonl"}], "max_length": 32}}

@@ -165,7 +165,7 @@ def twin(run: Run, folder: Path) -> Run:
 @pytest.mark.parametrize(
     ("engine", "rank", "kind"),
     [
-        ("one", 0, signal.SIGUSR1),
+        pytest.param("one", 0, signal.SIGUSR1, marks=pytest.mark.slow),
         ("zero2", 1, signal.SIGTERM),
         pytest.param("ddp", 1, signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("ddp", 0, signal.SIGUSR1, marks=pytest.mark.slow),
@@ -259,6 +259,7 @@ def test_at_the_end_of_an_epoch_nothing_is_saved_twice(tmp_path, forks):
     assert run.rows() == expected
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_due_anyway_is_the_stops(tmp_path, forks):
     """The signal arrives while checkpoint-2 is saved: no other step, no other save."""
     run = Run(forks, tmp_path / "run", "ddp", **{"trainer.save_steps": 2})

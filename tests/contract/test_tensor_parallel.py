@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from engine_runs import (
     LLAMA,
     alone,
@@ -66,7 +67,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "bf16": ({"precision": "bf16"}, {**AUTO, "zero_stage": 2}, 2),
     **{name: (family(name), {**AUTO, "zero_stage": 2}, 2) for name in FAMILIES},
 }
-SHORT = ("ZeRO-2", "ZeRO-2, two copies")
+SHORT = ("ZeRO-2",)
 PARAMS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in CASES]
 
 
@@ -92,13 +93,9 @@ WORDS = {
     "AutoTP, tied": (TIED, AUTO),
     "AutoTP, tied to an embedding that scales": (SCALES, AUTO),
 }
-SLOW_WORDS = ("AutoTP, tied to an embedding that scales",)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in SLOW_WORDS else ()) for name in WORDS],
-)
+@pytest.mark.parametrize("name", cases(WORDS, "AutoTP, tied"))
 def test_ranks_hold_the_words_that_the_plan_counts(name, ground, tmp_path, forks):
     said, sharding = WORDS[name]
     rows = [{"path": "full.jsonl"}]
@@ -144,16 +141,18 @@ def test_evaluations_count_each_row_once(ground, tmp_path, forks):
     assert column(parts, "eval_loss") == pytest.approx(column(one, "eval_loss"), rel=2e-6)
 
 
-@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("stage", cases((0, 2)))
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(stage, ground, tmp_path, forks):
     adam = {"optim": "adamw_torch", "learning_rate": 1e-2}
     assert_goes_on({"sharding": {**AUTO, "zero_stage": stage}, "trainer": adam}, ground, tmp_path, forks)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_what_stays(ground, tmp_path, forks):
     assert_keeps_best({"sharding": {**AUTO, "zero_stage": 1}}, ground, tmp_path, forks)
 
 
+@pytest.mark.slow
 def test_accelerate_puts_no_parts_together_unless_it_is_told_to(ground, tmp_path, forks):
     """Why ds_config.json says so: else the Trainer saves no model, and DeepSpeed's states in its place."""
     out, env = planned({"sharding": {**AUTO, "zero_stage": 1}}, ground, tmp_path / "run", forks)

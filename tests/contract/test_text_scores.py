@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 pytest.importorskip("torch")
 
@@ -49,6 +50,7 @@ def run(folder: Path, name: str, kind: str, metrics: str, adapter: str = "", pre
     return out
 
 
+@pytest.mark.slow
 def test_regression_with_an_adapter(tmp_path):
     out = run(tmp_path, "regression", "regression", "mse, mae, r2, pearson, spearman", LORA)
     row = json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[0])
@@ -87,12 +89,12 @@ def test_several_labels(tmp_path):
         assert "no label reaches 0.5" in shares[0][0]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "bf16-true"])
+@pytest.mark.parametrize("precision", cases(("bf16", "bf16-true"), "bf16-true"))
 def test_scores_in_sixteen_bits(tmp_path, precision):
     run(tmp_path, "regression", "regression", "mse", precision=precision)
 
 
-@pytest.mark.parametrize("kind", ["regression", "multi_label_classification"])
+@pytest.mark.parametrize("kind", cases(("regression", "multi_label_classification"), "regression"))
 def test_a_rehearsal_makes_up_such_rows(tmp_path, kind):
     make_ground(CASES["sequence-classification, regression"], tmp_path)
     said = RECIPE.format(kind=kind, metrics="", adapter="", precision="fp32")

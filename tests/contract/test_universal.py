@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cases import cases
 from forked import Forks
 from grounds import tokenizer_of_1024_words, unlike_rows, write_rows
 
@@ -147,12 +148,9 @@ CASES = {
     "fsdp2-2-to-4": (2, FSDP, 4, FSDP, {}),
     "fsdp2-lora-4-to-2": (4, FSDP, 2, FSDP, {"adapter": LORA}),
 }
-FAST = ("zero3-2-to-1", "zero2-1-to-2")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize("name", cases(CASES, "zero3-2-to-1"))
 def test_it_goes_on_as_if_nothing_had_changed(forks, ground, tmp_path, name, record_property):
     ranks, sharding, then_ranks, then, more = CASES[name]
     first, second = ({"sharding": where, **more} for where in (sharding, then))

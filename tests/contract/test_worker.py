@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 pytest.importorskip("torch")
 
@@ -226,7 +227,7 @@ def test_errors_are_recorded_and_decide_the_exit_code(tmp_path):
     assert "names no tokenizer" in done.stderr
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", cases((2, 3), 3))
 def test_two_zero_processes_train_on_their_own_rows(tmp_path, stage):
     from safetensors.torch import load_file
 

@@ -162,6 +162,7 @@ def test_a_full_disk_that_is_not_foreseen_ends_the_run_which_then_goes_on(recipe
     assert [row["step"] for row in rows if "loss" in row] == [1, 6]
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_no_error_either_is_told_all_the_same(recipe, disk):
     """The rank can write neither its error nor its status."""
     done = run(recipe, disk, moment="for good", left=0, expect=5)

@@ -121,6 +121,7 @@ def test_on_an_empty_disk_the_run_continues_and_ends_as_the_undisturbed_one(serv
     assert "runs/tune/result/model/model.safetensors" in result
 
 
+@pytest.mark.slow
 def test_a_stop_leaves_its_checkpoint_in_the_store(server, ground, tmp_path, warm):
     path = recipe(ground, trainer={"max_steps": 100_000, "save_steps": 100_000})
     out = tmp_path / "out"
@@ -156,6 +157,7 @@ def test_what_a_stop_had_no_time_for_is_said_and_not_resumed(server, ground, tmp
     assert again["result"]["resumed_at"] == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_during_an_upload_resumes_from_the_one_before(server, ground, tmp_path, warm):
     path, out = (
         recipe(ground, trainer={"max_steps": 100_000, "save_steps": 5, "save_total_limit": 3}),
@@ -185,6 +187,7 @@ def test_a_run_that_is_killed_during_an_upload_resumes_from_the_one_before(serve
     assert len(folders()) == 2
 
 
+@pytest.mark.slow
 def test_a_slow_store_delays_no_step_and_the_end_waits_for_it(server, ground, tmp_path, warm):
     server.fault = lambda method, path: 0.7 if method in ("PUT", "POST") and "/files/" in path else None
     found = effilaunch("run", recipe(ground), "--output-dir", tmp_path / "out", **server.env)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import cases
 from checkpoints import checkpoint
 from grounds import make_base, write_rows
 from launched import effilaunch, losses
@@ -276,7 +277,7 @@ OF_TASKS: dict[str, tuple[str, object, str, dict[str, list[object]], tuple[str, 
 """Name -> (sections, rows that the device holds, whether it holds any, what is changed, arguments)."""
 
 
-@pytest.mark.parametrize("name", OF_TASKS)
+@pytest.mark.parametrize("name", cases(OF_TASKS, "embedding"))
 def test_what_a_step_learns_stays_the_same(base, tmp_path, name):
     """Also the negatives of an anchor, and the completions of a generation."""
     pytest.importorskip("sentence_transformers" if "embedding" in name else "trl")

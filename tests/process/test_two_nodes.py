@@ -55,7 +55,7 @@ def test_a_signal_to_one_stops_both_with_one_checkpoint(tmp_path, port, member):
     assert "SIGTERM on another node: stopping" in said[1 - member]
 
 
-@pytest.mark.parametrize("member", cases((0, 1), 1))
+@pytest.mark.parametrize("member", cases((0, 1)))
 def test_a_signal_before_the_first_step_ends_both(tmp_path, port, member):
     pair = Pair(tmp_path, ranks(early="time.sleep(600)"), port)
     wait_until(lambda: all(pair.status(rank).get("phase") == "load" for rank in (0, 1)))
@@ -80,6 +80,7 @@ def test_a_killed_rank_of_the_member_is_named_with_its_host_and_signal(tmp_path,
         assert f"on {HOST}) was killed by SIGKILL, last step 3, phase train" in words
 
 
+@pytest.mark.slow
 def test_a_rank_of_the_head_that_fails_ends_the_members(tmp_path, port):
     each = "if rank == 0 and step == 3: fail('a bug of ours')"
     said = Pair(tmp_path, ranks(each, steps=1000), port).ended(5, 5)
