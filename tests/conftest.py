@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from answered import answering
@@ -117,12 +119,19 @@ def answered(monkeypatch) -> None:
     monkeypatch.setattr("launcher.inputs.model_trace.ask_child", ask)
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory) -> Iterator[Path]:
+    """New folders. Among those of the tests, pytest would look through all of them for each next number."""
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def empty_home(no_leaked_environment, no_shared_memory_left, tmp_path_factory, monkeypatch):
+def empty_home(no_leaked_environment, no_shared_memory_left, homes, monkeypatch):
     """Nothing of the developer's home is read or written, and no test plans from another's measured runs."""
-    home = tmp_path_factory.mktemp("home")
+    home = next(homes)
     cache = home / "effilaunch"
-    cache.mkdir()
+    cache.mkdir(parents=True)
     for shared in ("data", "gguf", "hub"):
         (CACHE / "effilaunch" / shared).mkdir(parents=True, exist_ok=True)
         (cache / shared).symlink_to(CACHE / "effilaunch" / shared)
@@ -171,7 +180,9 @@ def no_leaked_environment():
     changed = sorted(
         name
         for name in before.keys() | after.keys()
-        if before.get(name) != after.get(name) and not name.startswith(_LIBRARIES_OWN)
+        if before.get(name) != after.get(name)
+        # Other devices than before would be what later tests of the process see.
+        and (name == "CUDA_VISIBLE_DEVICES" or not name.startswith(_LIBRARIES_OWN))
     )
     for name in changed:
         if name in before:
@@ -181,8 +192,8 @@ def no_leaked_environment():
     assert not changed, f"the test left these environment variables changed: {changed}"
 
 
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def no_network():
     """Connections leave this machine in no test; loopback is what process groups meet on."""
     connect = socket.socket.connect
 
@@ -194,15 +205,5 @@ def no_network(monkeypatch):
                 raise AssertionError(f"a test reached for the network: {address}")
         return connect(self, address)
 
-    monkeypatch.setattr(socket.socket, "connect", local_only)
-
-
-@pytest.fixture(autouse=True)
-def devices_stay_visible() -> Iterator[None]:
-    """A test that leaves CUDA_VISIBLE_DEVICES changed would change what later tests of its process see."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    yield
-    after = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    if before is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = before
-    assert after == before
+    with mock.patch.object(socket.socket, "connect", local_only):
+        yield

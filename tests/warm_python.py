@@ -79,9 +79,8 @@ class Started:
 def main(words: list[str]) -> int:
     if words[:1] == ["-m"] and words[1] in ("launcher", "launcher.cli"):
         os.execv(PYTHON, [PYTHON, "-c", COMMAND_LINE, sys.argv[0], *words[2:]])
-    words = words[
-        words[:1] == ["-u"] :
-    ]  # as torchrun starts its ranks; a fork writes out what it has at its end
+    if words[:1] == ["-u"]:  # as torchrun starts its ranks
+        words = words[1:]
     if not words or (words[0].startswith("-") and words[0] not in ("-m", "-c")):
         os.execv(PYTHON, [PYTHON, *words])
     if words[:1] == ["-m"] and words[1] in LAUNCHERS:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 pytest.importorskip("torch")
 
@@ -20,8 +21,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from engine_runs import column, weights
 from library_cases import CASES, SEED, TRAINER, make_ground, make_run
 
+USUAL = ("causal-lm", "seq2seq-lm", "token-classification", "dpo", "kto", "embedding", "reranker")
 
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize("name", cases(CASES, *USUAL))
 def test_losses_are_those_of_the_library(name, tmp_path, monkeypatch):
     from launcher.train.job import read_job
     from launcher.train.worker import train

@@ -145,7 +145,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", PUBLISHED)
+@pytest.mark.parametrize("case", cases(PUBLISHED, "lora", "7B"))
 def test_published_traces_come_out_again(case, monkeypatch):
     model, batch, memory, settings, gib = PUBLISHED[case]
     if case == "full":
@@ -259,7 +259,10 @@ def test_the_child_answers_in_json_and_says_what_went_wrong():
                   sys.executable)  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", ["granitemoe", "olmo", "cohere", "falcon", "bloom", "phi", "stablelm"])
+@pytest.mark.parametrize(
+    "model_type",
+    cases(("granitemoe", "olmo", "cohere", "falcon", "bloom", "phi", "stablelm"), "granitemoe", "bloom"),
+)
 def test_unknown_families_are_counted_to_the_last_parameter(model_type):
     from transformers import AutoConfig, AutoModelForCausalLM
 
