@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -21,82 +22,71 @@ TRAINING_STACK = (
 MODULES = sorted((ROOT / "launcher").rglob("*.py"))
 
 RUN_AND_LIST = """
-import sys
+import json, sys
 from launcher.cli import main
-code = main(sys.argv[2:])
-loaded = [name for name in sys.argv[1].split(",") if name in sys.modules]
-print("LOADED", code, loaded, file=sys.stderr)
+for words in json.loads(sys.argv[2]):
+    code = main(words)
+    loaded = [name for name in sys.argv[1].split(",") if name in sys.modules]
+    print("LOADED", code, loaded, *words, file=sys.stderr)
 """
+SMOKE, STARCODER = (str(ROOT / "recipes" / name) for name in ("smoke.yaml", "starcoder_lora.yaml"))
+ZERO3 = str(ROOT / "ds_configs/zero3.json")
+COMMANDS = (
+    ("plan", STARCODER, "--on", "8xA100-80GB", "--json"),
+    ("plan", SMOKE),
+    ("plan", SMOKE, "--html", "page.html"),
+    ("validate", STARCODER),
+    ("estimate", STARCODER, "--on", "8xA100-80GB"),
+    ("run", STARCODER, "--dry-run", "--on", "8xA100-80GB"),
+    ("fixes",),
+    ("recipes",),
+    ("schema",),
+    ("fixes", "pad-token", "--json"),
+    ("completion", "bash"),
+    ("init", "--model", "Qwen/Qwen3-8B", "--on", "8xA100-80GB", "--data", str(ROOT / "constraints.txt"),
+     "--goal", "text"),
+    ("lint", ZERO3),
+    ("lint", ZERO3, "--recipe", STARCODER),
+    ("diagnose", str(ROOT / "tests/corpus/known/bf16-no-device-torchrun.log")),
+)  # fmt: skip
 
 
-def run_and_list(*arguments: str, cwd: Path) -> str:
-    """The `LOADED code [modules]` line of a command that ran in a fresh interpreter."""
+def run_and_list(*commands: tuple[str, ...], cwd: Path, before: str = "", path: str = str(ROOT)) -> list[str]:
+    """`LOADED code [modules] words` of each command, run one after the other in a fresh interpreter."""
     done = subprocess.run(
-        [sys.executable, "-c", RUN_AND_LIST, ",".join(TRAINING_STACK), *arguments],
+        [sys.executable, "-c", before + RUN_AND_LIST, ",".join(TRAINING_STACK), json.dumps(commands)],
         capture_output=True,
         text=True,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
         check=False,
-        timeout=120,
+        timeout=300,
     )
     lines = [line for line in done.stderr.splitlines() if line.startswith("LOADED")]
-    assert lines, done.stdout + done.stderr
-    return lines[0]
+    assert len(lines) == len(commands), done.stdout + done.stderr
+    return lines
 
 
-ROWS = ("--data", str(ROOT / "constraints.txt"), "--goal", "text")
+def test_no_command_imports_the_training_stack(tmp_path):
+    """The first one that is shown is it: what it imported stays for those after it."""
+    commands = (*COMMANDS, ("report", str(write_finished(tmp_path / "run"))))
+    lines = run_and_list(*commands, cwd=tmp_path)
+    assert not [line for line in lines if not line.startswith("LOADED 0 [] ")]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("plan", str(ROOT / "recipes/starcoder_lora.yaml"), "--on", "8xA100-80GB", "--json"),
-        ("plan", str(ROOT / "recipes/smoke.yaml")),
-        ("plan", str(ROOT / "recipes/smoke.yaml"), "--html", "page.html"),
-        ("validate", str(ROOT / "recipes/starcoder_lora.yaml")),
-        ("estimate", str(ROOT / "recipes/starcoder_lora.yaml"), "--on", "8xA100-80GB"),
-        ("run", str(ROOT / "recipes/starcoder_lora.yaml"), "--dry-run", "--on", "8xA100-80GB"),
-        ("fixes",),
-        ("recipes",),
-        ("schema",),
-        ("fixes", "pad-token", "--json"),
-        ("completion", "bash"),
-        ("init", "--model", "Qwen/Qwen3-8B", "--on", "8xA100-80GB", *ROWS),
-        ("lint", str(ROOT / "ds_configs/zero3.json")),
-        ("lint", str(ROOT / "ds_configs/zero3.json"), "--recipe", str(ROOT / "recipes/starcoder_lora.yaml")),
-        ("diagnose", str(ROOT / "tests/corpus/known/bf16-no-device-torchrun.log")),
-    ],
-    ids=lambda arguments: "-".join(Path(part).stem for part in arguments[:2]),
-)
-def test_command_never_imports_the_training_stack(arguments, tmp_path):
-    assert run_and_list(*arguments, cwd=tmp_path) == "LOADED 0 []"
-
-
-def test_report_never_imports_the_training_stack(tmp_path):
-    run = str(write_finished(tmp_path / "run"))
-    assert run_and_list("report", run, cwd=tmp_path) == "LOADED 0 []"
-
-
-def test_doctor_asks_the_training_stack_in_a_process_of_its_own(tmp_path):
+def test_doctor_asks_the_training_stack_in_a_process_of_its_own(tmp_path, request):
     pytest.importorskip("torch")
-    line = run_and_list("doctor", str(ROOT / "recipes/smoke.yaml"), "--on", "cpu", cwd=tmp_path)
-    assert line in ("LOADED 0 []", "LOADED 4 []"), "and what this machine lacks is not the question"
+    forked = f"import sys\nsys.executable = {str(request.getfixturevalue('forks').python)!r}\n"
+    (line,) = run_and_list(("doctor", SMOKE, "--on", "cpu"), cwd=tmp_path, before=forked)
+    # What this machine lacks is not the question.
+    assert line.startswith(("LOADED 0 [] ", "LOADED 4 [] "))
 
 
 def test_the_probe_above_would_see_an_import(tmp_path):
     (tmp_path / "peft.py").write_text("", encoding="utf-8")
-    script = "import peft\n" + RUN_AND_LIST
-    done = subprocess.run(
-        [sys.executable, "-c", script, "peft", "recipes"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        check=False,
-        timeout=120,
-    )
-    assert "LOADED 0 ['peft']" in done.stderr
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    lines = run_and_list(("recipes",), cwd=tmp_path, before="import peft\n", path=path)
+    assert lines == ["LOADED 0 ['peft'] recipes"]
 
 
 def test_layers_hold():
