@@ -22,13 +22,13 @@ from launcher.facts.safe_files import parse_json
 _ERRORS: tuple[type[EffilaunchError], ...] = (RecipeError, DoesNotFit, MachineError, RunFailed)
 
 
-def ask(module: str, request: Mapping[str, Any], python: str = sys.executable) -> dict[str, Any]:
+def ask(module: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer of `python -m module`. Raises the error that the child answers with.
 
     RunFailed if it ends without an answer, killed for its memory for example.
     """
     quiet = {} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"}
-    done = converse([python, "-m", module], request, {**os.environ, **quiet})
+    done = converse([sys.executable, "-m", module], request, {**os.environ, **quiet})
     try:
         found: dict[str, Any] = parse_json(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):

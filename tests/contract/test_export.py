@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from exported import chatted
 from plans import LORA, trained
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 CLOSED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|endoftext|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

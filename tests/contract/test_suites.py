@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from exported import chatted
 from plans import LORA, trained
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 CHOICES = """\
 task: {name}
 dataset_path: json
