@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from factories import plan
+from forked import Forks
 from patience import patience, wait_until
 from supervised import ROOT
 
@@ -241,9 +242,12 @@ dist.destroy_process_group()  # else gloo's threads may abort the process as it 
 
 
 class Pair:
-    """Two agents with two ranks each, all forks (`warm`); the second node is the first that comes."""
+    """Two agents with two ranks each, which are forks; the second node is the first that comes.
 
-    def __init__(self, first: Agent, **env: str) -> None:
+    No agents as forks: torchrun looks for the callers of its functions in all modules that are imported.
+    """
+
+    def __init__(self, first: Agent, forks: Forks, **env: str) -> None:
         folder, self.run_dir = first.run_dir / "modules", first.run_dir
         folder.mkdir()
         (folder / "rank_of_test.py").write_text(RANK)
@@ -259,7 +263,7 @@ class Pair:
             self.agents.append(subprocess.Popen(
                 argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                 env={**os.environ, JOB: said, "PYTHONPATH": path, "NODE": str(number), **env,
-                     "PYTHON_EXEC": sys.executable},
+                     "PYTHON_EXEC": str(forks.python)},
             ))  # fmt: skip
             time.sleep(0.5)
 
@@ -269,8 +273,8 @@ class Pair:
         return [agent.returncode for agent in reversed(self.agents)], said[::-1]
 
 
-def test_ranks_are_numbered_by_the_node_ranks_and_meet_at_the_rendezvous(warm, first):
-    codes, said = Pair(first).ended()
+def test_ranks_are_numbered_by_the_node_ranks_and_meet_at_the_rendezvous(forks, first):
+    codes, said = Pair(first, forks).ended()
     assert codes == [0, 0], "\n".join(said)
     assert "2 nodes (" in said[0]
     for node in (0, 1):
@@ -280,8 +284,8 @@ def test_ranks_are_numbered_by_the_node_ranks_and_meet_at_the_rendezvous(warm, f
             assert (told["MASTER_PORT"], told["GLOO_SOCKET_IFNAME"]) == (str(first.place.port), "lo")
 
 
-def test_a_failed_rank_ends_its_job_with_torchruns_table_and_is_no_lost_node(warm, first):
-    codes, said = Pair(first, FAILS="1").ended()
+def test_a_failed_rank_ends_its_job_with_torchruns_table_and_is_no_lost_node(forks, first):
+    codes, said = Pair(first, forks, FAILS="1").ended()
     assert codes[1] == 1
     assert "exitcode  : 3 (pid: " in said[1]
     assert HOST_LOST not in "".join(said)
