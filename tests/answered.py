@@ -41,7 +41,8 @@ def answering(
     """`ask_child` with its answers in `folder`. Who asks what another process traces waits for it."""
 
     def answered(request: Mapping[str, Any], python: str, *_say: Any) -> dict[str, Any]:
-        text = json.dumps([request, python, surroundings()], sort_keys=True)
+        # Its name: forks are started from another folder in each session.
+        text = json.dumps([request, Path(python).name, surroundings()], sort_keys=True)
         path = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
         folder.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:

@@ -108,6 +108,7 @@ NARROW = {
 WITH_RECIPES = [path for path in DOCUMENTS if blocks(path, "yaml")]
 
 
+@pytest.mark.usefixtures("answered", "warm")
 @pytest.mark.parametrize("path", WITH_RECIPES, ids=names(WITH_RECIPES))
 def test_every_recipe_plans(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -194,6 +195,7 @@ def checkout(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.usefixtures("answered", "warm")
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=names(WITH_COMMANDS))
 def test_every_command_runs_or_its_recipe_plans(path, checkout, capsys):
     write_files(path)
