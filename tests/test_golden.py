@@ -69,7 +69,7 @@ def planned(recipe: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return reduced(json.loads(out))
 
 
-@pytest.mark.usefixtures("answered")
+@pytest.mark.usefixtures("answered", "warm")
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_the_plan_is_the_golden_one(recipe, capsys, monkeypatch):
     monkeypatch.setattr(

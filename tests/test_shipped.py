@@ -137,7 +137,7 @@ def test_recipe_validates(path, capsys):
     assert code == 0, captured.out + captured.err
 
 
-@pytest.mark.usefixtures("answered")
+@pytest.mark.usefixtures("answered", "warm")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_plans_on_its_hardware_and_fits(path, capsys):
     on = ["--on", "cpu"] if path.stem == "smoke" else []

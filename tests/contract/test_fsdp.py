@@ -157,10 +157,7 @@ ALIKE: dict[str, dict[str, Any]] = {
 }
 UNCOUNTED = ("DPO",)
 """Whose plan counts more than the trained model: the reference beside it."""
-SHORT = (
-    "LoRA over weights from a folder",
-    "tied",
-)
+SHORT = ("LoRA over weights from a folder",)
 CASES = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in ALIKE]
 
 

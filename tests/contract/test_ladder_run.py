@@ -44,6 +44,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_memory_falls_rung_by_rung_as_predicted(folder):
     out = folder / "out"
     asked = ("fp32", "pure-16bit", "accumulation", "checkpointing")  # each is a run of its own

@@ -154,6 +154,7 @@ def test_optimizer_offload_to_cpu(folder):
     assert result["optimizer"] == "DeepSpeedCPUAdam"
 
 
+@pytest.mark.slow
 def test_resume_goes_on_from_the_last_checkpoint(folder):
     saving = ("--set", "trainer.save_strategy=steps", "--set", "trainer.save_steps=2")
     trained(folder, LORA, "--on", "cpu", *saving, "--set", "trainer.max_steps=4")

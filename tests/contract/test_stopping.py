@@ -285,6 +285,7 @@ def test_a_stop_that_meets_the_last_step_or_the_result_lets_the_run_finish(tmp_p
         assert "eval_loss" in other.rows()[STEPS]
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_step_ends_the_rank_at_once(tmp_path, forks):
     run = Run(forks, tmp_path / "run")
     ended = run.start(("load", 0, 0, signal.SIGTERM))

@@ -120,7 +120,7 @@ def test_ranks_hold_the_words_that_the_plan_counts(name, ground, tmp_path, forks
         assert 0.97 * peak["predicted"] < peak["measured"] < 1.03 * peak["predicted"] + late
 
 
-@pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", cases((0, 2)))
 def test_clipping_and_adam_see_the_same_gradients(stage, ground, tmp_path, forks):
     said = {"trainer": {"optim": "adamw_torch", "max_grad_norm": 0.5, "learning_rate": 1e-2}}
     sharding = {**AUTO, "zero_stage": stage}

@@ -137,6 +137,7 @@ def check_passed(data: dict, names: list[str]) -> None:
         assert fault["seconds"] < 60
 
 
+@pytest.mark.slow
 def test_the_loss_goes_on_after_a_rank_was_killed(tmp_path, warm):
     given = ("--on", "2xcpu", "--set", "sharding.engine=ddp", "--only", "kill-rank")
     data = drilled(tmp_path / "out", *given)

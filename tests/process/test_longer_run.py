@@ -52,6 +52,7 @@ def to(steps: int) -> tuple[str, str]:
     return ("--set", f"trainer.max_steps={steps}")
 
 
+@pytest.mark.slow
 def test_the_earlier_result_is_of_use_until_the_longer_run_has_one(tmp_path, capsys):
     run = Run(tmp_path)
     run(*to(4))

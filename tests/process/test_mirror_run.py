@@ -133,6 +133,7 @@ def test_a_stop_leaves_its_checkpoint_in_the_store(server, ground, tmp_path, war
     assert f"checkpoint-{found[0]} is in {URL}" in said
 
 
+@pytest.mark.slow
 def test_what_a_stop_had_no_time_for_is_said_and_not_resumed(server, ground, tmp_path, warm):
     path = recipe(ground, trainer={"max_steps": 100_000, "save_steps": 100_000})
     out = tmp_path / "out"

@@ -330,6 +330,7 @@ def callbacks():
 """
 
 
+@pytest.mark.slow
 def test_a_real_allocation_that_fails_is_adapted_to(base, tmp_path, smaller_from_the_start):
     folder = tmp_path / "run"
     data = launched(folder, base, REAL, "--on", "cpu", micro=4)

@@ -132,6 +132,7 @@ def test_ctrl_c_ends_it(tmp_path, forks):
     assert marked(MARK, run.mark) == {}
 
 
+@pytest.mark.slow
 def test_one_process_says_so_and_measures_its_save(tmp_path, forks):
     found = rows(Rehearsal(tmp_path, on="cpu", python=forks.python).ended(0))
     assert found["rehearsal-all-reduce"]["status"] == "skip"
