@@ -9,16 +9,26 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import launcher
 
 TRAIN = Path(launcher.__file__).parent / "train"
 PACKAGES = ("torch", "transformers", "peft")
+SLOWLY = ("gemma3_4b_vision_lora", "qwen3_vl_8b_lora_24gb")
+"""Recipes whose model is traced for most of a minute; `make test` traces a smaller model of images."""
+
+
+def recipes(paths: Iterable[Path]) -> list[Any]:
+    """Recipes as parameters of a test that plans them; CI plans all of them."""
+    always = pytest.mark.slow(share=1)
+    return [pytest.param(path, id=path.stem, marks=always if path.stem in SLOWLY else ()) for path in paths]
 
 
 @cache

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answered import recipes
 from golden_plans import GOLDEN, difference, files_of, update, whole_plans
 
 from launcher.cli import main
@@ -70,7 +71,7 @@ def planned(recipe: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("answered", "warm")
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", recipes(RECIPES))
 def test_the_plan_is_the_golden_one(recipe, capsys, monkeypatch):
     monkeypatch.setattr(
         "launcher.inputs.planning_facts.probe_processor", lambda: None

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from answered import recipes
 from every import every
 
 from launcher.cli import main
@@ -138,7 +139,7 @@ def test_recipe_validates(path, capsys):
 
 
 @pytest.mark.usefixtures("answered", "warm")
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", recipes(RECIPES))
 def test_recipe_plans_on_its_hardware_and_fits(path, capsys):
     on = ["--on", "cpu"] if path.stem == "smoke" else []
     plan = plan_json(capsys, str(path), *on)

@@ -84,7 +84,7 @@ def recipe(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_real_command_on_this_machine(tmp_path):
+def test_the_real_command_on_this_machine(tmp_path, warm):
     done = subprocess.run(
         [sys.executable, "-m", "launcher.cli", "doctor", "--json"],
         capture_output=True,

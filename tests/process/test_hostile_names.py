@@ -232,9 +232,11 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("on", "engine"), RUNS)
-def test_a_run_of_such_a_name_trains(place, on, engine):
+def test_a_run_of_such_a_name_trains(place, request, on, engine):
     """Under each real launcher: recipe, rows, hooks, column, variable, model and run directory have it."""
     pytest.importorskip("deepspeed")
+    if on == "cpu":
+        request.getfixturevalue("warm")
     path = recipe(
         place, ALL, sharding={"engine": engine}, precision="fp32",
         model={"config": CONFIG, "tokenizer": ALL},

@@ -276,6 +276,7 @@ batch: {} = load_recipe("smoke").recipe.global_batch_size
 """
 
 
+@pytest.mark.slow
 def test_a_script_of_the_user_sees_our_types(installed, tmp_path):
     pytest.importorskip("mypy")
     mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", installed / "python")
