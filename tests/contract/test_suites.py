@@ -24,8 +24,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from exported import chatted
 from plans import LORA, trained
 
-pytestmark = pytest.mark.usefixtures("warm")
-
 CHOICES = """\
 task: {name}
 dataset_path: json
@@ -55,6 +53,12 @@ metric_list:
 metadata: {{version: 1}}
 """
 ROWS = 12
+
+
+@pytest.fixture(autouse=True)
+def evaluators(warm):
+    """Each request starts a process, which would take seconds to import them."""
+    warm.load("lm_eval", "lm_eval.tasks", "lm_eval.models.huggingface")
 
 
 @pytest.fixture(scope="module")
