@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from exported import chatted
 from plans import LORA, trained
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 CHOICES = """\
 task: {name}
 dataset_path: json
@@ -53,12 +55,6 @@ metric_list:
 metadata: {{version: 1}}
 """
 ROWS = 12
-
-
-@pytest.fixture(autouse=True)
-def evaluators(warm):
-    """Each request starts a process, which would take seconds to import them."""
-    warm.load("lm_eval", "lm_eval.tasks", "lm_eval.models.huggingface")
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +93,7 @@ def metric(found: dict, task: str, name: str) -> dict:
     return only
 
 
+@pytest.mark.slow
 def test_base_and_trained_answer_the_same_prompts_and_all_is_kept(run, tasks, capsys):
     found = asked(run, capsys, "--suite", str(tasks / "sums.yaml"), "--batch-size", "4")
     task = found["suites"]["our_sums"]
@@ -171,11 +168,12 @@ def test_wrong_requests_are_refused(run, capsys, words, code):
     assert [problem["code"] for problem in json.loads(capsys.readouterr().out)["errors"]] == [code]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "code", "line"),
     [
         ("task: a\n  b: [1\n", "yaml-syntax", 2),
-        pytest.param("just text\n", "unknown-suite", None, marks=pytest.mark.slow),
+        ("just text\n", "unknown-suite", None),
     ],
 )
 def test_a_file_without_a_task_is_refused(run, tmp_path, capsys, text, code, line):

@@ -90,7 +90,7 @@ def extended(case):
     return tracer.trace(asked(case, (2, 4)))
 
 
-@pytest.mark.parametrize("case", cases(CASES, "vit", "dense-and-experts"))
+@pytest.mark.parametrize("case", cases(CASES, "vit"))
 def test_few_layers_extend_to_the_whole_depth(case, monkeypatch):
     """Two and four of alike layers; of layers of several kinds, those around two periods, and the periods."""
     found, full = extended(case), [5, 6] if case == "t5" else [CASES[case][0].get("num_hidden_layers")]
@@ -113,7 +113,7 @@ def live_and_peak(replay):
     "case",
     cases(
         ("full", "lora-checkpointing", "t5", "dense-and-experts", "linear-attention", "state-space"),
-        "dense-and-experts",
+        "lora-checkpointing",
     ),
 )
 def test_allocations_of_the_whole_model_are_replayed_from_four_layers(case):

@@ -6,7 +6,7 @@ import ast
 import importlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -278,28 +278,32 @@ def modules() -> tuple[ast.Module, ...]:
     return tuple(ast.parse(path.read_text("utf-8")) for path in paths if "failures" not in path.parts)
 
 
-def calls(name: str) -> Iterator[ast.Call]:
-    """Every call of a function of this name."""
-    for tree in modules():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                called = node.func
-                if name == getattr(called, "id", getattr(called, "attr", None)):
-                    yield node
+@cache
+def nodes() -> tuple[ast.AST, ...]:
+    """All of them: to walk the trees takes longer than to parse them."""
+    return tuple(node for tree in modules() for node in ast.walk(tree))
+
+
+def calls(names: Container[str]) -> Iterator[tuple[str, ast.Call]]:
+    """Every call of a function of one of these names, with the name."""
+    for node in nodes():
+        if isinstance(node, ast.Call):
+            called = getattr(node.func, "id", getattr(node.func, "attr", None))
+            if called in names:
+                yield called, node
 
 
 def makers() -> set[tuple[str, int]]:
     """Problem and the functions that hand a parameter on as its code, with that one's position."""
     found = {("Problem", 0)}
-    for tree in modules():
-        for function in ast.walk(tree):
-            if not isinstance(function, ast.FunctionDef):
-                continue
-            names = [argument.arg for argument in function.args.args if argument.arg != "self"]
-            for node in ast.walk(function):
-                made = isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Problem"
-                if made and node.args and getattr(node.args[0], "id", None) in names:
-                    found.add((function.name, names.index(node.args[0].id)))
+    for function in nodes():
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        names = [argument.arg for argument in function.args.args if argument.arg != "self"]
+        for node in ast.walk(function):
+            made = isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Problem"
+            if made and node.args and getattr(node.args[0], "id", None) in names:
+                found.add((function.name, names.index(node.args[0].id)))
     return found
 
 
@@ -307,8 +311,11 @@ def makers() -> set[tuple[str, int]]:
 def codes() -> frozenset[str]:
     """The codes of all Problems that launcher can raise, but those of fixes."""
     found: set[str] = set()
+    positions: dict[str, list[int]] = {}
     for name, position in makers():
-        for call in calls(name):
+        positions.setdefault(name, []).append(position)
+    for name, call in calls(positions):
+        for position in positions[name]:
             given = [k.value for k in call.keywords if k.arg == "code"] + call.args[position : position + 1]
             for value in given:
                 # `"a" if … else "b"` is two codes
@@ -360,8 +367,7 @@ def named_anywhere() -> frozenset[str]:
     """Every name that the code of launcher reads."""
     names = (
         getattr(node, "attr", getattr(node, "id", None))
-        for tree in modules()
-        for node in ast.walk(tree)
+        for node in nodes()
         if isinstance(node, ast.Name | ast.Attribute)
     )
     return frozenset(name for name in names if name)
