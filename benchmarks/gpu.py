@@ -50,6 +50,17 @@ def _first_gpu() -> dict[str, Any]:
     return {"device": Device(found.name, hardware, rehearsal=False)}
 
 
+def count() -> int:
+    """GPUs that this process may use."""
+    return int(in_process(_count, 120.0)["count"])
+
+
+def _count() -> dict[str, Any]:
+    import torch
+
+    return {"count": torch.cuda.device_count()}
+
+
 def obstacle(needs: Sequence[str], device: Device, left_s: float) -> str | None:
     """Why a row is not tried: a package is absent, or its turn comes too late."""
     absent = [name for name in needs if importlib.util.find_spec(name) is None]

@@ -158,6 +158,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "repeat": {"action": "store_true", "help": "compare with the record, write nothing"},
     "check": {"action": "store_true", "help": "exit 1 when a target is missed"},
     "rehearse": {"action": "store_true", "help": "on a CPU, with narrow models; no record"},
+    "cpu": {"action": "store_true", "help": "on CPU processes, with narrow models; no record"},
     "jobs": {"type": int, "default": 1, "help": "rows at the same time (1)"},
     "rounds": {"type": int, "default": 2, "help": "over all rows (2)"},
     "budget": {"type": float, "default": 500.0, "metavar": "S", "help": "seconds in all (500)"},
