@@ -339,6 +339,7 @@ def test_two_ranks_of_each_engine_learn_the_same(tmp_path, monkeypatch):
         assert found == pytest.approx(expected, rel=1e-5), name
 
 
+@pytest.mark.slow
 def test_pairs_that_are_computed_once_are_made_by_one_of_two_ranks(tmp_path, forks):
     (tmp_path / "ground").mkdir()
     ground = make_ground(tmp_path / "ground")

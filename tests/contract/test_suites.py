@@ -154,7 +154,7 @@ def test_a_model_of_conversations_gets_its_template_and_examples_as_turns(tmp_pa
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["--suite", "gsm8kk"], "unknown-suite"),
+        pytest.param(["--suite", "gsm8kk"], "unknown-suite", marks=pytest.mark.slow),
         (["--suite", "nowhere/task.yaml"], "file-missing"),
         (["--suite", ","], "usage"),
         (["--limit", "3"], "usage"),
