@@ -14,7 +14,7 @@ from launcher.cli import main
 from launcher.errors import MachineError
 from launcher.execute import start_checks
 from launcher.execute.start_checks import check_free_memory, check_machine
-from launcher.facts import gpus
+from launcher.facts import gpus, probe
 from launcher.facts.hardware import MIB
 
 GIB = 2**30
@@ -31,6 +31,7 @@ def env():
 def smi(tmp_path, env) -> NvidiaSmi:
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         env.delenv(name)
+    env.setattr(probe, "host_memory_bytes", lambda: 2**41)  # as machines with such GPUs have
     return NvidiaSmi(tmp_path, env)
 
 

@@ -185,9 +185,9 @@ def waits_in_steps(ran: list[Ran]) -> list[str]:
 
 KNOWN_WAITS = {
     "launcher/train/trainers.py:_gather_counts",  # where it logs
-    "launcher/train/idle_adapters.py:_see",  # until each adapter has had a gradient, in the first steps
-    "launcher/train/model/attention.py:_documents",  # each micro-batch: are there several documents
-    "launcher/train/model/loss.py:_learnt",  # each micro-batch of a chunked loss: where the targets are
+    "launcher/train/idle_adapters.py:_settle",  # until each adapter has had a gradient, in the first steps
+    "launcher/train/memory_meter.py:<listcomp>",  # the contexts of all ranks, after the first step
+    "launcher/train/memory_meter.py:gathered",
 }
 """Places that may wait within steps, with when they do."""
 
