@@ -215,6 +215,11 @@ class ModelSpec:
         """Elements of all experts' matrices, which are no linears."""
         return sum(self.foreign_experts) + sum(s.experts * s.layers for s in self.layout.stacks)
 
+    @property
+    def router_loss(self) -> bool:
+        """Whether its configuration adds the auxiliary loss of the routers to that of a language model."""
+        return bool(self.expert_weights and self.config.get("output_router_logits"))
+
     def quantized_weights(self, quantization: str) -> int:
         """Elements of the matrices that are quantised; int8 leaves experts as they are."""
         return self.linear_weights + (self.expert_weights if quantization in FOUR_BITS else 0)

@@ -361,7 +361,7 @@ class RuntimeSettings(Section):
     PATH: ClassVar[str] = "runtime"
     autocast: str | None
     training_arguments_first: bool
-    loss_over: Literal["targets", "rows", "micro-batch"]
+    loss_over: Literal["targets", "rows", "targets and routers", "rows and routers", "micro-batch"]
     """What the loss of a step and of an evaluation is a mean of."""
     stop_seconds: int | None = None
     mirror: str | None = None

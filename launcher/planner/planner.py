@@ -16,7 +16,7 @@ from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix, Plan, Schedule
 from launcher.planner.candidates import Candidate
 from launcher.planner.fixes import apply_fixes
-from launcher.planner.search import Search, reasons, record_size, search, situation_of
+from launcher.planner.search import Search, reasons, record_loss, record_size, search, situation_of
 from launcher.planner.stopping import settle_stop
 from launcher.planner.throughput import settle_compile
 from launcher.recipe.loading import LoadedRecipe
@@ -46,6 +46,7 @@ def plan_first(loaded: LoadedRecipe, facts: Facts, found: Search) -> Plan:
     chosen = found.first
     draft = found.of(chosen).draft.copy()
     record_size(draft, chosen, reasons(found))
+    record_loss(draft, facts.model)
     settle_stop(draft, loaded.recipe, chosen, facts)
     settle_compile(draft, loaded.recipe, chosen, facts)
     late = apply_fixes(situation_of(draft, facts), loaded.recipe.fixes.disable, early=False)

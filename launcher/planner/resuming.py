@@ -158,7 +158,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("runtime.loss_over",),
         "equal",
-        "up to 0.2.0 micro-batches of different sizes weighed the same",
+        "up to 0.2.0 micro-batches of different sizes weighed the same, and each added the whole auxiliary "
+        "loss of the routers",
         _FINISHED,
     ),
     Rule(("global_batch_size",), "equal", "steps, schedule and the place in the data are counted in batches"),

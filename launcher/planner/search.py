@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from launcher.engines import ENGINES, engine_of
 from launcher.engines.ddp import DDP
 from launcher.errors import Problem, RecipeError
+from launcher.facts.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix
@@ -268,15 +269,16 @@ def record_size(draft: Draft, chosen: Candidate, reasons: Mapping[str, str] | No
     draft.put("model.pad_token", "keep", "the tokenizer's own")
     draft.put("runtime.autocast", None, "the Trainer's own autocast suffices")
     draft.put("runtime.training_arguments_first", False, "the order matters under ZeRO-3 only")
-    _record_loss(draft)
 
 
-def _record_loss(draft: Draft) -> None:
+def record_loss(draft: Draft, spec: ModelSpec) -> None:
     """What the loss of a step and of an evaluation is a mean of."""
     task = draft.task
     if task.rows_are_independent(draft):
+        routers = task.writes and spec.router_loss
         same = "each weighs the same, whatever the micro-batch, the ranks and the batch of evaluations"
-        draft.put("runtime.loss_over", task.loss_over, same)
+        same += "; the auxiliary loss of the routers is one of each micro-batch" if routers else ""
+        draft.put("runtime.loss_over", task.loss_over + " and routers" * routers, same)
     else:
         why = "its rows are compared with each other: their number decides what is learned"
         draft.put("runtime.loss_over", "micro-batch", why)

@@ -205,7 +205,7 @@ def _router_loss(plan: Plan) -> list[str]:
     config = plan.spec.config
     if not plan.spec.expert_weights:
         return []
-    if not config.get("output_router_logits"):
+    if not plan.spec.router_loss:
         return ["  router    no auxiliary loss: output_router_logits is off in the model's configuration"]
     share = config.get("router_aux_loss_coef", config.get("aux_loss_coef"))
     factor = "the class's router_aux_loss_coef" if share is None else share

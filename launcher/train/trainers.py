@@ -32,6 +32,7 @@ from launcher.train.data.host_counts import hand_over
 from launcher.train.engines.engine import TrainEngine
 from launcher.train.evaluation import EvaluationBatches, EvaluationLoader, LossSum
 from launcher.train.memory_meter import Meter
+from launcher.train.model.loss import adds_router_loss
 from launcher.train.model.weights import check_missing, read_weights, weight_files
 from launcher.train.status import status
 from launcher.train.stopping import stop
@@ -105,6 +106,8 @@ class PlannedTrainer(SeamTrainer):
         self._drawing: WeakSet[Any] = WeakSet()
         self._loaders: list[tuple[Any, EvaluationLoader]] = []  # whose workers live on
         super().__init__(*args, **kwargs)
+        if adds_router_loss(self.model):
+            self.model_accepts_loss_kwargs = False  # each micro-batch of each rank would add the whole of it
         self.saver = Saver(Path(self.args.output_dir), self.args.save_total_limit)
         self.pusher = Pusher(Path(self.args.output_dir).parent)
         # The Trainer would remove checkpoints by its own rule, even the last one at the end of training.

@@ -123,7 +123,7 @@ def test_what_decides_what_is_learnt_is_refused(setting):
     ("task", "loss_over", "differs"),
     [
         ("causal-lm", "targets", False), ("image-text-to-text", "targets", False),
-        ("kto", "micro-batch", False),
+        ("kto", "micro-batch", False), ("causal-lm", "targets and routers", True),
         ("token-classification", "targets", True), ("seq2seq-lm", "targets", True), ("dpo", "rows", True),
     ],
 )  # fmt: skip

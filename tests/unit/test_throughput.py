@@ -159,6 +159,10 @@ def test_a_mixture_of_experts_has_what_its_routers_allow(tmp_path):
     config = {**told.model.config, "output_router_logits": True}
     counted = make_plan(recipe(tmp_path, **MIXTRAL), replace(told, model=replace(told.model, config=config)))
     assert of(counted, "model.loss", FREE) == ("chunked", False)
+    assert made.runtime.loss_over == "targets"
+    assert "routers" not in made.provenance["runtime.loss_over"].reason
+    assert counted.runtime.loss_over == "targets and routers"
+    assert "auxiliary loss of the routers" in counted.provenance["runtime.loss_over"].reason
 
 
 @pytest.mark.parametrize(
