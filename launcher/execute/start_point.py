@@ -322,7 +322,7 @@ def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None], lo
     if expected != found and folder and same_samples(Path(folder).parent / expected, Path(folder)):
         say(f"the prepared data has another key than that of {begins.checkpoint.name}, and the same samples")
         return
-    differences = compare_data(expected, found)
+    differences = compare_data(expected, found, plan_of_checkpoint(begins.checkpoint))
     if differences:
         raise RecipeError([difference.problem() for difference in differences])
 

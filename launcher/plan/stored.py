@@ -99,6 +99,11 @@ class StoredPlan(HasSettings):
         return "references" not in self._plan
 
     @property
+    def finished_by(self) -> str:
+        """The version that continues its run where this one may not."""
+        return "effilaunch 0.2.0" if self.is_of_0_2_0 else "the version that began it"
+
+    @property
     def _digests(self) -> Mapping[str, str]:
         found: Mapping[str, str] = self._plan.get("references", {})
         return found

@@ -396,11 +396,11 @@ def compare_versions(old: Mapping[str, str], new: Mapping[str, str]) -> list[Dif
     ]
 
 
-def compare_data(old: str | None, new: str | None) -> list[Difference]:
-    """The keys of the prepared data; None for a stream, which has none."""
+def compare_data(old: str | None, new: str | None, plan: StoredPlan) -> list[Difference]:
+    """The keys of the prepared data; None for a stream, which has none. plan: of the run that has `old`."""
     if old is None or new is None or old == new:
         return []
     reason = f"the rows, their order of preparation or the tokenizer have changed: {_PLACE}"
-    fix = "bring the old files back, finish the run with the version that began it, or start a new run in "
-    fix += "another --output-dir"
+    fix = f"bring the old files back, finish the run with {plan.finished_by}, or start a new run in another "
+    fix += "--output-dir"
     return [Difference("data", old[:12], new[:12], True, reason, fix=fix)]

@@ -25,6 +25,7 @@ from launcher.facts.checkpoint import same_samples
 from launcher.facts.node_facts import unshared
 from launcher.facts.rank_status import LEFT_EARLY, PREPARE_STAGE, PREPARED, PREPARES
 from launcher.facts.safe_files import read_record, write_json
+from launcher.plan.stored import StoredPlan
 from launcher.recipe.env import hide_kept
 from launcher.recipe.suggestions import listed
 from launcher.train import stopping
@@ -217,7 +218,8 @@ def _refuse_other_data(job: Job, record: dict[str, Any]) -> None:
     folder, now = old.get("folder"), record.get("folder")
     if not folder or not now or not same_samples(Path(folder), Path(now)):
         message = "the data or the tokenizer has changed since the run was started"
-        hint = "restore the old files, finish the run with the version that began it, or start a new run"
+        version = StoredPlan(job.plan).finished_by
+        hint = f"restore the old files, finish the run with {version}, or start a new run"
         raise RecipeError(Problem("resume-differs", message, file=str(path), path="data", hint=hint))
 
 

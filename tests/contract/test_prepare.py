@@ -18,9 +18,11 @@ from launcher.errors import MachineError, RecipeError
 from launcher.plan.settings import DataSettings
 from launcher.report.result_text import prepared_text
 from launcher.report.terminal import Page
+from launcher.tasks import TASKS
 from launcher.train.data.build import build_data
-from launcher.train.data.prepare import DECIDE_SAMPLES
+from launcher.train.data.prepare import DECIDE_SAMPLES, _key_parts
 from launcher.train.data.store import open_samples, read_record
+from launcher.train.hooks import load_hooks
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing
 from launcher.train.prepare import prepare_run
@@ -123,6 +125,25 @@ def test_every_key_of_data_names_the_cache_or_changes_no_sample():
     assert not others & set(DECIDE_SAMPLES)
 
 
+@pytest.mark.parametrize("task", [task.name for task in TASKS if task.reads_tokens])
+def test_no_samples_of_0_2_0_are_found(job, task):
+    """Which read control tokens inside texts and learned other ends of turns. Images are what they were."""
+    from launcher.train.tiny import tiny_tokenizer
+
+    found = job([], task=task)
+    parts = _key_parts(found, tiny_tokenizer(512), load_hooks(found), {})
+    of_0_2_0 = {
+        "task", "seed", "versions", "tokenizer", "hooks", "sources", "reference", "columns", "template",
+        "trainer.max_completion_length", "model.name_or_path", "model.revision", "model.config",
+        *(f"data.{name}" for name in (
+            "max_length", "overlong", "loss_on", "loss_on_inserted", "fim", "streaming", "problem_type",
+        )),
+        *(f"embedding.{name}" for name in ("negatives", "prompts", "loss")),
+        *(f"reranker.{name}" for name in ("documents", "loss")),
+    }  # fmt: skip
+    assert set(parts) - of_0_2_0 == {"data.special_tokens_in_text"}
+
+
 def test_a_half_written_cache_is_not_taken(job, tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", pairs(4))
     record = prepare_run(job(path))
@@ -143,8 +164,15 @@ def test_a_run_is_not_continued_with_other_data(job, tmp_path):
     (found.run_dir / "checkpoints" / "checkpoint-1").mkdir(parents=True)
     prepare_run(found)
     write_rows(path, pairs(6))
-    with pytest.raises(RecipeError, match="has changed since the run was started"):
-        prepare_run(found)
+    for plan, version in (
+        ({**found.plan, "references": {}}, "the version that began it"),
+        ({name: value for name, value in found.plan.items() if name != "references"}, "effilaunch 0.2.0"),
+    ):
+        with pytest.raises(RecipeError) as caught:
+            prepare_run(dataclasses.replace(found, plan=plan))
+        (problem,) = caught.value.problems
+        assert (problem.code, problem.path) == ("resume-differs", "data")
+        assert version in problem.hint
 
 
 def test_a_removed_cache_is_named(job, tmp_path):

@@ -295,10 +295,14 @@ def test_other_versions_are_a_word():
 
 
 def test_other_data_is_refused():
-    assert compare_data("abc", "abc") == compare_data(None, "abc") == compare_data("abc", None) == []
-    (difference,) = compare_data("abc", "xyz")
-    assert difference.refused
-    assert "bring the old files back" in difference.problem().hint
+    for references, version in (({"references": {}}, "the version that began it"), ({}, "effilaunch 0.2.0")):
+        began = StoredPlan(plan() | references)
+        for same in (("abc", "abc"), (None, "abc"), ("abc", None)):
+            assert compare_data(*same, began) == []
+        (difference,) = compare_data("abc", "xyz", began)
+        assert difference.refused
+        assert "bring the old files back" in difference.problem().hint
+        assert version in difference.problem().hint
 
 
 def test_what_decides_only_the_samples_is_judged_by_the_prepared_samples():
