@@ -532,6 +532,8 @@ class PreparedTrainer(RowsArePrepared, PlannedTrainer):
         quantised = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
         before = _trainable_copies(model) if quantised else {}
         super().__init__(model=model, **more)
+        # The loss is a mean over a micro-batch, whatever the model's forward takes.
+        self.model_accepts_loss_kwargs = False
         for name, parameter in model.named_parameters():
             if name in before:
                 parameter.data = before[name].to(parameter.device)

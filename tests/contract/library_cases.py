@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -598,6 +598,25 @@ CASES: dict[str, Case] = {
     ),
 }
 """Name -> job. The name is that of the task, with a word behind it where a task has several."""
+_OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "kto, without pairs": ("kto", {"task": "kto", "trainer": {"loss_type": "apo_zero_unpaired"}}),
+    "embedding, cosine": (
+        "embedding scored", {"task": "embedding", "embedding": {"loss": "CosineSimilarityLoss"}},
+    ),
+    "embedding, triplets": (
+        "embedding", {"task": "embedding", "embedding": {"loss": "TripletLoss", "negatives": 1}},
+    ),
+}  # fmt: skip
+INDEPENDENT: dict[str, Case] = {
+    **{
+        name: case
+        for name, case in CASES.items()
+        if name.partition(" ")[0] not in ("grpo", "kto", "embedding")
+    },
+    **{name: replace(CASES[like], recipe=recipe) for name, (like, recipe) in _OTHERS.items()},
+}
+"""Jobs whose loss is a mean over rows or target tokens. `plain` of those that are not in `CASES` is another
+loss."""
 
 
 def make_ground(case: Case, folder: Path) -> Path:

@@ -17,7 +17,7 @@ from grounds import write_rows
 
 pytest.importorskip("torch")
 
-from library_cases import CASES, LENGTH, make_ground
+from library_cases import INDEPENDENT, LENGTH, make_ground
 
 from launcher.train.evaluation import EvaluationBatches
 
@@ -28,14 +28,11 @@ NOT_OF_ROWS = (
     "eval_logits", "eval_entropy", "eval_mean_token_accuracy",
 )  # fmt: skip
 """Seconds, and what trl takes over the tokens of each step."""
-INDEPENDENT = [
-    name for name in CASES if name.partition(" ")[0] not in ("grpo", "kto", "embedding")
-]  # whose loss compares the rows of a batch
 
 
 def evaluated(name: str, folder: Path, forks: Forks, world: int, batch: int) -> dict[str, Any]:
     """Metrics of the first evaluation, before the first step."""
-    case, ground = CASES[name], folder / "ground"
+    case, ground = INDEPENDENT[name], folder / "ground"
     if not ground.exists():
         ground.mkdir(parents=True)
         make_ground(case, ground)

@@ -94,6 +94,22 @@ def test_losses_are_those_of_a_loop_of_ones_own(tmp_path, base, rows, name, adap
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
+def test_no_batch_changes_the_loss_of_a_step_or_an_evaluation(tmp_path, base, rows):
+    """16 rows at a time, and 6, 6 and 4; evaluations of 16 and of 3."""
+    found = []
+    for micro, batch in ((16, 16), (6, 3)):
+        sizes = {"trainer.per_device_train_batch_size": micro, "trainer.per_device_eval_batch_size": batch,
+                 "trainer.gradient_accumulation_steps": -(-16 // micro), "trainer.max_steps": 1}  # fmt: skip
+        evaluation = {"data.eval": [{"path": str(rows), "format": "auto"}], "trainer.eval_on_start": True}
+        run = trained(tmp_path / f"{micro}", settings(base("smolvlm"), rows, **sizes, **evaluation))
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        (step,) = [line for line in lines if "loss" in line]
+        first = next(line for line in lines if "eval_loss" in line)
+        found.append((step["loss"], step["grad_norm"], first["eval_loss"]))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize(
     "freeze",

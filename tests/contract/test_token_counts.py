@@ -3,18 +3,24 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 from cases import cases
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from library_cases import INDEPENDENT, make_ground, make_run  # noqa: E402
 from small import Rows, job, llama, lora, metrics, sequences, tokenizer  # noqa: E402
 
 from launcher.train.data.batches import make_collator  # noqa: E402
+from launcher.train.job import read_job  # noqa: E402
 from launcher.train.memory_meter import Meter  # noqa: E402
 from launcher.train.model.loss import takes_token_counts  # noqa: E402
 from launcher.train.training import fit, make_arguments, make_trainer  # noqa: E402
+from launcher.train.worker import train  # noqa: E402
 
 SIZES = {"vocab_size": 64, "pad_token_id": 0, "eos_token_id": 2}
 
@@ -128,6 +134,27 @@ def test_micro_batches_do_not_change_a_step(name, tmp_path):
     whole = first_step(tmp_path / "8", name, 8)
     for micro in (1, 3):
         assert first_step(tmp_path / f"{micro}", name, micro) == pytest.approx(whole, rel=2e-3), micro
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_micro_batches_do_not_change_a_step_of_any_task(name, tmp_path, monkeypatch):
+    """Of 8 rows, and of 3, 3 and 2, planned and run by a worker, without dropout."""
+    case = replace(INDEPENDENT[name], rows=INDEPENDENT[name].rows[:8])
+    make_ground(case, tmp_path)
+    config = tmp_path / "model" / "config.json"
+    config.write_text(re.sub(r'(dropout\w*": )[\d.]+', r"\g<1>0.0", config.read_text()))
+    found = []
+    for micro in (8, 3):
+        sizes = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": -(-8 // micro)}
+        out = tmp_path / f"{micro}"
+        env = make_run(case, tmp_path, out, max_steps=1, save_strategy="no", **sizes)
+        for key, value in env.items():
+            monkeypatch.setenv(key, value)
+        train(read_job(out))
+        (row,) = [row for row in metrics(out) if "loss" in row]
+        found.append((row["loss"], row["grad_norm"]))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", cases([name for name in MODELS if "causal" not in name], "seq2seq-lm"))

@@ -24,8 +24,8 @@ SPECIAL = re.compile(
     r"<\|[\w ]+\|>|<\uff5c[^\uff5c]+\uff5c>|</?s>|<(?:bos|eos)>|\[/?[A-Z_]+\]"
     r"|<(?:start|end)_of_turn>|<turn\|>|<\|turn>"
 )
-OF_IMAGES = ("idefics3", "llava_next", "smolvlm")
-"""Whose contents are lists."""
+OF_PARTS = ("idefics3", "llava_next", "smolvlm")
+"""Templates of models for images: contents are lists of parts."""
 ENDS_OPEN = "glm4moe"
 """Writes nothing after the last turn: trl adds the user's marker there, and we the end of the text."""
 TALK: list[dict[str, Any]] = [

@@ -191,8 +191,6 @@ def make_trainer(job: Job, model: Any, processing: Any, common: dict[str, Any]) 
     functions = [for_trl(reward) for reward in load_rewards(job.reward)]
     keep = job.adapter.path is not None
     with reference_from(GRPOTrainer, lambda: make_reference(job, common["args"], model, processing)):
-        trainer = PreparedGrpoTrainer(
+        return PreparedGrpoTrainer(
             **taken, reward_funcs=functions, run_dir=job.run_dir, keep_initial_adapter=keep
         )
-    trainer.model_accepts_loss_kwargs = False
-    return trainer

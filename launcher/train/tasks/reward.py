@@ -82,10 +82,7 @@ class TrainReward(TrainPairs):
         return RewardConfig, {"max_length": job.data.max_length}
 
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
-        trainer = PreparedRewardTrainer(**common)
-        # The loss is a mean over the pairs of a micro-batch, whatever the model's forward takes.
-        trainer.model_accepts_loss_kwargs = False
-        return trainer
+        return PreparedRewardTrainer(**common)
 
     def reply(self, model: Any, processing: Any, prompt: str, inputs: Any) -> str:
         """The reward of a text, or of a conversation that is given as JSON: encoded as a row's side is."""
