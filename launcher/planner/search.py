@@ -280,7 +280,8 @@ def record_loss(draft: Draft, spec: ModelSpec) -> None:
         same += "; the auxiliary loss of the routers is one of each micro-batch" if routers else ""
         draft.put("runtime.loss_over", task.loss_over + " and routers" * routers, same)
     else:
-        why = "its rows are compared with each other: their number decides what is learned"
+        why = "its rows are compared with each other: their number decides what is learned; the loss of an "
+        why += "evaluation is the mean of its batches, so per_device_eval_batch_size and the ranks change it"
         draft.put("runtime.loss_over", "micro-batch", why)
 
 

@@ -438,7 +438,9 @@ def test_no_device_chooses_how_many_samples_a_loss_compares(tmp_path, task, loss
         make_plan(asked(loss), known)
     name = "trainer.per_device_train_batch_size"
     (size,) = [one.change[name] for one in caught.value.would_fit if set(one.change) == {name}]
-    assert make_plan(asked(loss, size), known).runtime.loss_over == "micro-batch"
+    smaller = make_plan(asked(loss, size), known)
+    assert smaller.runtime.loss_over == "micro-batch"
+    assert "per_device_eval_batch_size" in smaller.provenance["runtime.loss_over"].reason
     assert not search(asked(loss, 2 * size), known).ranked
 
 

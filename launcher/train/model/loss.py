@@ -242,6 +242,6 @@ def takes_token_counts(model: Any) -> bool:
 
 def adds_router_loss(model: Any) -> bool:
     """Whether the forward of `model` adds the auxiliary loss of its routers to that of the labels."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return bool(getattr(text, "output_router_logits", False))
