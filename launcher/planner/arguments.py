@@ -13,6 +13,7 @@ from launcher.plan.draft import Draft, Refusal
 from launcher.plan.inputs import Facts
 from launcher.planner.decide import shares
 from launcher.planner.rollouts import rollout_of
+from launcher.recipe.nested_fields import rising_rate
 from launcher.recipe.optimizer_needs import needs_of
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
@@ -59,6 +60,8 @@ def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     for name, (value, reason) in defaults.items():
         if f"trainer.{name}" not in draft.names:
             draft.put(f"trainer.{name}", value, reason)
+    if refusal := rising_rate(recipe.trainer, draft.trainer.learning_rate):
+        raise draft.refuse(*refusal)
     end, warmup = draft.trainer.max_steps or 0, draft.trainer.warmup_steps or 0
     if 0 < end < warmup:
         draft.warn(f"trainer.warmup_steps: {warmup:g}: the run ends after {end}, below its learning rate")

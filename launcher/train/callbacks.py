@@ -54,6 +54,8 @@ class Metrics(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._write:
             self._remove_later_rows(state.global_step)
+            if args.max_steps <= 0:  # of a number of steps that the recipe sets, the plan warns
+                _warn_of_warmup(args.get_warmup_steps(state.max_steps), state.max_steps)
         if state.global_step >= state.max_steps:
             control.should_training_stop = True
         self._since = time.monotonic()
@@ -131,6 +133,14 @@ class Metrics(TrainerCallback):
                     hint="lower the learning rate; with fp16 use bf16 or fp32",
                 )
             )
+
+
+def _warn_of_warmup(warmup: int, end: int) -> None:
+    if warmup > end:
+        print(
+            f"WARNING: trainer.warmup_steps: {warmup}: the run ends after {end}, below its learning rate",
+            flush=True,
+        )
 
 
 class Progress(TrainerCallback):

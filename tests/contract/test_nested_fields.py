@@ -6,6 +6,8 @@ import ast
 import dataclasses
 import inspect
 from pathlib import Path
+from types import NoneType
+from typing import get_args, get_type_hints
 
 import pytest
 from factories import recipe
@@ -28,6 +30,17 @@ def test_schedules_take_what_the_table_says():
             assert any(one.kind is one.VAR_KEYWORD for one in made.values())
             continue
         assert set(nested_fields.SCHEDULERS.get(kind.value, ())) == made.keys() - given, kind
+        hints = get_type_hints(TYPE_TO_SCHEDULER_FUNCTION[kind])
+        for name in made.keys() - given:
+            types = get_args(hints.get(name)) or (hints.get(name, float),)
+            values = {int: 2, float: 0.5, str: "cosine", NoneType: None}
+            for value in (0.5, "cosine", None):
+                taken = not _wrong_of({"lr_scheduler_type": kind.value, "lr_scheduler_kwargs": {name: value}})
+                assert taken == (value in [values[one] for one in types] or (value == 0.5 and int in types))
+
+
+def _wrong_of(trainer):
+    return [problem for problem in check_nested(trainer) if problem.code == "wrong-value"]
 
 
 def test_accelerator_config_has_the_fields_of_the_table():
@@ -38,6 +51,8 @@ def test_accelerator_config_has_the_fields_of_the_table():
     assert sorted(fields) == sorted(nested_fields.ACCELERATOR)
     inner = {field.name for field in dataclasses.fields(GradientAccumulationPlugin)}
     assert inner == {*nested_fields.ACCUMULATION, "num_steps"}
+    for field in dataclasses.fields(AcceleratorConfig):
+        assert bool(_wrong_of({"accelerator_config": {field.name: None}})) == (field.type is bool), field
 
 
 def test_optimizers_read_the_arguments_of_the_table():
@@ -85,6 +100,31 @@ WRONG = [
     ({"liger_kernel_config": {"fused_rope": False}}, "unknown-key", "liger_kernel_config.fused_rope"),
     ({"activation_checkpointing_kwargs": {"use_reentrent": False}}, "unknown-key",
      "activation_checkpointing_kwargs.use_reentrent"),
+    ({"activation_checkpointing_kwargs": {"context_fn": "f"}}, "unknown-key",
+     "activation_checkpointing_kwargs.context_fn"),
+    ({"activation_checkpointing_kwargs": {"use_reentrant": "no"}}, "wrong-value",
+     "activation_checkpointing_kwargs.use_reentrant"),
+    ({"activation_checkpointing_kwargs": {"determinism_check": "off"}}, "wrong-value",
+     "activation_checkpointing_kwargs.determinism_check"),
+    ({"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": "abc"}}, "wrong-value",
+     "lr_scheduler_kwargs.power"),
+    ({"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"lr_end": True}}, "wrong-value",
+     "lr_scheduler_kwargs.lr_end"),
+    ({**MIN_LR, "lr_scheduler_kwargs": {"min_lr": "abc"}}, "wrong-value", "lr_scheduler_kwargs.min_lr"),
+    ({**MIN_LR, "lr_scheduler_kwargs": {"min_lr_rate": 1.5}}, "wrong-value",
+     "lr_scheduler_kwargs.min_lr_rate"),
+    ({"lr_scheduler_type": "warmup_stable_decay",
+      "lr_scheduler_kwargs": {"num_decay_steps": 2, "decay_type": "root"}}, "wrong-value",
+     "lr_scheduler_kwargs.decay_type"),
+    ({"accelerator_config": {"even_batches": "maybe"}}, "wrong-value", "accelerator_config.even_batches"),
+    ({"accelerator_config": {"even_batches": None}}, "wrong-value", "accelerator_config.even_batches"),
+    ({"accelerator_config": {"gradient_accumulation_kwargs": 3}}, "wrong-value",
+     "accelerator_config.gradient_accumulation_kwargs"),
+    ({"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": 1}}}, "wrong-value",
+     "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"),
+    ({"liger_kernel_config": {"rope": "x"}}, "wrong-value", "liger_kernel_config.rope"),
+    ({"optim": "sgd", "optim_args": "momentum=much"}, "wrong-value", "optim_args"),
+    ({"optim": "sgd", "optim_args": "nesterov=maybe"}, "wrong-value", "optim_args"),
 ]  # fmt: skip
 RIGHT = [
     {**MIN_LR, "lr_scheduler_kwargs": {"min_lr": 1e-5}},
@@ -93,6 +133,11 @@ RIGHT = [
     {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
     {"optim": "sgd", "optim_args": "momentum=0.9, nesterov=true"}, {"optim_args": "${ENV:ARGS}"},
     {"liger_kernel_config": {"fused_linear_cross_entropy": False, "rope": True}},
+    {"activation_checkpointing_kwargs": {"determinism_check": "none", "use_reentrant": False}},
+    {**MIN_LR, "lr_scheduler_kwargs": {"min_lr": None, "min_lr_rate": 0.1}},
+    {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": '{"power": 2, "lr_end": 1e-7}'},
+    {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": "${ENV:POWER}"}},
+    {"optim": "galore_adamw", "optim_args": "rank=64, proj_type=std, scale=0.25"},
 ]  # fmt: skip
 
 

@@ -355,3 +355,20 @@ def test_a_plan_for_a_device_without_cuda_says_that_only_its_capacity_is_known(t
     assert made.precision == "fp16"
     assert any("MI300X-192GB" in warning for warning in made.warnings)
     assert not any("capacity" in warning for warning in plan(tmp_path, "1xH200-141GB").warnings)
+
+
+LEAST_RATE = {"trainer__lr_scheduler_type": "cosine_with_min_lr"}
+
+
+def test_a_least_rate_above_the_planned_one_is_refused(tmp_path):
+    plan(tmp_path, **LEAST_RATE, trainer__lr_scheduler_kwargs="{min_lr: 1.0e-5}")
+    with pytest.raises(RecipeError) as caught:
+        plan(tmp_path, **LEAST_RATE, trainer__lr_scheduler_kwargs="{min_lr: 1.0e-3}")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("wrong-value", "trainer.lr_scheduler_kwargs.min_lr")
+
+
+def test_a_warm_up_longer_than_the_run_is_a_warning(tmp_path):
+    for steps, wrong in ((9, True), (10, False)):
+        made = plan(tmp_path, trainer__max_steps=steps, trainer__warmup_steps=10)
+        assert any(text.startswith("trainer.warmup_steps") for text in made.warnings) == wrong

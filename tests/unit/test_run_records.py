@@ -26,7 +26,7 @@ def resumed(path: Path, step: int) -> None:
     """What a start that resumes at `step` does to the metrics, and its next row."""
     metrics = Metrics(path, write=True)
     state = SimpleNamespace(global_step=step, max_steps=100, num_input_tokens_seen=0)
-    metrics.on_train_begin(None, state, SimpleNamespace())
+    metrics.on_train_begin(SimpleNamespace(max_steps=100), state, SimpleNamespace())
     state.global_step += 1
     metrics.on_log(None, state, SimpleNamespace(), logs={"loss": 0.5})
 
@@ -37,6 +37,17 @@ def steps(path: Path) -> list[object]:
 
 def write(path: Path, *found: object) -> None:
     path.write_text("".join(f"{json.dumps({'step': step, 'loss': 1.0})}\n" for step in found))
+
+
+@pytest.mark.parametrize(("warmup", "length", "warns"), [(11, -1, True), (10, -1, False), (11, 10, False)])
+def test_a_warm_up_longer_than_the_epochs_is_a_warning(tmp_path, capsys, warmup, length, warns):
+    """Of a written number of steps the plan warns."""
+    from transformers import TrainingArguments
+
+    args = TrainingArguments(str(tmp_path), max_steps=length, warmup_steps=warmup, use_cpu=True)
+    state = SimpleNamespace(global_step=0, max_steps=10, num_input_tokens_seen=0)
+    Metrics(tmp_path / "metrics.jsonl", write=True).on_train_begin(args, state, SimpleNamespace())
+    assert ("trainer.warmup_steps" in capsys.readouterr().out) == warns
 
 
 def test_a_resumed_run_keeps_the_rows_until_its_step(tmp_path):
