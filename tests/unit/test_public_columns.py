@@ -79,7 +79,8 @@ READ = [
      lambda n: {"question": ASK[n], "answer": SAY[n]}, "prompt-completion"),
     ("imdb", "sequence-classification", "auto", {}, lambda n: {"text": MORE[n], "label": n % 2},
      "classification"),
-    ("imdb", "causal-lm", "auto", {}, lambda n: {"text": MORE[n], "label": n % 2}, "text"),
+    ("imdb", "causal-lm", "text", {}, lambda n: {"text": MORE[n], "label": n % 2}, "text"),
+    ("imdb", "causal-lm", "auto", {"label": None}, lambda n: {"text": MORE[n], "label": n % 2}, "text"),
     ("sst2", "sequence-classification", "auto", {"text": "sentence"},
      lambda n: {"sentence": MORE[n], "label": n % 2, "idx": n}, "classification"),
     ("hh-rlhf", "dpo", "auto", {},
@@ -133,6 +134,14 @@ REFUSED = [
     ("text and short answers", "causal-lm", {}, lambda n: {"text": ASK[n], "answer": f"{n}o"},
      "column-unread",
      [{"prompt": "text", "completion": "answer"}]),
+    *(
+        (f"text and a number under {name}", "causal-lm", {},
+         lambda n, name=name, kind=kind: {"text": MORE[n], name: kind(n % 2)}, code, [])
+        for name, kind, code in (
+            ("label", int, "rows-of-another-task"), ("label", bool, "rows-of-another-task"),
+            ("answer", float, "column-unread"), ("target", int, "column-unread"),
+        )
+    ),
     ("OASST", "causal-lm", {},
      lambda n: {"message_id": f"6ab{n}", "parent_id": None, "text": ASK[n], "role": "prompter", "lang": "en"},
      "column-unread", []),

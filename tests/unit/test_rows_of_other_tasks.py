@@ -79,7 +79,13 @@ def test_the_label_of_a_class_is_no_judgement_of_the_answer():
     rows = [{**PAIR, "label": label} for label in (0, 1, 2)]
     assert looked(rows[0], others=rows[1:]).format == "prompt-completion"
     assert looked({**PAIR, "label": "maths"}).format == "prompt-completion"
-    assert looked({"text": "a", "label": 1}).format == "text"
+
+
+def test_a_label_beside_a_text_is_for_classification():
+    problem = refused({"text": "a", "label": 1})
+    assert (problem.code, problem.line) == ("rows-of-another-task", 1)
+    assert "`task: sequence-classification`" in problem.hint
+    assert looked({"text": "a", "label": 1}, asked="text").format == "text"
 
 
 @pytest.mark.parametrize(
@@ -203,6 +209,9 @@ def test_a_margin_is_read_by_reward_models_alone() -> None:
         ({**PAIR, "历史": [["哪一个盒子是红色的", "左边的那一个"]]}, "历史"),
         ({**PAIR, "choices": ["the box on the left", "the box on the right"]}, "choices"),
         ({**PAIR, "article": "Two boxes stood there."}, "article"),
+        ({"messages": CHAT, "tool_defs": "f, g"}, "tool_defs"),
+        ({"messages": CHAT, "tool_schemas": [{"name": "f"}]}, "tool_schemas"),
+        ({**PAIR, "tool_list": "f"}, "tool_list"),
     ],
 )
 def test_a_column_of_the_conversation_is_read_or_left_out_in_so_many_words(row, column):

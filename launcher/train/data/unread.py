@@ -293,13 +293,15 @@ def _is_lost(name: str, value: Any, row: Row, detected: Detected, task: str) -> 
     by = _judged_by(name, detected.format, task)
     if by == "mask":
         return masks_row(value, name)
-    if by == "part" or (by is None and is_content(value) and is_conversation(value)):
+    if by == "answer" and not _is_words(value):
+        return True
+    if by in ("part", "answer") or (by is None and is_content(value) and is_conversation(value)):
         return _is_words(value) and not _is_held(value, row, detected)
     return by is not None
 
 
 @lru_cache(maxsize=4096)
-def _judged_by(name: str, fmt: str, task: str) -> Literal["mask", "part", "nothing"] | None:
+def _judged_by(name: str, fmt: str, task: str) -> Literal["mask", "part", "answer", "nothing"] | None:
     """How a column of this name is judged, whose values may be short or the same in every row."""
     plain = plain_name(name)
     if (is_media(plain) and fmt != "image") or plain in task_named(task).unread_columns:
@@ -311,10 +313,11 @@ def _judged_by(name: str, fmt: str, task: str) -> Literal["mask", "part", "nothi
         and fmt in (*_ANSWERED, *_LABELLED, TEXT.name, PREFERENCE.name, "tokens")
     ):
         return "mask"
-    is_answer = fmt == TEXT.name and plain.removesuffix("s") in _BESIDE_TEXT
+    if fmt == TEXT.name and plain.removesuffix("s") in _BESIDE_TEXT:
+        return "answer"
     optional = [field for field, kind in FORMATS[fmt].optional.items() if kind in ("text", "text or texts")]
     is_field = any(plain in FORMATS[fmt].related.get(field, ()) for field in optional)
-    return "part" if is_answer or is_field or plain in _SHORT_PARTS else None
+    return "part" if is_field or plain in _SHORT_PARTS else None
 
 
 @lru_cache(maxsize=4096)
