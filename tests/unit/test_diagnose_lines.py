@@ -305,7 +305,9 @@ def test_an_adapter_of_a_newer_peft_is_told_from_a_misspelt_field():
     text = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{}'
     text += "TypeError: LoraConfig.__init__() got an unexpected keyword argument 'eva_config'\n"
     call = '  File "/v/peft/config.py", line 152, in from_peft_type\n    return config_cls(**kwargs)\n'
-    assert ids(see(text.format(call)).findings) == ["adapter-of-newer-peft"]
+    (finding,) = see(text.format(call)).findings
+    assert finding.failure.id == "adapter-of-newer-peft"
+    assert "`pip install -U peft`" in finding.fix
     assert ids(see(text.format("")).findings) == ["lora-bad-values"]
 
 
