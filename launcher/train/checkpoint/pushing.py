@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import threading
@@ -18,10 +17,11 @@ from typing import Any
 
 from launcher.errors import Problem, RunFailed
 from launcher.facts.rank_status import PUSH_FAILED, PUSHING
-from launcher.facts.safe_files import write_json, write_text
+from launcher.facts.safe_files import write_json
 from launcher.train.job import rank
+from launcher.train.model.adapters import CARD, hide_base
 
-ADAPTER, CARD = "adapter_config.json", "README.md"
+ADAPTER = "adapter_config.json"
 NO_WEIGHTS = (
     "optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "global_step*", "latest*", "zero_to_fp32.py",
     "pytorch_model_fsdp*", "trainer_state.json", "training_args.bin", "manifest.json", "plan.json",
@@ -140,7 +140,7 @@ class Pusher:
         shutil.copytree(folder, aside, ignore=shutil.ignore_patterns(*NO_WEIGHTS))
         config = json.loads((aside / ADAPTER).read_text("utf-8"))
         write_json(aside / ADAPTER, {**config, "base_model_name_or_path": None})  # no hub id would be true
-        _hide(aside / CARD, base)
+        hide_base(aside / CARD, base, Path(base).name)
         return aside.rename(self._aside / name)
 
 
@@ -148,17 +148,6 @@ def _local_base(trainer: Any) -> str | None:
     """The folder that the model was loaded from; None for a hub id."""
     base = str(getattr(trainer.model.config, "_name_or_path", None) or "")
     return base if base and Path(base).is_dir() else None
-
-
-def _hide(card: Path, base: str) -> None:
-    """Replace the path of a base in a model card by the folder's name; the hub's metadata takes neither."""
-    if not card.is_file():
-        return
-    lines = card.read_text("utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if not (base in line and re.match(r"base_model|- base_model", line))]
-    name = Path(base).name
-    text = re.sub(rf"\[{re.escape(base)}\]\([^)]*\)", lambda _: name, "".join(kept))
-    write_text(card, text.replace(base, name))
 
 
 def _upload(trainer: Any, folder: Path, how: dict[str, Any]) -> None:
@@ -176,7 +165,7 @@ def _write_card(trainer: Any, folder: Path) -> None:
     try:
         trainer.create_model_card(model_name=trainer.hub_model_id.split("/")[-1])
         if (base := _local_base(trainer)) is not None:
-            _hide(folder / CARD, base)
+            hide_base(folder / CARD, base, Path(base).name)
     except Exception as error:
         print(f"WARNING: no model card was written: {error}", flush=True)
     finally:

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from launcher.facts.lora import (
     matches,
     named_by,
 )
+from launcher.facts.safe_files import write_text
 from launcher.tasks import task_named
 from launcher.train.job import Job
 from launcher.train.model.experts import seen_as_plain
@@ -45,6 +47,7 @@ from launcher.train.model.processors import tokenizer_of
 from launcher.train.model.vision import freeze_parts, frozen_pattern
 from launcher.train.upstream.model_seams import adapters_by_own_names, leave_casts_to_autocast
 
+CARD = "README.md"
 _REFUSALS = (
     ValueError, TypeError, AttributeError, LookupError, AssertionError, NotImplementedError, ImportError,
     re.error,
@@ -93,6 +96,8 @@ def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True)
             )
     if ids:
         keep_rows_alone(model)
+    if job.has_adapter:
+        _keep_reference(job, model)
     if job.adapter.cast_input_dtype_enabled is False:
         leave_casts_to_autocast(model)
     if job.has_adapter and job.trainer.fp16:
@@ -101,6 +106,31 @@ def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RecipeError(Problem("nothing-trainable", "no parameter would be trained", path="adapter"))
     return model
+
+
+def _keep_reference(job: Job, model: Any) -> None:
+    """Have the reference of `model.name_or_path` to the environment in the model cards that peft writes."""
+    reference = job.kept.get((job.plan["settings"].get("model.name_or_path") or {}).get("value"))
+    if reference is None:
+        return
+    write = model.create_or_update_model_card
+
+    def written(output_dir: str) -> None:
+        write(output_dir)
+        hide_base(Path(output_dir) / CARD, reference.value, reference.text)
+
+    model.create_or_update_model_card = written
+
+
+def hide_base(card: Path, base: str, name: str) -> None:
+    """Replace the base in a model card, a folder's path or a reference's value, by a name; the hub's metadata
+    takes neither."""
+    if not card.is_file():
+        return
+    lines = card.read_text("utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if not (base in line and re.match(r"base_model|- base_model", line))]
+    text = re.sub(rf"\[{re.escape(base)}\]\([^)]*\)", lambda _: name, "".join(kept))
+    write_text(card, text.replace(base, name))
 
 
 def _in_16_bits(model: Any) -> list[torch.nn.Parameter]:
