@@ -116,7 +116,8 @@ def test_an_adapter_is_served_on_its_base(run, tmp_path, capsys):
     [
         {"modules_to_save": ["lm_head"]}, {"use_dora": True}, {"alpha_pattern": {"q_proj": 4}},
         {"rank_pattern": {"q_proj": 4}}, {"bias": "all"}, {"r": 1024}, {"trainable_token_indices": [1]},
-        {"target_parameters": ["experts.down_proj"]}, {"init_lora_weights": "pissa_niter_4"},
+        {"target_parameters": ["experts.down_proj"]},
+        *({"init_lora_weights": init} for init in ("pissa_niter_4", "loftq", "corda", "lora_ga")),
     ],
 )  # fmt: skip
 def test_what_vllm_would_leave_out_of_an_adapter_is_refused(run, tmp_path, capsys, changes):
@@ -150,6 +151,27 @@ def test_what_changes_the_base_is_known(run):
     base = run.parent / "base"
     changed = {init for init in INITS if not begun(base, init).equal(begun(base, True))}
     assert changed == {init for init in INITS if str(init).lower().startswith(CHANGE_BASE)}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+def test_eva_leaves_the_base_alone():
+    """It computes values of the adapter from batches of rows; such an adapter may be continued."""
+    import torch
+    from peft import EvaConfig, LoraConfig, get_peft_model, initialize_lora_eva_weights
+    from small import llama
+
+    base = llama()
+    before = {name: value.clone() for name, value in base.state_dict().items()}
+    asked = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="eva", eva_config=EvaConfig(rho=1.0))
+    adapted = get_peft_model(base, asked)
+    layer = base.model.layers[0].self_attn.q_proj
+    drawn = layer.lora_A["default"].weight.clone()
+    batches = [{"input_ids": torch.randint(3, 60, (4, 16))} for _ in range(6)]
+    initialize_lora_eva_weights(adapted, batches)
+    assert not layer.lora_A["default"].weight.equal(drawn)
+    plain = adapted.unload().state_dict()
+    assert all(plain[name].equal(value) for name, value in before.items())
+    assert not "eva".startswith(CHANGE_BASE)
 
 
 def test_a_base_is_restored_only_without_chance(run):

@@ -17,10 +17,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig
 
+from launcher.cli import main
 from launcher.errors import MachineError, RecipeError, RunFailed
 from launcher.tasks import task_named
 from launcher.train.job import Job, read_job
-from launcher.train.model.models import auto_class, load_model
+from launcher.train.model.models import auto_class, leave_out_mtp, load_model
 from launcher.train.results import merge as merging
 from launcher.train.results.merge import merge
 from launcher.train.results.trained import prepared_record, replaced
@@ -404,3 +405,24 @@ def test_a_result_without_mtp_layers_says_so(tmp_path, capsys, adapter):
     assert json.loads((folder / "config.json").read_text())["mtp_num_hidden_layers"] == 0
     assert not [name for name in load_file(folder / "model.safetensors") if "mtp" in name]
     assert "mtp_num_hidden_layers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["mtp_num_hidden_layers", "num_mtp_layers", "num_nextn_predict_layers"])
+def test_each_name_of_the_number_of_mtp_layers_is_set_to_zero(name, capsys):
+    settings = {key: value for key, value in QWEN3_5.items() if key != "mtp_num_hidden_layers"}
+    model = auto_class("causal-lm").from_config(AutoConfig.for_model(**settings, **{name: 1}))
+    leave_out_mtp(model)
+    assert model.config.to_dict()[name] == 0
+    assert name in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["transformers", "vllm"])
+def test_an_export_without_mtp_layers_says_so(tmp_path, target, warm):
+    """Of a run of 0.2.0, whose result has their number and none of their weights."""
+    run = trained(tmp_path / "run", {"model.config": QWEN3_5, "trainer.max_steps": 1})
+    (run / "COMPLETED").touch()
+    config = run / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "mtp_num_hidden_layers": 1}))
+    assert main(["export", str(run), "--to", target, "--output", str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["mtp_num_hidden_layers"] == 0
