@@ -56,6 +56,20 @@ def test_zero_stage_auto_is_the_lowest_that_fits(tmp_path):
             plan(tmp_path, "8xA100-80GB", FULL, global_batch_size=8, sharding__zero_stage=below)
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_margin_alone_refuses_7b_on_two_devices_of_80_gb(tmp_path, stage):
+    """docs/memory.md has these figures and what plans instead."""
+    with pytest.raises(DoesNotFit) as caught:
+        plan(tmp_path, "2xA100-80GB", FULL, trainer__optim="adamw_torch", sharding__zero_stage=stage)
+    memory = caught.value.nearest_miss.memory
+    assert memory.needed < memory.device_bytes < memory.needed + memory.margin
+    assert round(memory.needed / 2**30, 1) == 76.6
+    for key, value in {"zero_stage": 3, "offload_optimizer": "cpu", "tp_size": 2}.items():
+        more = {"sharding__zero_stage": stage, f"sharding__{key}": value}
+        made = plan(tmp_path, "2xA100-80GB", FULL, trainer__optim="adamw_torch", **more)
+        assert made.memory.fits, key
+
+
 def test_nothing_fits_carries_the_nearest_miss(tmp_path):
     with pytest.raises(DoesNotFit) as caught:
         plan(tmp_path, "1xT4-16GB", FULL)
