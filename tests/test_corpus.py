@@ -116,9 +116,16 @@ def test_the_index_says_where_each_log_is_from():
         if entry["how"] == "transcribed":
             assert entry["by"].startswith("https://"), entry
         else:
-            assert entry["how"] == "caused"
+            assert entry["how"] in ("caused", "reached")
             assert entry["versions"]
             assert MADE_BY.fullmatch(entry["by"]), entry
+
+
+def test_logs_that_pass_over_a_check_are_named():
+    reached = [Path(entry["file"]).stem for entry in INDEX if entry["how"] == "reached"]
+    section = (CORPUS / "README.md").read_text("utf-8").partition("## Reached")[2].partition("\n## ")[0]
+    assert sorted(reached) == ["quantization-not-trainable", "trl-vllm-server"]
+    assert all(f"`{name}`" in section for name in reached)
 
 
 def test_there_are_enough_logs_of_each_kind():
