@@ -110,7 +110,7 @@ def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True)
 
 def _keep_reference(job: Job, model: Any) -> None:
     """Have the reference of `model.name_or_path` to the environment in the model cards that peft writes."""
-    reference = job.kept.get((job.plan["settings"].get("model.name_or_path") or {}).get("value"))
+    reference = job.kept.get(str(job.plan["settings"].get("model.name_or_path", {}).get("value")))
     if reference is None:
         return
     write = model.create_or_update_model_card
