@@ -163,6 +163,8 @@ RECIPES: list[dict[str, str]] = [
     {"trainer": "{accelerator_config: {gradient_accumulation_kwargs: {num_steps: 3}, even_batch: true}}"},
     {"trainer": "{optim: sgd, optim_args: 'momentum:0.9,lr=2'}"},
     {"trainer": "{lr_scheduler_type: warmup_stable_decay}"},
+    {"trainer": "{lr_scheduler_type: polynomial, lr_scheduler_kwargs: {power: abc}}"},
+    {"trainer": "{optim: sgd, optim_args: 'momentum=much'}"},
     {
         "trainer": "{lr_scheduler_type: cosine_with_min_lr, lr_scheduler_kwargs: {min_lr: 1.0e-3}, "
         "learning_rate: 1.0e-4}"
