@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from launcher.train.data.encoded import IGNORED
+from launcher.train.upstream.torch_seams import assert_on_device
 
 KEY = "host_counts"
 _TARGETS, _LENGTHS = "target_count", "document_lengths"
@@ -67,7 +68,7 @@ def target_places(targets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     learnt = targets != IGNORED
     if counted is None:
         return learnt.nonzero().squeeze(1)
-    torch._assert_async(learnt.sum() == counted)
+    assert_on_device(learnt.sum() == counted)
     return learnt.nonzero_static(size=counted).squeeze(1)
 
 

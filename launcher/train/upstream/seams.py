@@ -194,7 +194,7 @@ SEAMS = (
          "or has_on_the_fly_quantization ): thread_pool = None"),
     ),
     Seam(
-        "transformers.masking_utils", "", ("5.23.0", 54), _MODELS, "call",
+        "transformers.masking_utils", "", ("5.23.0", 55), _MODELS, "context",
         "Which tokens a mask shows follows from the functions that it is made of, without reading it.",
         ("return and_mask", "return or_mask", "def causal_mask_function("),
     ),

@@ -30,6 +30,11 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return shard
 
 
+def assert_on_device(holds: torch.Tensor) -> None:
+    """Assert without waiting for the device: a later operation there raises."""
+    torch._assert_async(holds)
+
+
 def storage_key(storage: torch.UntypedStorage) -> int:
     """The same for all Python objects of one storage, fake ones included, whose data_ptr is always 0."""
     return int(storage._cdata)
