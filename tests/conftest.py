@@ -9,12 +9,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
-from answered import answering
 from cpu_seconds import (  # noqa: F401  hooks
     FORKING,
     pytest_runtest_logreport,
@@ -27,7 +27,6 @@ from drawn import pytest_addoption, pytest_collection_modifyitems  # noqa: F401 
 from forked import Forks
 
 from launcher.execute.leftovers import SHARED_MEMORY
-from launcher.facts import memory_trace
 from launcher.facts.storage import mapped_files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,9 +111,21 @@ def warm_module(forks) -> Iterator[Forks]:
 
 
 @pytest.fixture
-def answered(monkeypatch) -> None:
-    """Traces of shipped recipes are made once for all tests that plan them."""
-    ask = answering(memory_trace.ask_child, CACHE / "answers")
+def answered(empty_home) -> None:
+    """What is traced is recorded for all tests of a checkout."""
+    folder = CACHE / "effilaunch" / "traces"
+    folder.mkdir(parents=True, exist_ok=True)
+    (Path(os.environ["EFFILAUNCH_CACHE"]) / "traces").symlink_to(folder)
+
+
+@pytest.fixture
+def recorded(monkeypatch) -> None:
+    """What is shipped is planned from its records alone."""
+
+    def ask(request: Mapping[str, Any], *_others: Any) -> None:
+        kind = request["config"].get("model_type")
+        pytest.fail(f"a shipped record is absent or stale ({request['ask']} of {kind}): `make traces`")
+
     monkeypatch.setattr("launcher.facts.memory_trace.ask_child", ask)
     monkeypatch.setattr("launcher.inputs.model_trace.ask_child", ask)
 

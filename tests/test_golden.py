@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answered import recipes
 from golden_plans import GOLDEN, difference, files_of, update, whole_plans
 
 from launcher.cli import main
@@ -70,8 +69,8 @@ def planned(recipe: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return reduced(json.loads(out))
 
 
-@pytest.mark.usefixtures("answered", "warm")
-@pytest.mark.parametrize("recipe", recipes(RECIPES))
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_the_plan_is_the_golden_one(recipe, capsys, monkeypatch):
     monkeypatch.setattr(
         "launcher.inputs.planning_facts.probe_processor", lambda: None

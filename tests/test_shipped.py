@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from answered import recipes
 from every import every
 
 from launcher.cli import main
@@ -138,8 +137,8 @@ def test_recipe_validates(path, capsys):
     assert code == 0, captured.out + captured.err
 
 
-@pytest.mark.usefixtures("answered", "warm")
-@pytest.mark.parametrize("path", recipes(RECIPES))
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_plans_on_its_hardware_and_fits(path, capsys):
     on = ["--on", "cpu"] if path.stem == "smoke" else []
     plan = plan_json(capsys, str(path), *on)

@@ -63,8 +63,9 @@ class TracedStep:
     """Those that may be the peak for some micro-batch."""
     gradients: int
     """Bytes of all gradients."""
-    fragmentation: Line
-    """Bytes that CUDA's caching allocator reserves beyond the peak of what is allocated; 0 on a CPU."""
+    fragmentation: Line | None
+    """Bytes that CUDA's caching allocator reserves beyond the peak of what is allocated; 0 on a CPU,
+    None where the step was traced at other lengths than its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Trace:
         return replace(self, steps=(*self.steps, step), versions=dict(versions))
 
 
-def read_step(answer: Mapping[str, Any], covers: Mapping[str, Any], fragmentation: Line) -> TracedStep:
+def read_step(answer: Mapping[str, Any], covers: Mapping[str, Any], fragmentation: Line | None) -> TracedStep:
     """The child's answer as a step."""
     lines = ("gradients", "activations", "logits", "temporary")
     moments = tuple(

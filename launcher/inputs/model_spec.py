@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
@@ -98,14 +99,23 @@ def config_with_sizes(name: str, config: Mapping[str, Any], task: str, *, ask: b
         return part
     if kind in FAMILY_TASKS:
         return {**class_defaults(kind), **part}
-    from launcher.facts.memory_trace import Untraceable, ask_child
+    from launcher.facts.memory_trace import Untraceable
 
     try:
         require_modules(["torch", "transformers"])
-        answer = ask_child({**_request(part, task, None), "ask": "config"}, sys.executable, outcome.note)
+        answer = _ask({**_request(part, task, None), "ask": "config"})
     except (MachineError, Untraceable):
         return part  # find_spec says why it cannot be built
     return {**dict(answer["config"]), **part}
+
+
+def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of the child process, or the recorded one. Raises MachineError, Untraceable."""
+    from launcher.facts.memory_trace import ask_child
+    from launcher.facts.recorded_traces import recorded
+
+    ask = partial(ask_child, request, sys.executable, outcome.note)
+    return recorded(request, sys.executable, ask, outcome.note)
 
 
 def can_trace() -> bool:
@@ -125,12 +135,12 @@ def _with_adapter(
         return spec, f"{note}; where torch is installed they are traced"
     if not ask:
         adapted_by(spec, adapter)  # raises what is not known
-    from launcher.facts.memory_trace import Untraceable, ask_child
+    from launcher.facts.memory_trace import Untraceable
 
     request = _request(config, spec.task, adapter)
     try:
         require_modules(["torch", "transformers", "peft"])
-        answer = ask_child({**request, "ask": "adapter"}, sys.executable, outcome.note)
+        answer = _ask({**request, "ask": "adapter"})
         spec = _answered(spec, adapter, answer)
     except (MachineError, Untraceable) as error:
         why = f"peft cannot count what this adapter trains on model_type {spec.model_type}: {error}"
@@ -178,12 +188,12 @@ def _described(
     freeze: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
     """The answer of the child about the model. Raises `unknown`, with the reason, if there is none."""
-    from launcher.facts.memory_trace import Untraceable, ask_child
+    from launcher.facts.memory_trace import Untraceable
 
     try:
         require_modules(["torch", "transformers"])
         request = {**_request(config, task, adapter), "freeze": list(freeze), "ask": "model"}
-        return ask_child(request, sys.executable, outcome.note)
+        return _ask(request)
     except MachineError as error:
         why = f"other types of transformers are read where it is installed: {error.problems[0].message}"
     except Untraceable as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.errors import DoesNotFit
 from launcher.facts.memory_trace import Line, Trace, TracedStep, Untraceable, ask_child, read_step
+from launcher.facts.recorded_traces import recorded
 from launcher.facts.software import require_modules
 from launcher.memory.allocator import expandable_in, reserved_beyond_allocated
 from launcher.memory.estimate import estimate_memory
@@ -23,6 +24,15 @@ from launcher.tasks import task_named
 
 ROUNDS = 4
 """Largest number of traces: a traced memory can change the plan, which is then traced again."""
+
+_READ = (
+    "adapter.", "model.", "precision", "sharding.", "task",
+    "trainer.activation_checkpointing", "trainer.fp16", "trainer.max_grad_norm",
+)  # fmt: skip
+_NAMES = frozenset(
+    f"model.{name}"
+    for name in ("cache_dir", "chat_template", "config", "gguf_file", "name_or_path", "revision", "tokenizer")
+)
 
 
 def with_trace(loaded: LoadedRecipe, facts: Facts) -> Facts:
@@ -77,18 +87,32 @@ def _plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
 
 def trace_plan(plan: Plan) -> tuple[TracedStep, Mapping[str, str]]:
     """Trace one step; also the versions of the libraries. Raises Untraceable, MachineError."""
-    answer = ask_child(trace_request(plan), plan.interpreter, note)
-    fragmentation = _fragmentation(answer, expandable=expandable_in(plan.launch.env))
-    step = read_step(answer, choices_of(plan.job, plan.hardware), fragmentation)
-    return step, answer["versions"]
+    request, choices = trace_request(plan), choices_of(plan.job, plan.hardware)
+    expandable = expandable_in(plan.launch.env)
+
+    def ask() -> dict[str, Any]:
+        answer = ask_child(request, plan.interpreter, note)
+        return {**answer, "fragmentation": _fragmentation(answer, expandable=expandable)}
+
+    asked = {
+        **{name: request[name] for name in ("ask", "config", "labels", "batches")},
+        "settings": request["plan"]["settings"],
+        "choices": choices,
+        "accumulates": plan.job.accumulation != 1,
+        "expandable": expandable,
+    }
+    answer = recorded(asked, plan.interpreter, ask, note)
+    lost = answer["fragmentation"]
+    return read_step(answer, choices, None if lost is None else Line(*lost)), answer["versions"]
 
 
 def trace_request(plan: Plan) -> dict[str, Any]:
     """The request to the child process."""
     capability, micro = plan.hardware.compute_capability, plan.job.micro_batch
+    settings = json.loads(render(plan).files["plan.json"])["settings"]
     return {
         "ask": "trace",
-        "plan": json.loads(render(plan).files["plan.json"]),
+        "plan": {"settings": {n: {"value": one["value"]} for n, one in settings.items() if _is_read(n)}},
         "memory": plan.job.to_json(),
         "config": dict(plan.spec.config),
         "labels": plan.spec.head.out_features if task_named(plan.spec.task).adds_head else None,
@@ -98,14 +122,21 @@ def trace_request(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _fragmentation(answer: Mapping[str, Any], *, expandable: bool) -> Line:
-    """Bytes that the allocator reserves beyond the allocated peak, by batch size."""
+def _is_read(name: str) -> bool:
+    """Whether a trace reads this setting: its record holds for all plans that have these alike."""
+    return name.startswith(_READ) and name not in _NAMES
+
+
+def _fragmentation(answer: Mapping[str, Any], *, expandable: bool) -> tuple[float, float] | None:
+    """Bytes that the allocator reserves beyond the allocated peak: a constant, and a factor of the batch."""
+    if answer["replays"] is None:
+        return None
     lost = {
         replay["batch"]: reserved_beyond_allocated(replay["sizes"], replay["events"], expandable=expandable)
         for replay in answer["replays"]
     }
     if not lost:
-        return Line(0.0, 0.0)
+        return 0.0, 0.0
     low, high = min(lost), max(lost)
     slope = (lost[high] - lost[low]) / (high - low) if high > low else 0.0
-    return Line(lost[low] - slope * low, slope)
+    return lost[low] - slope * low, slope

@@ -277,10 +277,10 @@ def _traced(
 def _reserved(parts: Components, job: MemoryJob, context: int, nccl: int, exact: bool) -> Components:
     """What a device holds of it, the overhead of a process included; `exact`: segments lose nothing."""
     parts = replace(_share(parts, job.spread), context=context, nccl=nccl)
-    return parts if exact else _fragmented(parts)
+    return parts if exact else fragmented(parts)
 
 
-def _fragmented(parts: Components) -> Components:
+def fragmented(parts: Components) -> Components:
     """With what the allocator reserves beyond it; a trace replays that."""
     lost = int((FRAGMENTED - 1) * (parts.total - parts.outside))
     return replace(parts, temporary=parts.temporary + lost)

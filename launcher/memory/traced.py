@@ -13,6 +13,7 @@ from launcher.facts.hardware import Hardware
 from launcher.facts.memory_trace import Trace, TracedStep
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import Held
+from launcher.memory.estimate import fragmented
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.phases import CUDA_CONTEXT, buffers
 from launcher.tasks import task_named
@@ -80,6 +81,8 @@ def traced_phases(
     if engine.steps_on_shards or "step" not in phases:
         # Only torch's optimizers are traced.
         phases["step"] = engine.at_step(resident, states.gradients, spec, job, hardware)
+    if step.fragmentation is None:
+        return phases if job.expandable else {name: fragmented(parts) for name, parts in phases.items()}
     lost = step.fragmentation.at(job.micro_batch)
     return {name: replace(parts, temporary=parts.temporary + lost) for name, parts in phases.items()}
 

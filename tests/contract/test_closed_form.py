@@ -10,14 +10,14 @@ import os
 import random
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from answered import surroundings, versions
 from closed_form_cases import KINDS, WINDOWS, every_case, windowed
 from drawn import commit, is_drawn
-from trace_records import TRACER, Records, digest, read_records
+from trace_records import TRACER, Records, digest, read_records, surroundings
 
 from launcher.memory.estimate import estimate_memory
 
@@ -26,6 +26,7 @@ RETRACE = (
     "import json, sys; from trace_records import retrace;"
     "print(json.dumps({name: retrace(name) for name in sys.argv[1:]}))"
 )
+VERSIONS = {name: version(name) for name in ("torch", "transformers")}
 LIMITS = {kind: 0.01 for kind in KINDS} | {"mixed-layers": 0.03}
 
 
@@ -43,7 +44,7 @@ def test_every_case_has_a_record_that_can_be_trusted(records: Records) -> None:
 def test_the_closed_form_is_what_was_traced(kind: str, records: Records) -> None:
     cases = [case for case in KINDS[kind]() if case.name in records.answers]
     assert cases, "no record to compare with"
-    errors = {case.name: case.error(records.answers[case.name], versions()) for case in cases}
+    errors = {case.name: case.error(records.answers[case.name], VERSIONS) for case in cases}
     assert {name: error for name, error in errors.items() if abs(error) > LIMITS[kind]} == {}
 
 

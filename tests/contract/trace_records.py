@@ -1,4 +1,5 @@
-"""What the tracer answered for every job of `closed_form_cases.py`, in `trace_records.jsonl`.
+"""What the tracer answered for every job of `closed_form_cases.py`, in `trace_records.jsonl`, and for what is
+shipped, in `launcher/facts/data/traces.jsonl`.
 
 `make traces` traces the jobs whose record is absent, damaged or of another digest; `make traces ALL=1` all.
 A digest is of what a trace depends on (the configuration, the versions of torch, transformers and peft, the
@@ -8,27 +9,31 @@ of `launcher/train/` a trace runs through is not in it: `make test-full` traces 
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import io
 import json
 import os
 import sys
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from answered import TRAIN, surroundings
 from closed_form_cases import ClosedFormCase, every_case
+
+from launcher.facts import memory_trace, recorded_traces
+from launcher.facts.recorded_traces import SHIPPED, TRACER, line_of, packed, surroundings, unpacked
+from launcher.facts.safe_files import write_text
 
 ROOT = Path(__file__).parents[2]
 RECORDS = Path(__file__).with_suffix(".jsonl")
-TRACER = TRAIN / "trace"
-LINES = ("gradients", "activations", "logits", "temporary")
-"""Of a moment: bytes as a constant and a factor of the micro-batch."""
 RENEW = "`make traces` renews it"
+TYPES: tuple[str, ...] = ()
+"""Model types whose default configuration is recorded, too."""
 
 
 @dataclass(frozen=True)
@@ -41,33 +46,9 @@ class Records:
     """By case or line of the file: why a record cannot be trusted."""
 
 
-def packed(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """What a record holds of an answer, a moment as a row; the allocations that it replays are left out."""
-
-    def short(value: float) -> float:
-        return int(value) if value == int(value) else value
-
-    moments = [
-        [one["segment"], *(short(value) for line in LINES for value in one[line])]
-        for one in answer["moments"]
-    ]
-    states = {name: short(value) for name, value in answer["states"].items()}
-    return {"moments": moments, "states": states, "depths": list(answer["depths"])}
-
-
-def unpacked(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of a record."""
-    moments = [
-        {"segment": segment} | {line: values[2 * i : 2 * i + 2] for i, line in enumerate(LINES)}
-        for segment, *values in record["moments"]
-    ]
-    return {**record, "moments": moments}
-
-
 def digest(case: ClosedFormCase, answer: Mapping[str, Any], around: str) -> str:
     """answer: packed."""
-    text = json.dumps([around, case.configuration(), answer], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return recorded_traces.digest(case.configuration(), answer, around)
 
 
 def read_records(cases: Mapping[str, ClosedFormCase], path: Path = RECORDS, around: str = "") -> Records:
@@ -102,13 +83,10 @@ def read_records(cases: Mapping[str, ClosedFormCase], path: Path = RECORDS, arou
 def write_records(cases: Mapping[str, ClosedFormCase], answers: Mapping[str, Any]) -> None:
     around = surroundings(TRACER)
     lines = [
-        json.dumps({"case": name, "digest": digest(cases[name], answer, around), "answer": answer},
-                   separators=(",", ":"))
-        for name, answer in sorted((name, packed(answer)) for name, answer in answers.items())
-    ]  # fmt: skip
-    written = RECORDS.with_suffix(".new")
-    written.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    written.replace(RECORDS)
+        line_of(name, cases[name].configuration(), packed(answer), around)
+        for name, answer in sorted(answers.items())
+    ]
+    write_text(RECORDS, "".join(lines))
 
 
 def retrace(name: str) -> dict[str, Any]:
@@ -123,11 +101,64 @@ def retrace(name: str) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         answer = trace(every_case()[name].request())
-    return unpacked(packed(answer))
+    return unpacked(packed({part: answer[part] for part in ("moments", "states", "depths")}))
+
+
+def shipped_plans(folder: Path) -> dict[str, list[str]]:
+    """Name -> arguments of `plan`: every shipped recipe, and types of model that have no closed form.
+
+    folder: for the recipes of types: LoRA of the default configuration of its class on one H100.
+    """
+    plans = {}
+    for path in sorted((ROOT / "recipes").glob("*.yaml")):
+        plans[path.stem] = ["plan", str(path), *(("--on", "cpu") if path.stem == "smoke" else ())]
+    for kind in TYPES:
+        path = folder / f"{kind}.yaml"
+        path.write_text(
+            f"model: {{config: {{model_type: {kind}}}, tokenizer: any/tokenizer}}\nadapter: {{type: lora}}\n"
+            "data: {train: [{path: data/train.jsonl}]}\n"
+            "hardware: {num_nodes: 1, devices_per_node: 1, device: H100-80GB}\n"
+        )
+        plans[kind] = ["plan", str(path)]
+    return plans
+
+
+def renew_shipped(*, everything: bool) -> None:
+    """Plan what is shipped, and write what its plans ask; answers that are stale are traced."""
+    from launcher.cli import main as effilaunch
+    from launcher.inputs import model_trace
+
+    around, lines = surroundings(TRACER), []
+    try:
+        known = [] if everything else recorded_traces.read_records(SHIPPED)
+    except (OSError, ValueError):  # absent or damaged
+        known = []
+
+    def keep(asked: Mapping[str, Any], _python: str, ask: Callable[[], dict[str, Any]], _say: Any) -> Any:
+        same = (
+            one["answer"]
+            for one in known
+            if one["digest"] == recorded_traces.digest(asked, one["answer"], around)
+        )
+        answer = next(same, None) or packed(ask())
+        lines.append(line_of(case, asked, answer, around))
+        return unpacked(answer)
+
+    recorded_traces.recorded = model_trace.recorded = keep
+    memory_trace.LIMIT_S = 3600  # machines that renew records do other things, too
+    with tempfile.TemporaryDirectory() as folder:
+        for case, command in shipped_plans(Path(folder)).items():
+            before = len(lines)
+            with contextlib.redirect_stdout(io.StringIO()):
+                status = effilaunch(command)
+            if len(lines) > before:
+                print(f"{case}: {len(lines) - before} answers, status {status}", flush=True)
+    write_text(SHIPPED, "".join(dict.fromkeys(lines)))
 
 
 def main() -> int:
     """Trace what is stale, or everything with the argument `all`; what is done is kept on Ctrl-C."""
+    renew_shipped(everything=sys.argv[1:] == ["all"])
     cases = every_case()
     records = read_records(cases)
     answers = {} if sys.argv[1:] == ["all"] else dict(records.answers)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,35 +23,38 @@ from launcher.train.trace.tape import KINDS, Tape
 
 Rows = Any
 """numpy array of (events, kinds), bytes."""
+Corner = tuple[tuple[int, ...], int]
+"""Depths of the stacks, and rows of the batch."""
 Name = tuple[int, int, int]
 """Of a piece: its segment in the tape, which copy of the layer, and its place among the segment's pieces."""
 
 
-def segment_rows(tape: Tape) -> dict[str, Rows]:
+def segment_rows(tape: Tape, kept: Mapping[int, Sequence[int]] = MappingProxyType({})) -> dict[str, Rows]:
     """Live bytes by kind after every event of a segment; equal keys follow each other.
 
     Segments of middle layers are left out: live bytes there are between those of the first and last layer.
+    kept: of segments by index, the events that are left of them.
     """
     live = np.array(tape.live(), dtype=np.float64).reshape(-1, len(KINDS))
     ends = [segment.start for segment in tape.segments[1:]] + [len(tape.events)]
     rows: dict[str, list[Rows]] = {}
-    for segment, end in zip(tape.segments, ends, strict=True):
+    for index, (segment, end) in enumerate(zip(tape.segments, ends, strict=True)):
         if not segment.key.endswith("-middle"):
             # What is live as the segment begins counts too, so that none is empty.
-            rows.setdefault(segment.key, []).append(live[max(segment.start - 1, 0) : max(end, segment.start)])
+            before, stop = max(segment.start - 1, 0), max(end, segment.start)
+            there = live[[before, *kept[index]]] if index in kept else live[before:stop]
+            rows.setdefault(segment.key, []).append(there)
     return {key: np.concatenate(parts) for key, parts in rows.items()}
 
 
-def extend(
-    tapes: Mapping[tuple[tuple[int, ...], int], Tape], depths: Sequence[int]
-) -> list[tuple[str, Rows, Rows]]:
+def extend(parts: Mapping[Corner, Mapping[str, Rows]], depths: Sequence[int]) -> list[tuple[str, Rows, Rows]]:
     """(segment, constant, per row of the batch) of every moment, for stacks of `depths`.
 
-    tapes: by depths and rows; for every number of rows the base depth, and each stack alone deeper.
+    parts: `segment_rows` by depths and rows; for every number of rows the base depth, and each stack alone
+    deeper.
     """
-    parts = {corner: segment_rows(tape) for corner, tape in tapes.items()}
-    batches = sorted({rows for _, rows in tapes})
-    shapes = sorted({depth for depth, _ in tapes}, key=sum)
+    batches = sorted({rows for _, rows in parts})
+    shapes = sorted({depth for depth, _ in parts}, key=sum)
     moments = []
     for key in parts[shapes[0], batches[0]]:
         whole = []
@@ -115,7 +119,7 @@ def _undominated(marks: Rows) -> list[int]:
     return sorted(kept)
 
 
-def state_bytes(tapes: Mapping[tuple[tuple[int, ...], int], Tape], depths: Sequence[int]) -> dict[str, float]:
+def state_bytes(tapes: Mapping[Corner, Tape], depths: Sequence[int]) -> dict[str, float]:
     """Bytes of weights, gradients and optimizer states at full depth, where all of them are there."""
     batch = min(rows for _, rows in tapes)
     most = {

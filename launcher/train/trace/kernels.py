@@ -20,6 +20,8 @@ from launcher.train.model.experts import Unpacked, expert_parameters, read_unpac
 from launcher.train.upstream.torch_seams import (
     autocast_kernels,
     efficient_attention,
+    efficient_backward,
+    efficient_forward,
     flash_attention,
     without_cpu_autocast,
 )
@@ -37,12 +39,15 @@ _FLOAT32_ON_CUDA = (
 
 
 @contextlib.contextmanager
-def imitating_cuda(capability: tuple[int, int] | None) -> Iterator[None]:
-    """Replace what a CUDA device of this compute capability does otherwise than a CPU."""
+def imitating_cuda(capability: tuple[int, int] | None, length: int | None = None) -> Iterator[None]:
+    """Replace what a CUDA device of this compute capability does otherwise than a CPU.
+
+    length: rows stand for longer ones of this length: kernels pad theirs by as many positions as those.
+    """
     functional = torch.nn.functional
     upstream = functional.scaled_dot_product_attention, functional.dropout, functional.log_softmax
     flash = capability is not None and capability >= (8, 0)
-    functional.scaled_dot_product_attention, functional.dropout = _attention(flash), _dropout
+    functional.scaled_dot_product_attention, functional.dropout = _attention(flash, length), _dropout
     functional.log_softmax = _log_softmax(functional.log_softmax)
     try:
         with autocast_kernels({name: _in_float32(_overload(name)) for name in _FLOAT32_ON_CUDA}):
@@ -117,7 +122,7 @@ def _log_softmax(upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.T
     return log_softmax
 
 
-def _attention(flash: bool) -> Callable[..., torch.Tensor]:
+def _attention(flash: bool, length: int | None) -> Callable[..., torch.Tensor]:
     """scaled_dot_product_attention as CUDA dispatches it: flash, else memory-efficient, else plain math."""
 
     def attend(
@@ -144,7 +149,7 @@ def _attention(flash: bool) -> Callable[..., torch.Tensor]:
         if enable_gqa and key.shape[1] != query.shape[1]:
             repeats = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale, length)
 
     return attend
 
@@ -157,17 +162,47 @@ def _efficient(
     dropout_p: float,
     is_causal: bool,
     scale: float,
+    length: int | None,
 ) -> torch.Tensor:
     """The memory-efficient kernel; a mask of booleans becomes numbers, its rows aligned to 16."""
     if mask is not None:
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask, 0)
-        if mask.shape[-1] % 16:
-            length = mask.shape[-1]
-            mask = torch.nn.functional.pad(mask, (0, 16 - length % 16))[..., :length]
+        if missing := -(length or mask.shape[-1]) % 16:
+            mask = torch.nn.functional.pad(mask, (0, missing))[..., : mask.shape[-1]]
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     needs_sums = any(x.requires_grad for x in (query, key, value))
+    if length is not None:
+        out: torch.Tensor = _Efficient.apply(
+            query, key, value, mask, needs_sums, dropout_p, is_causal, scale, length
+        )
+        return out
     return efficient_attention(query, key, value, mask, needs_sums, dropout_p, is_causal, scale=scale)
+
+
+class _Efficient(torch.autograd.Function):
+    """The kernel for rows that stand for longer ones: it sums its rows in whole blocks of 32 positions."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, sums: bool, dropout: float,
+                causal: bool, scale: float, length: int) -> torch.Tensor:  # fmt: skip
+        out, found, seed, offset = efficient_forward(
+            query, key, value, mask, sums, dropout, causal, scale=scale
+        )
+        rows = found.new_empty(*found.shape[:2], query.shape[2] + -length % 32) if sums else found
+        ctx.save_for_backward(query, key, value, mask, out, rows, seed, offset)
+        ctx.given = dropout, causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        dropout, causal, scale = ctx.given
+        query, key, value, mask, *others = ctx.saved_tensors
+        needs = [*ctx.needs_input_grad[:3], False]
+        found = efficient_backward(
+            gradient, query, key, value, mask, *others, dropout, needs, causal, scale=scale
+        )
+        return (*found[:3], *(None,) * 6)
 
 
 def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:

@@ -215,14 +215,19 @@ def _without_files(job: Job) -> Job:
 
 
 def record_step(
-    request: Request, model: Any, inputs: dict[str, torch.Tensor], logits: int, repeats: Repeats = ALIKE
+    request: Request,
+    model: Any,
+    inputs: dict[str, torch.Tensor],
+    logits: int,
+    repeats: Repeats = ALIKE,
+    longest: int | None = None,
 ) -> Tape:
     """The tape of the optimizer's step, then of forward and backward pass with its states in place.
 
     So every moment is that of a later step: states exist, and with accumulation so do gradients.
-    logits: elements of the head's output.
+    logits: elements of the head's output. longest: as of the recorder.
     """
-    recorder = Recorder(on_cpu=request.on_cpu)
+    recorder = Recorder(on_cpu=request.on_cpu, longest=longest)
     tape = recorder.tape
     parameters = list(model.parameters())
     trained = [p for p in parameters if p.requires_grad]

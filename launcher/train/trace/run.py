@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import json
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,21 +66,63 @@ def trace(asked: Mapping[str, Any]) -> dict[str, Any]:
     repeats, layers = repeats_of(request, config, names), [getattr(text, name) for name in names]
     full = layers if repeats == ALIKE else [repeats.depth(layers[0])]
     source = (config, names, repeats)
-    with device_of(request):
-        tapes = {
-            (depths, batch): record(request, source, depths, batch)
-            # Layers with different adapters are each traced.
-            for depths in ([tuple(full)] if request.memory.get("uneven") else shallow(full))
-            for batch in asked["batches"]
-        }
-        replays = [] if request.on_cpu else _replays(request, source, full, tapes)
+    parts, tapes, replays = _recorded(request, source, full, asked["batches"])
     return {
-        "moments": ruling(extend(tapes, full)),
+        "moments": ruling(extend(parts, full)),
         "states": state_bytes(tapes, full),
         "depths": layers,
         "replays": replays,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
+
+
+def _recorded(
+    request: Any, source: tuple[Any, Sequence[str], Any], full: Sequence[int], batches: Sequence[int]
+) -> tuple[Mapping[Any, Any], Mapping[Any, Any], list[dict[str, Any]] | None]:
+    """Live bytes and tapes by depths and batch, and what the allocator is asked; None where that is unknown.
+
+    Layers that compute position after position are recorded at short lengths, if these tell of longer ones.
+    """
+    from launcher.train.trace.extend import segment_rows
+    from launcher.train.trace.positions import NotAlike, largest_segment, refuse_bounds, rows_at
+    from launcher.train.trace.tape import LongSegment
+
+    length, uneven = request.memory["sequence_length"], request.memory.get("uneven")
+
+    def corners(deeper: int) -> list[tuple[tuple[int, ...], int]]:
+        # Layers with different adapters are each traced.
+        shapes = [tuple(full)] if uneven else shallow(full, deeper)
+        return [(depths, batch) for depths in shapes for batch in batches]
+
+    def whole(longest: int | None) -> Any:
+        with device_of(request):
+            tapes = {corner: record(request, source, *corner, longest) for corner in corners(DEEPER)}
+            replays = [] if request.on_cpu else _replays(request, source, full, tapes)
+        return {corner: segment_rows(tape) for corner, tape in tapes.items()}, tapes, replays
+
+    def short(tokens: int, corner: Any) -> Any:
+        shorter = replace(request, memory={**request.memory, "sequence_length": tokens})
+        with device_of(shorter, length), _without_collector():
+            return record(shorter, source, *corner)
+
+    try:
+        return whole(largest_segment(length))  # type: ignore[no-any-return]
+    except LongSegment:
+        with contextlib.suppress(NotAlike):
+            refuse_bounds(source[0], length)
+            return *rows_at(short, corners(BASE_DEPTH + 1), length), None
+    return whole(None)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Python's collector frees what is in a cycle at any event: tapes of two lengths would differ there."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _replays(
@@ -101,8 +145,8 @@ def _replays(
 
 
 @contextlib.contextmanager
-def device_of(request: Any) -> Iterator[None]:
-    """What the plan's device does otherwise than fake CPU tensors."""
+def device_of(request: Any, length: int | None = None) -> Iterator[None]:
+    """What the plan's device does otherwise than fake CPU tensors; rows stand for those of `length`."""
     from launcher.train.trace.kernels import documents_one_by_one, imitating_cuda, multiply_groups
     from launcher.train.upstream.model_seams import grouped_products, plain_positions
 
@@ -112,14 +156,20 @@ def device_of(request: Any) -> Iterator[None]:
         if request.one_by_one:
             stack.enter_context(documents_one_by_one(request.memory["sequence_length"]))
         if not request.on_cpu:
-            stack.enter_context(imitating_cuda(request.capability))
+            stack.enter_context(imitating_cuda(request.capability, length))
         yield
 
 
-def record(request: Any, source: tuple[Any, Sequence[str], Any], depths: Sequence[int], batch: int) -> Any:
+def record(
+    request: Any,
+    source: tuple[Any, Sequence[str], Any],
+    depths: Sequence[int],
+    batch: int,
+    longest: int | None = None,
+) -> Any:
     """The tape of one step with stacks of these depths and a micro-batch of this size.
 
-    source: the configuration, its names of depths, and how its layers repeat.
+    source: the configuration, its names of depths, and how its layers repeat. longest: as of the recorder.
     """
     from launcher.train.tasks import train_task
     from launcher.train.trace.model import build, cut, language_config, place, record_step
@@ -138,17 +188,17 @@ def record(request: Any, source: tuple[Any, Sequence[str], Any], depths: Sequenc
         place(model)
         inputs = train_task(request.task).traced_inputs(request.memory, short, batch)
         logits = inputs["labels"].numel() * (request.labels or language_config(short).vocab_size)
-        return record_step(request, model, inputs, logits, repeats)
+        return record_step(request, model, inputs, logits, repeats, longest)
 
 
-def shallow(full: Sequence[int]) -> list[tuple[int, ...]]:
+def shallow(full: Sequence[int], deeper: int = DEEPER) -> list[tuple[int, ...]]:
     """The depths to trace: a base, and each stack alone deeper; the whole model where it is that small."""
-    if max(full) <= DEEPER:
+    if max(full) <= deeper:
         return [tuple(full)]
     base = tuple(min(BASE_DEPTH, depth) for depth in full)
     if len(set(full)) == 1:  # alike stacks grow together
-        return [base, (DEEPER,) * len(full)]
-    return [base, *((*base[:i], DEEPER, *base[i + 1 :]) for i in range(len(full)) if full[i] > BASE_DEPTH)]
+        return [base, (deeper,) * len(full)]
+    return [base, *((*base[:i], deeper, *base[i + 1 :]) for i in range(len(full)) if full[i] > BASE_DEPTH)]
 
 
 def model(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,10 @@ from launcher.train.upstream.torch_seams import DispatchMode, leaves, local_part
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "temporary")
 
 
+class LongSegment(Exception):
+    """A layer allocates and frees so often that its positions are computed one by one."""
+
+
 class StorageWatch(DispatchMode):
     """Sees each storage from its first use as an output of an operation until it is freed."""
 
@@ -112,11 +116,12 @@ class Recorder(StorageWatch):
     """Writes a tape: a storage is allocated when an operation first returns it, freed when it dies.
 
     `on_cpu`: operands of two widths are first made one, in copies of the narrower one, as CPU kernels do.
+    `longest`: LongSegment is raised in a layer's pass with more events.
     """
 
-    def __init__(self, *, on_cpu: bool = False) -> None:
+    def __init__(self, *, on_cpu: bool = False, longest: int | None = None) -> None:
         super().__init__()
-        self.tape, self.on_cpu = Tape(), on_cpu
+        self.tape, self.on_cpu, self.longest = Tape(), on_cpu, longest
         self.phase, self.in_head = "build", False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -138,6 +143,10 @@ class Recorder(StorageWatch):
 
     def born(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> int:
         """The index of its piece on the tape."""
+        if self.longest and self.phase in ("forward", "backward"):
+            segment = self.tape.segments[-1]
+            if len(self.tape.events) - segment.start > self.longest:
+                raise LongSegment(segment.key)
         index = len(self.tape.pieces)
         recomputed = self.phase == "backward" and torch.is_grad_enabled()
         size = storage.nbytes()

@@ -138,5 +138,17 @@ def flash_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 def efficient_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
     """The memory-efficient kernel of scaled_dot_product_attention: its output."""
-    out: torch.Tensor = _ATEN._scaled_dot_product_efficient_attention(*args, **kwargs)[0]
+    out: torch.Tensor = efficient_forward(*args, **kwargs)[0]
     return out
+
+
+def efficient_forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """Its output, the logarithms of its rows' sums, and the state of its random numbers."""
+    found: tuple[torch.Tensor, ...] = _ATEN._scaled_dot_product_efficient_attention(*args, **kwargs)
+    return found
+
+
+def efficient_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """The gradients of its query, key, value and mask."""
+    found: tuple[torch.Tensor, ...] = _ATEN._scaled_dot_product_efficient_attention_backward(*args, **kwargs)
+    return found
