@@ -51,7 +51,6 @@ def check_machine(plan: Plan, nodes: Nodes | None = None) -> list[Gpu]:
     """The GPUs to use, none for a CPU. Raises MachineError if this node cannot run the plan."""
     require_modules(needed_modules(plan))
     hardware = plan.hardware
-    _check_host_memory(plan)
     if hardware.num_nodes != (1 if nodes is None else nodes.seat.num_nodes):
         here = "this is one" if nodes is None else f"{nodes.seat.num_nodes} take part"
         raise MachineError(
@@ -63,6 +62,7 @@ def check_machine(plan: Plan, nodes: Nodes | None = None) -> list[Gpu]:
                 "hardware, --dry-run only writes the run directory",
             )
         )
+    _check_host_memory(plan)
     if hardware.is_cpu:
         return []
     visible = visible_gpus()

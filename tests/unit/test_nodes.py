@@ -371,6 +371,7 @@ def test_one_task_a_device_runs_with_a_gpu_of_its_own_or_all(first, tmp_path, mo
     """As under srun --gpus-per-task=1, where each task sees its own as number 0; and without it."""
     monkeypatch.setattr(start_checks, "visible_gpus", lambda: gpus(*sees))
     monkeypatch.setattr(start_checks, "require_modules", lambda names: None)
+    monkeypatch.setattr(start_checks.probe, "host_memory_bytes", lambda: 2**41)
     place = replace(first, num_nodes=1, tasks_per_node=2)
     assert check_machine(plan(tmp_path, "2xA100-80GB"), Nodes(place, tmp_path, "")) == gpus(*sees)
 
