@@ -197,7 +197,7 @@ def _maps_weights(draft: Draft, spec: ModelSpec) -> bool:
 
     Seen with transformers 5.23: 3 MiB of 509 are copied, all of them where the dtype is another.
     """
-    from_files = draft.at("model.config") is None and not draft.at("model.gguf_file")
+    from_files = draft.model.config is None and not draft.model.gguf_file
     return from_files and spec.pretrained_dtype == _loaded_dtype(draft, spec)
 
 
