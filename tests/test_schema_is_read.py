@@ -148,7 +148,7 @@ CHANGED: dict[str, str] = {
     "model.trust_remote_code": "true",
     "adapter.type": "lora",
     "adapter.path": "/tmp/adapter",
-    "adapter.cast_input_dtype_enabled": "false",
+    "adapter.cast_input_dtype_enabled": "true",
     "adapter.autocast_adapter_dtype": "false",
     "data.train": "[{path: other.jsonl}]",
     "data.eval": "[{path: other.jsonl}]",
@@ -185,7 +185,7 @@ CHANGED: dict[str, str] = {
     "reranker.loss": "MSELoss",
     "reranker.documents": "4",
     "precision": "fp32",
-    "sharding.engine": "ddp",
+    "sharding.engine": "deepspeed",
     "sharding.zero_stage": "3",
     "sharding.offload_optimizer": "cpu",
     "sharding.offload_param": "cpu",
@@ -572,7 +572,9 @@ def test_every_auto_of_the_schema_is_filled_in_somewhere():
 
 
 def around(leaf):
-    """What else a recipe needs so that the norms of a base are searched for."""
+    """What else a recipe needs so that the norms of a base, or a stage, are searched for."""
+    if leaf == "sharding.zero_stage":
+        return {"sharding.engine": "deepspeed"}
     return CONTEXT[leaf] if leaf == "model.kbit_norms" else {}
 
 

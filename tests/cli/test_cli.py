@@ -106,7 +106,7 @@ def test_dry_run_writes_a_whole_bundle_and_starts_nothing(capsys, file, tmp_path
     code, data = called_json(capsys, "run", file, "--dry-run", "--on", "8xA100-80GB", "--output-dir", target)
     assert code == 0
     names = {p.name for p in target.iterdir()}
-    assert names >= {"recipe.yaml", "plan.json", "ds_config.json", "command.sh", "environment.json"}
+    assert names >= {"recipe.yaml", "plan.json", "accelerate.yaml", "command.sh", "environment.json"}
     assert not (target / "COMPLETED").exists()
     assert (target / "recipe.yaml").read_text() == BASE
     assert json.loads((target / "plan.json").read_text())["batch"] == data["batch"]

@@ -117,8 +117,8 @@ def profile_of(tmp_path, text):
 
 
 def test_a_base_profile_may_leave_to_the_plan_what_the_plan_decides(tmp_path):
-    profile, _ = profile_of(tmp_path, '{"zero_optimization": {"stage": 2, "overlap_comm": "auto"}}')
-    made = make_plan(recipe(tmp_path), facts(profile=profile))
+    profile, file = profile_of(tmp_path, '{"zero_optimization": {"stage": 2, "overlap_comm": "auto"}}')
+    made = make_plan(recipe(tmp_path, sharding__config=str(file)), facts(profile=profile))
     assert made.sharding.zero_stage == 2
 
 
