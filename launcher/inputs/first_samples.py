@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
 from launcher.errors import EffilaunchError, RecipeError
-from launcher.execute.run_dir import scratch_run_dir, write_run_dir
-from launcher.execute.start import prepare_data
 from launcher.facts.model_config import has_processing
 from launcher.facts.software import require_modules
 from launcher.recipe.data_paths import is_loaded_hub_id, is_url
@@ -30,6 +29,11 @@ def try_first_rows(bundle: Bundle, *, has_more: bool) -> str | None:
 
     has_more: there may be more than ROWS rows. RecipeError as `prepare`, at the file and line.
     """
+    if sys.platform == "emscripten":
+        return "rows are prepared in a process of their own, and WebAssembly has none"
+    from launcher.execute.run_dir import scratch_run_dir, write_run_dir  # there they cannot be imported
+    from launcher.execute.start import prepare_data
+
     plan = bundle.plan
     name = plan.model.tokenizer or plan.model.name_or_path
     if any(is_loaded_hub_id(source["path"]) or is_url(source["path"]) for source in plan.data.train):

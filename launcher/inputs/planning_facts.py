@@ -89,8 +89,11 @@ def usable_cores() -> int:
 
 
 def operator_warnings(plan: Plan) -> list[str]:
-    """What this machine lacks for the operators that DeepSpeed compiles for the plan, and for NVMe."""
-    if plan.job.engine is not DEEPSPEED:
+    """What this machine lacks for the operators that DeepSpeed compiles for the plan, and for NVMe.
+
+    Nothing under WebAssembly, where no run starts and the checks cannot be imported.
+    """
+    if plan.job.engine is not DEEPSPEED or sys.platform == "emscripten":
         return []
     from launcher.execute.start_checks import missing_for_operators  # few plans need the checks
 

@@ -328,6 +328,7 @@ def test_python_3_14_plans(wheel, tmp_path):
     assert said["version"] == [3, 14]
     failed = [(words, done) for words, done in zip(commands, said["done"], strict=True) if done["code"]]
     assert not failed
+    assert "WebAssembly" in json.loads(said["done"][0]["out"])["not_checked"]
     plan = dict(zip(map(tuple, commands), said["done"], strict=True))[PLANNING[1]]
     ours = call(sys.executable, "-m", "launcher", *PLANNING[1], cwd=here)
     assert plan_of(plan["out"]) == plan_of(ours)
