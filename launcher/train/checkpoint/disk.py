@@ -204,7 +204,7 @@ def _is_caused_by(error: BaseException, numbers: set[int], texts: re.Pattern[str
     return False
 
 
-def save_problem(name: str, folder: Path, needed: int, last: int | None, error: Exception) -> Problem:
+def save_problem(name: str, folder: Path, needed: int, last: int | None, error: BaseException) -> Problem:
     """The problem of a save that failed because of the disk: `is_full` or `is_unwritable`.
 
     name: of what was saved into `folder`. needed: its bytes. last: the last complete checkpoint.

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.checkpoint.api import CheckpointException
+
 from launcher.errors import Problem, RunFailed
 from launcher.facts.checkpoint import (
     FINISHED_BEFORE,
@@ -218,12 +220,12 @@ class Saver:
             yield
         except (SaveSkipped, SaveFailed):
             raise
-        except Exception as error:
-            at = time.time()
+        except (Exception, CheckpointException) as raised:
+            at, error = time.time(), _first_failure(raised)
             if aside is not None:
                 shutil.rmtree(aside, ignore_errors=True)
             if not (is_full(error) or is_unwritable(error)):
-                raise
+                raise error from raised.__cause__
             last = max(complete_checkpoints(self.folder), default=None)
             raise SaveFailed(save_problem(name, folder, needed, last, error), at) from error
 
@@ -258,6 +260,12 @@ class Saver:
             except OSError as error:  # it stays; the new one is complete
                 print(f"{folder} cannot be removed: {error}")
         clean(self.folder)
+
+
+def _first_failure(error: BaseException) -> BaseException:
+    """That of a rank where torch has wrapped it; its CheckpointException is no Exception (torch 2.13)."""
+    wrapped: dict[int, tuple[BaseException, Any]] = getattr(error, "failures", {})
+    return next((failure for failure, _ in wrapped.values()), error)
 
 
 def _make_result_folder(aside: Path, needed: int) -> bool:
