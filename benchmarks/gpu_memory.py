@@ -173,7 +173,7 @@ def sweep(
                 return entry | {"skipped": reason}
             entry |= in_process(measure, left, row, device)
             entry |= {"t0": predicted.total, "t0_low": predicted.low, "t0_high": predicted.high}
-            entry["t0_without_context"] = predicted.total - predicted.components.context
+            entry["t0_without_context"] = predicted.total - predicted.components.outside
         if jobs > 1:
             entry.pop("step_s", None)
         return entry

@@ -138,23 +138,23 @@ def compare_runs(*, reserved: bool = True) -> Iterator[Compared]:
 
 
 def _of_tensors(name: str, measured: int, estimate: MemoryEstimate, half: str = "gpu") -> Compared:
-    """Without the context, which the allocator does not know."""
-    context = estimate.components.context
-    ends = estimate.total - context, estimate.low - context, estimate.high - context
-    return Compared(name, half, measured, *ends, asdict(replace(estimate.components, context=0)))
+    """Without the context and NCCL's buffers, which the allocator does not know."""
+    outside = estimate.components.outside
+    ends = estimate.total - outside, estimate.low - outside, estimate.high - outside
+    return Compared(name, half, measured, *ends, asdict(replace(estimate.components, context=0, nccl=0)))
 
 
 def _compared(
     name: str, half: str, measured: int, plan: Plan, extra: int, trace: Trace | None, *, loading: bool = False
 ) -> Compared:
     """`extra`: bytes that the measurement sees beside the device's, or does not see of them (negative): of a
-    CPU the host's, of a GPU its context. `loading`: it sees the peak of loading, too."""
+    CPU the host's, of a GPU its context with NCCL's buffers. `loading`: it sees the peak of loading, too."""
     estimate = estimate_memory(plan.spec, plan.job, plan.hardware)
     traced = estimate_memory(plan.spec, plan.job, plan.hardware, trace=trace)
     least = estimate.load_peak if loading else 0
     parts = asdict(estimate.components)
     if estimate.components.context:
-        parts["context"] += extra
+        parts |= {"context": estimate.components.outside + extra, "nccl": 0}
     elif extra:
         parts["host"] = extra
     parts["weights"] += max(0, least - estimate.total)  # which loading holds besides

@@ -1,7 +1,7 @@
 """Peaks that others measured on GPUs, and what they say fits: records/memory_published.json as plans.
 
 A figure is what torch allocated, what its allocator reserved, or what the device showed as used; it is
-compared with the estimate of the same: without the CUDA context for the first two, without what the
+compared with the estimate of the same: without context and NCCL's buffers for the first two, without what the
 allocator loses between its blocks for the first. The other two are of a whole run: where loading needs more
 than training, they are of that.
 """
@@ -58,12 +58,11 @@ class Published:
         return not set(self.row["apart"]) - {"fsdp1"}
 
     def apart(self, estimate: MemoryEstimate) -> int:
-        """Bytes to add to an estimate so that it is of the same: minus the context, or the published one."""
-        own = estimate.components.context
+        """Bytes to add to an estimate so that it is of the same: minus what is not tensors, or a published context."""
         if self.counts != "device":
-            return -own
+            return -estimate.components.outside
         published = self.row["figure"].get("context_mib")
-        return 0 if published is None else published * MIB - own
+        return 0 if published is None else published * MIB - estimate.components.context
 
     def plan(self) -> Plan:
         if self.counts != "allocated":

@@ -82,9 +82,9 @@ def on(plan: Plan, size: int) -> MemoryEstimate:
 def measured_elsewhere() -> Iterator[Case]:
     for one, plan in planned():
         if one.alike and isinstance(plan, Plan):
-            context = 0 if one.counts == "device" else plan.memory.components.context
-            needs = one.measured_bytes + context
-            largest = int(RESERVED * one.measured_bytes) + context if one.counts == "allocated" else needs
+            outside = 0 if one.counts == "device" else plan.memory.components.outside
+            needs = one.measured_bytes + outside
+            largest = int(RESERVED * one.measured_bytes) + outside if one.counts == "allocated" else needs
             for size, fits in asked(needs, largest):
                 yield Case(one.name, "published", size, fits, on(plan, size))
 

@@ -27,6 +27,7 @@ MEMORY_KEYS = {
 }  # fmt: skip
 COMPONENTS = {
     "weights", "gradients", "optimizer", "activations", "logits", "buffers", "temporary", "context",
+    "nccl",
 }  # fmt: skip
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
 

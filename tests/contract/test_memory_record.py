@@ -27,7 +27,7 @@ __all__ = ["folder"]
 MIB = 2**20
 KEYS = {
     "predicted", "measured", "method", "allocated", "load", "eval", "save", "host", "components",
-    "device_bytes", "steps", "tokens",
+    "contexts", "device_bytes", "steps", "tokens",
 }  # fmt: skip
 
 
@@ -105,6 +105,7 @@ def test_a_run_measures_what_its_plan_predicts_and_the_next_plan_names_it(folder
     for phase in ("load", "eval", "save"):
         assert 0 < memory[phase]["measured"] <= 1.05 * memory[phase]["predicted"], phase
     assert memory["host"]["measured"] > memory["measured"]
+    assert memory["contexts"] == [], "a CPU has none"
     assert memory["steps"] == 6
     assert memory["tokens"]["largest"] < memory["tokens"]["planned"] == 4 * 64
 

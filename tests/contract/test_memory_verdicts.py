@@ -17,6 +17,7 @@ FALSE_FITS = {
     "swift2023 yi-6b lora 1024",
     "swift2023 yi-6b lora 4096",
     "swift2023 openbuddy-zephyr-7b lora 4096",
+    "fms mistral-7b lora fsdp2 mb2",
     "fms llama2-70b qlora fsdp2 mb2",
     "fms llama2-70b qlora fsdp2 mb4",
     "swift-ex qwen2.5-7b lora 2048 packed",

@@ -84,7 +84,8 @@ def test_saving_gathers_one_module_at_stage_3_and_nothing_below() -> None:
     third = estimate_memory(LLAMA_7B, replace(ZERO, zero_stage=3), NODE)
     resident = third.phases["step"].total - third.phases["step"].temporary
     assert third.save_peak == resident + 2 * largest
-    assert third.load_peak == third.components.weights + third.components.context + 2 * largest
+    assert third.components.nccl > 0, "eight devices hold NCCL's buffers beside the context"
+    assert third.load_peak == third.components.weights + third.components.outside + 2 * largest
     plain = estimate_memory(LLAMA_7B, FULL, A100)
     assert plain.save_peak == plain.phases["step"].total - plain.phases["step"].temporary
 

@@ -310,7 +310,8 @@ ROW = {"step": 5, "loss": 2.0, "tokens_per_second": 50.0}
 def test_memory_is_that_of_the_fullest_gpu_with_its_context(tmp_path):
     ranks = [FIRST, replace(FIRST, rank=1, memory=4 * GIB, median=3.0, step=4, host="elsewhere")]
     made, said = shown(tmp_path, ranks, ROW)
-    used, planned = 4 * GIB + made.memory.components.context, made.memory.needed
+    used, planned = 4 * GIB + made.memory.components.outside, made.memory.needed
+    assert made.memory.components.nccl > 0
     memory = f"GPU {used / GIB:.2f} GiB of {planned / GIB:.2f} GiB planned"
     assert said == [f"step 5/20: loss 2, 50 tokens/s, 45 s left, {memory}"]
 
