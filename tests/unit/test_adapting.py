@@ -189,7 +189,8 @@ def test_what_a_fix_refuses_is_passed_over(tmp_path):
 def test_offload_that_the_host_cannot_hold_is_passed_over(tmp_path):
     given = {"global_batch_size": 8, "trainer__activation_checkpointing": "true", "sharding__zero_stage": 3}
     _, much = tries(tmp_path, text=FULL, host_bytes=2 * 10**12, **given)
-    _, little = tries(tmp_path, text=FULL, host_bytes=10**9, **given)
+    first, little = tries(tmp_path, text=FULL, host_bytes=40 * 10**9, **given)
+    assert first.memory.host_bytes < 40 * 10**9 < much[0].plan.memory.host_bytes
     assert [step.plan.job.offload_optimizer for step in much] == ["cpu", "cpu"]
     assert little == []
 

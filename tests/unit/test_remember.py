@@ -154,10 +154,11 @@ def test_plans_and_estimates_read_the_file_and_count_what_is_foreign(tmp_path, c
 def test_a_plan_for_this_machine_knows_its_host_memory(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(probe, "probe_hardware", lambda: parse_hardware("A100-80GB"))
     monkeypatch.setattr(probe, "host_memory_bytes", lambda: 10**9)
-    said = "GiB of this machine's 0.9 GiB memory"
-    assert any(said in warning for warning in planned_by_command(tmp_path, capsys)["warnings"])
-    elsewhere = planned_by_command(tmp_path, capsys, "--on", "A100-80GB")["warnings"]
-    assert not any(said in warning for warning in elsewhere)
+    (error,) = planned_by_command(tmp_path, capsys)["errors"]
+    assert (error["code"], "0.93 GiB in the host's memory" in error["message"]) == ("does-not-fit", True)
+    elsewhere = planned_by_command(tmp_path, capsys, "--on", "A100-80GB")
+    assert "errors" not in elsewhere
+    assert elsewhere["memory"]["host_bytes"] > 10**9
 
 
 def test_offloading_more_than_the_host_holds_does_not_fit(tmp_path, capsys, monkeypatch):

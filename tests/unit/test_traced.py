@@ -66,7 +66,8 @@ def test_gradients_are_sharded_as_the_engine_does():
 
 def test_the_step_of_an_engine_is_the_closed_forms():
     closed = estimate_memory(SPEC, JOB, A100).phases["step"]
-    assert traced_phases(traced(), SPEC, JOB, A100)["step"] == closed
+    step = estimate_memory(SPEC, JOB, A100, trace=traced()).phases["step"]
+    assert (step, step.nccl > 0) == (closed, True)
 
 
 def test_torchs_own_step_is_traced_under_ddp():
