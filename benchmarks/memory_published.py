@@ -58,7 +58,7 @@ class Published:
         return not set(self.row["apart"]) - {"fsdp1"}
 
     def apart(self, estimate: MemoryEstimate) -> int:
-        """Bytes to add to an estimate so that it is of the same: minus what is not tensors, or a published context."""
+        """Bytes to add to an estimate for what a figure counts: tensors alone, or another context."""
         if self.counts != "device":
             return -estimate.components.outside
         published = self.row["figure"].get("context_mib")

@@ -87,7 +87,7 @@ class DeepSpeed(Engine):
 
     def overlaps(self, job: MemoryJob) -> bool:
         """Stage 0 reduces after the backward pass (engine.py, `allreduce_gradients`), stages 1 and 2 beside
-        it with overlap_comm alone; stage 3 waits for the weights of each layer."""
+        it with overlap_comm alone. What stage 3 prefetches was not measured: counted as hiding nothing."""
         return job.overlap_comm and job.zero_stage in (1, 2)
 
     def communicators(self, job: MemoryJob) -> tuple[int, ...]:

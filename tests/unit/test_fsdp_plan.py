@@ -235,7 +235,9 @@ def test_it_needs_what_zero3_needs_less_its_buffers(tmp_path):
     assert states[0] == pytest.approx(16 * params / ranks, rel=0.01)
     assert states[1] == pytest.approx(16 * params / ranks, rel=0.01)
     assert mine.memory.phases["step"].buffers < zero3.memory.phases["step"].buffers
-    assert mine.time.likely == pytest.approx(zero3.time.likely, rel=0.1)
+    # Without overlap both take as long; FSDP2's is counted, what ZeRO-3 prefetches is not.
+    assert mine.time.high == pytest.approx(zero3.time.high, rel=0.1)
+    assert 0.75 * zero3.time.likely < mine.time.likely < zero3.time.likely
 
 
 def test_running_out_of_memory_leads_to_less_and_never_to_a_lower_stage(tmp_path):
