@@ -51,7 +51,8 @@ def called_json(capsys, *argv):
 
 
 def test_plan_json_carries_the_contract(capsys, file):
-    code, data = called_json(capsys, "plan", file, "--on", "8xA100-80GB")
+    asked = ("--on", "8xA100-80GB", "--set", "sharding.engine=deepspeed")
+    code, data = called_json(capsys, "plan", file, *asked)
     assert code == 0
     assert data.keys() >= PLAN_KEYS
     assert data["memory"].keys() >= MEMORY_KEYS
