@@ -49,7 +49,7 @@ def assistant(text):
     ("task", "row", "columns", "expected"),
     [
         (CAUSAL, {"text": "a"}, {}, "text"),
-        (CAUSAL, {"text": "a", "label": 1}, {}, "text"),
+        (CAUSAL, {"text": "a", "id": 1}, {}, "text"),
         (CLASSES, {"text": "a", "label": 1}, {}, "classification"),
         (CAUSAL, {"messages": [user("a")], "id": 1}, {}, "chat"),
         (CAUSAL, {"messages": json.dumps([user("a")])}, {}, "chat"),

@@ -142,6 +142,7 @@ def draft_of(**settings: object) -> Draft:
         "sharding.engine": "ddp", "sharding.offload_optimizer": "none", "sharding.offload_param": "none",
         "trainer.optim": "adamw_torch", "model.attn_implementation": "sdpa",
         "model.quantization": "none", "model.device_map": None, "model.loss": "full", "model.add_tokens": [],
+        "model.config": None, "model.gguf_file": None,
         "adapter.type": None, "data.packing": False, "data.padding_free": False,
         "data.pad_to_multiple_of": None, "sharding.tp_size": 1, "sharding.sp_size": 1, "sharding.cp_size": 1,
     }  # fmt: skip
