@@ -43,7 +43,7 @@ from launcher.knowledge.doctor.storage_checks import nvme_folder
 from launcher.plan.plan import Plan
 
 FREE_S = 60.0
-"""So long the driver may take to free the memory of a process that has just ended."""
+"""How long the driver may take to free the memory of a process that has just ended."""
 _POLL_S = 2.0
 
 

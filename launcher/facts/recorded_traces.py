@@ -68,10 +68,10 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(read_text(path, LARGEST_CONFIG).splitlines(), 1):
         try:
             record = parse_json(line)
-            assert isinstance(record["case"], str)
-            assert isinstance(record["digest"], str)
+            if not isinstance(record["case"], str) or not isinstance(record["digest"], str):
+                raise TypeError(record)
             unpacked(record["answer"])
-        except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}:{number}: no record of a trace ({type(error).__name__})") from None
         found.append(record)
     return found

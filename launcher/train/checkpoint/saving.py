@@ -225,7 +225,9 @@ class Saver:
             if aside is not None:
                 shutil.rmtree(aside, ignore_errors=True)
             if not (is_full(error) or is_unwritable(error)):
-                raise error from raised.__cause__
+                if error is raised:
+                    raise
+                raise error from raised
             last = max(complete_checkpoints(self.folder), default=None)
             raise SaveFailed(save_problem(name, folder, needed, last, error), at) from error
 

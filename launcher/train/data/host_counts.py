@@ -65,11 +65,11 @@ def hand_over(batch: Any) -> None:
 def target_places(targets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Indices of the targets [n] that are not masked. labels: the batch's tensor that they came from."""
     counted: int | None = getattr(labels, _TARGETS, None)
-    learnt = targets != IGNORED
+    learned = targets != IGNORED
     if counted is None:
-        return learnt.nonzero().squeeze(1)
-    assert_on_device(learnt.sum() == counted)
-    return learnt.nonzero_static(size=counted).squeeze(1)
+        return learned.nonzero().squeeze(1)
+    assert_on_device(learned.sum() == counted)
+    return learned.nonzero_static(size=counted).squeeze(1)
 
 
 def document_lengths(bounds: torch.Tensor) -> list[int]:

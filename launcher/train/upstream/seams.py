@@ -194,9 +194,9 @@ SEAMS = (
          "or has_on_the_fly_quantization ): thread_pool = None"),
     ),
     Seam(
-        "transformers.masking_utils", "", ("5.23.0", 55), _MODELS, "context",
+        "transformers.masking_utils", "", ("5.23.0", 72), _MODELS, "call",
         "Which tokens a mask shows follows from the functions that it is made of, without reading it.",
-        ("return and_mask", "return or_mask", "def causal_mask_function("),
+        ("causal_mask_function", "return and_mask", "return or_mask"),
     ),
     # --- trl --------------------------------------------------------------------------------------
     Seam(
