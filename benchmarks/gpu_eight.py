@@ -79,7 +79,8 @@ def one_rank_full(bench: Bench) -> dict[str, Any]:
 def fewer(bench: Bench) -> dict[str, Any]:
     """Stopped on all devices, resumed on half of them: the losses of one that was not."""
     half = max(1, bench.ranks // 2)
-    given: dict[str, Any] = {"length": 512, "batch": 2 * bench.ranks, "sharding": zero(2)}
+    saved = {"save_strategy": "steps", "save_steps": 2}  # after each of which the ranks agree about a stop
+    given: dict[str, Any] = {"length": 512, "batch": 2 * bench.ranks, "sharding": zero(2), "trainer": saved}
     whole = bench.run(bench.recipe("whole", QWEN, **given), bench.ranks)
     recipe = bench.recipe("fewer", QWEN, **given)
     stop = json.dumps({"fault": "terminate", "step": STEPS // 2})
