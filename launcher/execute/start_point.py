@@ -368,5 +368,6 @@ def readable_checkpoint(
     try:
         yield str(universal)
     finally:
-        if max(complete_checkpoints(run_dir / "checkpoints"), default=0) > _manifest(checkpoint).step:
+        # The run may have rotated the checkpoint out: what is known of it was read before.
+        if max(complete_checkpoints(run_dir / "checkpoints"), default=0) > begins.step:
             remove_converted(run_dir)

@@ -13,7 +13,7 @@ from typing import Any
 from launcher import __version__
 from launcher.errors import Problem
 from launcher.facts import probe
-from launcher.facts.gpus import SAME_SIZE, visible_gpus
+from launcher.facts.gpus import SAME_SIZE, Gpu
 from launcher.facts.hardware import Hardware
 from launcher.facts.job_member import JobMember
 from launcher.facts.software import installed_versions
@@ -66,11 +66,10 @@ class NodeFacts:
         return NodeFacts(**{**values, **lists})
 
 
-def own_facts(place: JobMember, asked: str, run_dir: Path, address: str) -> NodeFacts:
-    """This node's."""
+def own_facts(place: JobMember, asked: str, run_dir: Path, address: str, gpus: Sequence[Gpu]) -> NodeFacts:
+    """This node's; gpus: those that the run may use here, none for a run on the CPU."""
     installed = installed_versions() | {"effilaunch": __version__}
     installed["python"] = ".".join(platform.python_version_tuple()[:2])
-    gpus = visible_gpus()
     return NodeFacts(
         place.member, place.node_rank, place.local_task, socket.gethostname(), address, place.job, asked,
         digest_of(run_dir / "plan.json"), tuple(gpu.index for gpu in gpus),

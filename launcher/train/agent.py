@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RunFailed
+from launcher.facts.gpus import visible_gpus
 from launcher.facts.hardware import Hardware
 from launcher.facts.interfaces import INTERFACES, interface_of, own_address_towards
 from launcher.facts.job_member import JobMember
@@ -149,7 +150,8 @@ def call_roll(store: Any, agent: Agent) -> list[NodeFacts]:
     """
     place = agent.place
     address = "" if place.is_head else own_address_towards(place.head)
-    facts = own_facts(place, agent.asked, agent.run_dir, address)
+    gpus = [] if _is_on_cpu(agent.run_dir) else visible_gpus()
+    facts = own_facts(place, agent.asked, agent.run_dir, address, gpus)
     text = json.dumps(facts.to_json())
     store.set(beat_key(place.member), "0")
     known = store.compare_set(_FACTS.format(place.member), "", text).decode()
@@ -231,6 +233,14 @@ def planned_hardware(run_dir: Path) -> Hardware:
     return Hardware(
         found["num_nodes"], found["devices_per_node"], found["device"], found["device_bytes"], None
     )
+
+
+def _is_on_cpu(run_dir: Path) -> bool:
+    """Whether the plan is for a CPU, whatever GPUs are here; False where this node does not see the plan."""
+    try:
+        return planned_hardware(run_dir).is_cpu
+    except (OSError, ValueError):  # which node rank 0 reports
+        return False
 
 
 def bind_interfaces(agent: Agent, nodes: Sequence[NodeFacts]) -> None:

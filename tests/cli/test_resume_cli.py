@@ -494,6 +494,19 @@ def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monk
     assert by_hand(out, tmp_path) == "auto"
 
 
+def test_a_converted_checkpoint_that_the_run_rotates_out_is_no_longer_read(stopped, monkeypatch):
+    first, twin = stopped.out / "checkpoints" / "checkpoint-2", stopped.out / "converted" / "checkpoint-2"
+    shutil.rmtree(stopped.out / "checkpoints" / "checkpoint-4")
+    twin.mkdir(parents=True)
+    monkeypatch.setattr(start_point, "converted", lambda *_: twin)
+    begins = start_point.Beginning(stopped.out, start_point.verify_checkpoint(first))
+    with start_point.readable_checkpoint(begins, start_point.Resumption((), "other ranks"), print) as read:
+        assert read == str(twin)
+        shutil.rmtree(first)  # save_total_limit
+        stopped.checkpoint(4)
+    assert not twin.exists()
+
+
 def test_a_conversion_of_which_the_disk_took_no_log_is_one_error(tmp_path, monkeypatch):
     from launcher.execute import resume
     from launcher.execute.following import Ended

@@ -88,6 +88,14 @@ def test_what_differs_is_told_to_all(first, changes, code):
     assert Answers(first, other(first, **changes)).codes == [code, code]
 
 
+def test_gpus_that_cannot_be_asked_keep_no_node_from_a_plan_for_cpus(first, monkeypatch):
+    """Slurm sets the variable on nodes whose GPUs no run of this job uses."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert Answers(first, other(first)).codes == ["", ""]
+    assert Answers(replace(first, run_dir=Path("/none"))).codes == ["nvidia-smi-missing"]
+
+
 def test_a_node_that_does_not_come_is_named_after_the_limit(first):
     answers = Answers(replace(first, limit_s=1.0))
     assert answers.codes == [HOST_MISSING]
