@@ -61,7 +61,7 @@ def recipe_page() -> str:
         heading = f"## `{section}`" if section else "## Top level"
         rows = [EXTENDS, ("`todo`", "list of texts", "*absent*", TODO)] if not section else []
         descriptions = field_descriptions(model)
-        for name, field in model.model_fields.items():
+        for name, field in sorted(model.model_fields.items(), key=lambda item: not item[1].is_required()):
             key = f"{section}.{name}" if section else name
             rows.append((f"`{key}`", _type(field), _default(field), descriptions[name] + _more(key)))
         parts += [heading, table(("key", "value", "default", "meaning"), rows)]

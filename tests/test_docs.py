@@ -302,7 +302,7 @@ def test_page_of_faults_names_what_is_there():
     from launcher.facts.rank_status import PHASES
     from launcher.lab.drill import FAULTS as DRILLED
     from launcher.lab.drill import HEAD
-    from launcher.planner.resuming import rule_of
+    from launcher.planner.resuming import resume_of
 
     text = FAULTS.read_text(encoding="utf-8")
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "launcher").rglob("*.py"))
@@ -332,8 +332,8 @@ def test_page_of_faults_names_what_is_there():
 
     changed = {row[0]: row[1] for row in table_rows(FAULTS, "What a resumed run may change")[1:]}
     for names, outcome in changed.items():
-        verdicts = {rule_of(name).verdict for name in ticked(names)}
-        allowed = {"equal", "states"} if "refused" in outcome else {"free", "word"}
+        verdicts = {resume_of(name).verdict for name in ticked(names)}
+        allowed = {"refuse", "states"} if "refused" in outcome else {"free", "note"}
         assert verdicts <= allowed, names
 
 

@@ -10,8 +10,9 @@ import ast
 import json
 from collections.abc import Iterable, Iterator
 from functools import cache
+from inspect import get_annotations
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from factories import facts, recipe
@@ -21,6 +22,7 @@ from launcher.errors import DoesNotFit
 from launcher.facts.hardware import parse_hardware
 from launcher.planner.elastic import plan_on
 from launcher.planner.planner import make_plan
+from launcher.recipe.keys import SHARED, shared_keys
 from launcher.recipe.schema import Recipe
 from launcher.render.bundle import render
 from launcher.schedulers import queue_named
@@ -121,14 +123,38 @@ GENERATION = {
     "repetition_penalty": "1.1",
     "backend": "vllm-colocate",
 }
+
+
+def kinds(annotation: Any) -> list[Any]:
+    """The parts of a union, and what a list or an annotation holds."""
+    arguments = get_args(annotation)
+    if not arguments or isinstance(arguments[0], str):
+        return [annotation]
+    return [kind for argument in arguments if argument is not type(None) for kind in kinds(argument)]
+
+
+def another(name: str) -> str:
+    """Another value of a shared key than its default, as YAML has it."""
+    section, _, key = name.rpartition(".")
+    kind = SHARED[section]
+    default, annotation = getattr(kind, key), get_annotations(kind)[key]
+    told = get_args(annotation)[0]
+    for choices in (told, *get_args(told)):
+        if get_origin(choices) is Literal:
+            return next(one for one in get_args(choices) if one != default)
+    if isinstance(default, bool):
+        return str(not default).lower()
+    if isinstance(default, (int, float)):
+        return str(default / 2 if default < 1 and default else default + 1)
+    return "[other]" if default == [] else "2" if int in kinds(told) else "other"
+
+
 # A value that differs from the default, for each leaf of the schema.
 CHANGED: dict[str, str] = {
+    **{name: another(name) for name, _ in shared_keys()},
     "task": "sequence-classification",
-    "model.name_or_path": "other/model",
     "model.config": "huggyllama/llama-7b",
-    "model.revision": "v2",
     "model.gguf_file": "a.gguf",
-    "model.tokenizer": "other/tokenizer",
     "model.quantization": "nf4",
     "model.quantization.type": "nf4",
     "model.quantization.double_quant": "false",
@@ -140,12 +166,8 @@ CHANGED: dict[str, str] = {
     "model.compile_blocks": "true",
     "model.vocab_multiple": "128",
     "model.device_map": "auto",
-    "model.chat_template": "'{{ messages }}'",
-    "model.add_tokens": "[<a>]",
     "model.freeze": "[vision]",
     "model.image_sizes": "{max_pixels: 100000}",
-    "model.cache_dir": "/tmp/cache",
-    "model.trust_remote_code": "true",
     "adapter.type": "lora",
     "adapter.path": "/tmp/adapter",
     "adapter.cast_input_dtype_enabled": "true",
@@ -155,21 +177,11 @@ CHANGED: dict[str, str] = {
     "data.eval.split": "0.25",
     "data.metrics": "[perplexity]",
     "data.problem_type": "regression",
-    "data.max_length": "1024",
-    "data.overlong": "drop",
-    "data.packing": "true",
     "data.padding_free": "false",
     "data.pad_to_multiple_of": "32",
-    "data.loss_on": "all",
-    "data.loss_on_inserted": "true",
-    "data.special_tokens_in_text": "escape",
     "data.fim": "{rate: 0.5}",
     "data.fim.rate": "0.25",
     "data.fim.spm_rate": "0.25",
-    "data.streaming": "true",
-    "data.max_truncated": "0.5",
-    "data.max_dropped": "0.5",
-    "data.num_proc": "2",
     "embedding.loss": "AnglELoss",
     "embedding.negatives": "2",
     "embedding.scale": "50.0",
@@ -189,11 +201,7 @@ CHANGED: dict[str, str] = {
     "sharding.zero_stage": "3",
     "sharding.offload_optimizer": "cpu",
     "sharding.offload_param": "cpu",
-    "sharding.nvme_path": "/tmp/nvme",
     "sharding.config": "zero2",
-    "sharding.tp_size": "2",
-    "sharding.sp_size": "2",
-    "sharding.cp_size": "2",
     "global_batch_size": "128",
     "trainer": "{max_steps: 10, weight_decay: 0.1}",
     "hardware.num_nodes": "2",
@@ -203,8 +211,6 @@ CHANGED: dict[str, str] = {
     "launch.env": "{NCCL_DEBUG: INFO}",
     "launch.min_nodes": "1",
     "launch.max_nodes": "4",
-    "launch.max_restarts": "3",
-    "launch.hang_factor": "0",
     "launch.hostfile": "hosts",
     "fixes.disable": "[use-cache-off]",
     **OF_QUEUES,
@@ -214,8 +220,6 @@ CHANGED: dict[str, str] = {
     "early_stopping.threshold": "0.5",
     "python": "hooks.py",
     "runtime.mirror": "s3://bucket/runs",
-    "on_oom": "adapt",
-    "seed": "7",
 }
 # Reads whose name is not written at the place of the call: (file, what is read there) -> the names.
 SPOTS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -249,14 +253,6 @@ def leaves(model: type[BaseModel], prefix: str = "") -> list[str]:
         for section in sections:
             found += leaves(section, dotted + ".")
     return found
-
-
-def kinds(annotation: Any) -> list[Any]:
-    """The parts of a union, and what a list or an annotation holds."""
-    arguments = get_args(annotation)
-    if not arguments or isinstance(arguments[0], str):
-        return [annotation]
-    return [kind for argument in arguments if argument is not type(None) for kind in kinds(argument)]
 
 
 HOLDERS = ("job", "self", "self._job", "self.job", "plan", "planned", "own")

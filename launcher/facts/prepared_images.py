@@ -17,12 +17,6 @@ from typing import Any
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import read_json, write_json
 
-DECIDE = (
-    "task", "model.name_or_path", "model.revision", "model.tokenizer", "model.chat_template",
-    "model.add_tokens", "model.image_sizes", "data.train", "data.max_length", "data.overlong", "data.loss_on",
-    "data.loss_on_inserted", "data.special_tokens_in_text", "python.file",
-)  # fmt: skip
-"""Settings of a plan that decide the samples; the recipe has the same keys and values."""
 LARGEST = 64
 """How many of the samples with the most pixels are listed."""
 _VERSION = 1
@@ -84,7 +78,7 @@ def find(settings: Mapping[str, Any], files: Sequence[str], transformers: str) -
 
 
 def _path(settings: Mapping[str, Any], transformers: str) -> Path:
-    decided = json.dumps([{name: settings[name] for name in DECIDE}, transformers], sort_keys=True)
+    decided = json.dumps([dict(settings), transformers], sort_keys=True)
     return cache_root() / "prepared-images" / f"{hashlib.sha256(decided.encode()).hexdigest()[:32]}.json"
 
 

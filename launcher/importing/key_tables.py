@@ -16,9 +16,9 @@ from launcher.importing.arguments import Field, take_argument, take_field
 from launcher.importing.conversions import To, as_bool, is_off, texts
 from launcher.importing.reading import Effect, Given, Reading, read_yaml, shown
 from launcher.recipe.field_tables import trainer_fields
+from launcher.recipe.schema import unread_keys
 from launcher.recipe.suggestions import close_key
 from launcher.tasks import TASKS
-from launcher.tasks.task import OPTIONAL_DATA_KEYS
 
 Keys = Mapping[str, To | Field]
 """Key there -> what takes it."""
@@ -235,8 +235,8 @@ class Peer:
             names = ("packing", "padding_free", "streaming", "loss_on", "pad_to_multiple_of", "metrics")
             self._leave_out(dict.fromkeys(names, reason))
         elif reading.task.sees_images:
-            keys = OPTIONAL_DATA_KEYS.items()
-            unread = {name: why for name, why in keys if name not in reading.task.data_keys}
+            found = ((path.partition("."), key) for path, key in unread_keys(reading.task))
+            unread = {name: key.unread for (section, _, name), key in found if section == "data"}
             self._leave_out(unread, "packing")
         return reading
 

@@ -26,6 +26,7 @@ from launcher.inputs.first_rows import hook_names, judged_data
 from launcher.inputs.model_spec import can_trace, config_with_sizes, find_spec
 from launcher.memory.allocator import VARIABLES
 from launcher.plan.inputs import Facts
+from launcher.plan.settings import deciding_images
 from launcher.planner.record import frozen_parts
 from launcher.recipe.data_paths import is_url
 from launcher.recipe.fields import ADAPTER_KEYS
@@ -237,7 +238,7 @@ def find_images(recipe: Recipe) -> PreparedImages | None:
         return None
     data, model = recipe.data, recipe.model
     settings = {name: getattr(model if name.startswith("model.") else data, name.partition(".")[2], None)
-                for name in prepared_images.DECIDE}  # fmt: skip
+                for name in deciding_images()}  # fmt: skip
     settings |= {"task": recipe.task, "python.file": recipe.python}
     sources = settings["data.train"] = [source.model_dump() for source in data.train]
     if any(is_url(source.path) for source in data.train):  # no plan reads them

@@ -14,14 +14,38 @@ keyed by the dotted name that plan.json and people use; its keys are the setting
   refuse a name that no section has. No other code changes a section; a plan's never changes.
 """
 
-from __future__ import annotations
-
+# Without `from __future__ import annotations`: the annotations are read, and need not be evaluated then.
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import FrozenInstanceError
+from functools import cache
+from inspect import get_annotations
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypedDict,
+    dataclass_transform,
+)
 
+from launcher.recipe.keys import (
+    DERIVED,
+    EVALUATED,
+    ROUNDED,
+    DataKeys,
+    Key,
+    LaunchKeys,
+    ModelKeys,
+    Resume,
+    RunKeys,
+    RuntimeKeys,
+    ShardingKeys,
+    has_problem_types,
+    keys_of,
+)
 from launcher.tasks import task_named
 from launcher.tasks.embedding import Embedding
 from launcher.tasks.reranker import Reranker
@@ -35,8 +59,23 @@ Json = Mapping[str, object]
 """A mapping as the recipe or an upstream class has it."""
 Strings = str | list[str]
 
+CHOSEN_BEST = Resume("note", "the best checkpoint so far was chosen by the old value")
+MINIMISED = Resume("refuse", "what is minimised would be other")
+REWARDED = Resume("refuse", "what is rewarded would be other")
+LEARNT = Resume("refuse", "it decides what was learned so far")
+_OTHER_WEIGHTS = Resume("refuse", "what is trained was learned on other frozen weights")
+_OTHER_TYPE = Resume("refuse", "weights and states are of another type")
+_FILES = Resume("states", "each engine writes files of its own")
+_COUNTED = Resume("refuse", "steps, schedule and the place in the data are counted in batches")
+FINISHED = "finish the run with effilaunch 0.2.0, or start a new one in another --output-dir"
+_LOSS_OVER = Resume(
+    "refuse",
+    "up to 0.2.0 micro-batches of different sizes weighed the same, and each added the whole auxiliary "
+    "loss of the routers",
+    FINISHED,
+)
 OTHERS = "others"
-_S = TypeVar("_S", bound="Section")
+NOTHING: Json = {}
 
 
 class Quantized(TypedDict, total=False):
@@ -74,60 +113,104 @@ class FimValues(TypedDict):
     spm_rate: float
 
 
-class Section:
-    """Base of the sections. An attribute without a value raises what `absent` returns for its dotted name."""
+class _Undecided:
+    """An attribute without a value: reading it raises what `absent` of its settings returns for its name."""
 
-    __slots__ = ("_absent",)
-    _absent: Callable[[str], Exception]
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, section: "Section | None", owner: type) -> Any:
+        if section is None:
+            return self
+        raise section._absent(f"{section.PATH}.{self.name}".lstrip("."))
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False)
+class Section:
+    """Base of the sections: attributes that `put` alone sets, in the order of their declarations."""
+
     PATH: ClassVar[str] = ""
+    KINDS: ClassVar[Mapping[str, "type[Section] | None"]] = {}
+    """Attribute -> the class of an inner section, None for a value."""
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    """Of the attributes that may be absent. Mappings are replaced, never changed, so all may share one."""
+    if TYPE_CHECKING:
+        _absent: Callable[[str], Exception]
+
+    def __init_subclass__(cls) -> None:
+        own = _declared(cls)
+        cls.DEFAULTS = {name: vars(cls)[name] for name in own if name in vars(cls)}
+        for base in cls.__bases__[1:]:  # of recipe/keys.py
+            own |= _declared(base)
+            cls.DEFAULTS |= {name: vars(base)[name] for name, key in keys_of(base) if key.absent is None}
+        cls.KINDS = {name: kind if _is_section(kind) else None for name, kind in own.items()}
+        for name in cls.KINDS:
+            setattr(cls, name, _Undecided(name))
+
+    @classmethod
+    def empty(cls, absent: Callable[[str], Exception] | None = None) -> Self:
+        """A section of which nothing is decided. absent: the error of reading an attribute, by its name."""
+        made = object.__new__(cls)
+        vars(made).update(cls.DEFAULTS)
+        vars(made).update({name: kind.empty(absent) for name, kind in cls.KINDS.items() if kind is not None})
+        vars(made)["_absent"] = absent or _undecided
+        return made
+
+    def copy(self) -> Self:
+        """The same values in sections of their own."""
+        made = object.__new__(type(self))
+        values = vars(self).items()
+        vars(made).update({n: value.copy() if isinstance(value, Section) else value for n, value in values})
+        return made
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to {name}: `put` decides settings")
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and _values(other) == _values(self)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the attributes that have a value; dataclass's own state would read all of them."""
-        state = {"_absent": self._absent, **_values(self)}
-        return object.__new__, (type(self),), state, None, None, _set_values
-
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in _values(self).items())
         return f"{type(self).__name__}({values})"
 
-    if not TYPE_CHECKING:  # mypy must not take this for a reason to accept any attribute
 
-        def __getattr__(self, name: str) -> Any:
-            if name not in _attributes(type(self)):
-                raise AttributeError(f"{type(self).__name__} has no {name}")
-            raise self._absent(f"{self.PATH}.{name}".lstrip("."))
+def _declared(kind: type) -> dict[str, Any]:
+    """The attributes that a class itself declares, with their annotations."""
+    found = get_annotations(kind).items()
+    return {name: annotation for name, annotation in found if name not in Section.__annotations__}
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ModelSettings(Section):
+def _is_section(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def _undecided(dotted: str) -> Exception:
+    return AttributeError(f"{dotted} is not decided yet")
+
+
+def _values(section: Section) -> dict[str, Any]:
+    """The attributes that have a value."""
+    return {name: value for name, value in vars(section).items() if name != "_absent"}
+
+
+class ModelSettings(Section, ModelKeys):
     PATH: ClassVar[str] = "model"
-    name_or_path: str | None
-    revision: str | None
-    gguf_file: str | None
-    tokenizer: str | None
-    device_map: str | Json | None
-    chat_template: str | None
-    add_tokens: list[str]
-    cache_dir: str | None
-    trust_remote_code: bool
+    device_map: Annotated[str | Json | None, Key(DERIVED)]
     config: Json | None
-    quantization: Literal["none"] | Quantized
-    dtype: str
-    attn_implementation: str
-    loss: Literal["full", "chunked"]
-    compile_blocks: bool
-    vocab_multiple: int | None
-    freeze: list[str]
-    image_sizes: Json
+    quantization: Annotated[Literal["none"] | Quantized, Key(_OTHER_WEIGHTS)]
+    dtype: Annotated[str, Key(_OTHER_TYPE)]
+    attn_implementation: Annotated[str, Key(ROUNDED)]
+    loss: Annotated[Literal["full", "chunked"], Key(ROUNDED, before="full")]
+    compile_blocks: Annotated[bool, Key(ROUNDED, before=False)]
+    vocab_multiple: Annotated[int | None, Key(before=None)]
+    freeze: Annotated[list[str], Key(before=[])]
+    image_sizes: Annotated[Json, Key(before={})]
     pad_token: Literal["keep", "ensure"]
-    enable_input_require_grads: bool
-    prepare_for_kbit: bool
-    kbit_norms: Literal["float32", "bfloat16", "float16"] = "float32"
+    enable_input_require_grads: Annotated[bool, Key(DERIVED)]
+    prepare_for_kbit: Annotated[bool, Key(_OTHER_WEIGHTS)]
+    kbit_norms: Annotated[Literal["float32", "bfloat16", "float16"], Key(ROUNDED)] = "float32"
     """Dtype of what a quantised base has beside its quantised matrices and is not trained."""
     text_only: bool = False
     """Of a checkpoint for text and images, only the text model is loaded."""
@@ -137,48 +220,37 @@ class ModelSettings(Section):
         return "none" if self.quantization == "none" else self.quantization["type"]
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AdapterSettings(Section):
     """`type` is None for a full fine-tune; other attributes then have no meaning."""
 
     PATH: ClassVar[str] = "adapter"
     type: str | None
     path: str | None = None
-    cast_input_dtype_enabled: bool | None = None
-    autocast_adapter_dtype: bool = True
+    cast_input_dtype_enabled: Annotated[bool | None, Key(ROUNDED, before=True)] = None
+    autocast_adapter_dtype: Annotated[
+        bool, Key(Resume("refuse", "its weights and states are of another type"), before=True)
+    ] = True
     lora_dropout: float = 0.0
     init_lora_weights: bool | str | None = None
     modules_to_save: list[str] | None = None
     target_parameters: list[str] | None = None
     trainable_token_indices: list[int] | Json | None = None
-    others: Json = field(default_factory=dict)
+    others: Json = NOTHING
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class DataSettings(Section):
+class DataSettings(Section, DataKeys):
     PATH: ClassVar[str] = "data"
     train: list[SourceValues]
     eval: SplitValues | list[SourceValues] | None
-    fim: FimValues | None
-    max_length: int
-    max_truncated: float
-    max_dropped: float
-    metrics: list[str]
-    overlong: Literal["truncate", "split", "drop"] | None
-    loss_on: Literal["completion", "assistant", "all"] | None
-    loss_on_inserted: bool
-    packing: bool
-    padding_free: bool
-    pad_to_multiple_of: int | None
-    streaming: bool
-    num_proc: int | None
-    special_tokens_in_text: Literal["keep", "escape", "refuse"] | None
-    """None: kept, and rows with some are a warning."""
-    problem_type: str = "single_label_classification"
+    fim: Annotated[FimValues | None, Key(decides_samples=True)]
+    padding_free: Annotated[bool, Key(ROUNDED)]
+    pad_to_multiple_of: Annotated[int | None, Key(ROUNDED)]
+    problem_type: Annotated[
+        str, Key(before="single_label_classification", decides_samples=True, read_by=has_problem_types)
+    ] = "single_label_classification"
     """Of task `sequence-classification`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class EmbeddingSettings(Section):
     """Of task `embedding`; the values of other tasks have no meaning."""
 
@@ -187,7 +259,7 @@ class EmbeddingSettings(Section):
     negatives: int
     scale: float | None
     triplet_margin: float | None
-    mini_batch_size: int | None
+    mini_batch_size: Annotated[int | None, Key(ROUNDED)]
     gather_across_devices: bool
     matryoshka_dims: list[int]
     pooling: str | None
@@ -199,7 +271,6 @@ class EmbeddingSettings(Section):
     batch_sampler: Literal["batch_sampler", "no_duplicates"]
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RerankerSettings(Section):
     """Of task `reranker`."""
 
@@ -208,34 +279,27 @@ class RerankerSettings(Section):
     documents: int
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class EarlyStoppingSettings(Section):
     PATH: ClassVar[str] = "early_stopping"
-    patience: int | None
-    threshold: float | None
+    patience: Annotated[int | None, Key(CHOSEN_BEST)]
+    threshold: Annotated[float | None, Key(CHOSEN_BEST)]
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PythonSettings(Section):
     """The recipe's own functions."""
 
     PATH: ClassVar[str] = "python"
-    file: str | None
-    hooks: list[str]
+    file: Annotated[str | None, Key(EVALUATED)]
+    hooks: Annotated[list[str], Key(MINIMISED)]
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShardingSettings(Section):
+class ShardingSettings(Section, ShardingKeys):
     PATH: ClassVar[str] = "sharding"
-    engine: EngineName
-    offload_optimizer: Offload
-    offload_param: Offload
-    tp_size: int
-    sp_size: int
-    cp_size: int
-    zero_stage: int | None = None
+    engine: Annotated[EngineName, Key(_FILES)]
+    offload_optimizer: Annotated[Offload, Key(_FILES)]
+    offload_param: Annotated[Offload, Key(_FILES)]
+    zero_stage: Annotated[int | None, Key(_FILES)] = None
     """None in a draft whose recipe and profile leave it open, and in a plan whose engine has no stages."""
-    nvme_path: str | None = None
 
     @property
     def ranks_of_copy(self) -> int:
@@ -243,7 +307,6 @@ class ShardingSettings(Section):
         return self.tp_size * self.sp_size * self.cp_size
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TrainerSettings(Section):
     PATH: ClassVar[str] = "trainer"
     bf16: bool
@@ -296,13 +359,12 @@ class TrainerSettings(Section):
     tf32: bool | None = None
     torch_compile: bool = False
     use_cache: bool | None = None
-    use_liger_kernel: bool = False
+    use_liger_kernel: Annotated[bool, Key(before=False)] = False
     warmup_steps: float = 0
     weight_decay: float = 0.0
-    others: Json = field(default_factory=dict)
+    others: Json = NOTHING
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class BufferSettings(Section):
     """Buffers through which DeepSpeed offloads the optimizer's states, or the parameters, to NVMe."""
 
@@ -315,22 +377,20 @@ class BufferSettings(Section):
     pipeline_write: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DeepSpeedSettings(Section):
     """What the DeepSpeed configuration holds beyond what other sections decide; `profile` has dotted keys."""
 
     PATH: ClassVar[str] = "deepspeed"
-    profile: Json
+    profile: Annotated[Json, Key(ROUNDED)]
     offload_optimizer: BufferSettings
     offload_param: BufferSettings
-    reduce_bucket_size: int
-    allgather_bucket_size: int
-    overlap_comm: bool
+    reduce_bucket_size: Annotated[int, Key(DERIVED)]
+    allgather_bucket_size: Annotated[int, Key(DERIVED)]
+    overlap_comm: Annotated[bool, Key(DERIVED)]
     stage3_max_reuse_distance: int
-    aio: Json = field(default_factory=dict)
+    aio: Json = NOTHING
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FsdpSettings(Section):
     """`fsdp_config` of TrainingArguments; nothing for another engine."""
 
@@ -340,44 +400,37 @@ class FsdpSettings(Section):
     reshard_after_forward: bool | None = None
     activation_checkpointing: bool | None = None
     cpu_ram_efficient_loading: bool | None = None
-    state_dict_type: str | None = None
+    state_dict_type: Annotated[
+        str | None, Key(Resume("refuse", "the weights and states are in files of another kind"))
+    ] = None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class LaunchSettings(Section):
+class LaunchSettings(Section, LaunchKeys):
     PATH: ClassVar[str] = "launch"
     launcher: Launcher
-    max_restarts: int
-    hang_factor: float
-    min_nodes: int | None = None
-    hostfile: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class RuntimeSettings(Section):
+class RuntimeSettings(Section, RuntimeKeys):
     """What the workers do around the Trainer."""
 
     PATH: ClassVar[str] = "runtime"
-    autocast: str | None
-    training_arguments_first: bool
-    loss_over: Literal["targets", "rows", "targets and routers", "rows and routers", "micro-batch"]
+    autocast: Annotated[str | None, Key(_OTHER_TYPE)]
+    training_arguments_first: Annotated[bool, Key(DERIVED)]
+    loss_over: Annotated[
+        Literal["targets", "rows", "targets and routers", "rows and routers", "micro-batch"], Key(_LOSS_OVER)
+    ]
     """What the loss of a step and of an evaluation is a mean of."""
-    stop_seconds: int | None = None
-    mirror: str | None = None
-    """URL of the object store that gets the checkpoints."""
+    stop_seconds: Annotated[int | None, Key(DERIVED)] = None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Settings(Section):
+class Settings(Section, RunKeys):
     """All settings of a plan."""
 
-    task: str
-    seed: int
-    on_oom: Literal["fail", "adapt"]
-    precision: Precision
-    global_batch_size: int
-    tiny: bool
+    task: Annotated[str, Key(LEARNT)]
+    precision: Annotated[Precision, Key(_OTHER_TYPE)]
+    global_batch_size: Annotated[int, Key(_COUNTED)]
+    tiny: Annotated[bool, Key(LEARNT)]
     model: ModelSettings
     adapter: AdapterSettings
     data: DataSettings
@@ -391,17 +444,8 @@ class Settings(Section):
     fsdp: FsdpSettings
     launch: LaunchSettings
     runtime: RuntimeSettings
-    reward: list[dict[str, Any]] = field(default_factory=list)
+    reward: Annotated[list[dict[str, Any]], Key(REWARDED)] = []  # noqa: RUF012
     """The functions that score completions: {function, weight, arguments, time_limit}."""
-
-    @classmethod
-    def empty(cls, absent: Callable[[str], Exception] | None = None) -> Settings:
-        """Settings of which none is decided. absent: the error of reading one, by its dotted name."""
-        return _empty(cls, absent or _undecided)
-
-    def copy(self) -> Settings:
-        """The same values in sections of their own."""
-        return _copy(self)
 
     def at(self, dotted: str) -> object:
         """The value of a setting, read as its attribute is. KeyError for a name that no section has."""
@@ -414,13 +458,12 @@ class Settings(Section):
         section, name, key = _place(self, dotted)
         if key:
             value = {**getattr(section, name), key: value}
-        object.__setattr__(section, name, value)
+        vars(section)[name] = value
 
     def remove(self, dotted: str) -> None:
         """Leave a setting without a value: reading it is an error, whatever its default."""
         section, name, _ = _place(self, dotted)
-        with suppress(AttributeError):
-            object.__delattr__(section, name)
+        vars(section).pop(name, None)
 
 
 class HasSettings:
@@ -476,77 +519,12 @@ class HasSettings:
         return self.settings.adapter.type is not None
 
 
-for _name in (one.name for one in fields(Settings) if one.name != "task"):
+for _name in (name for name in Settings.KINDS if name != "task"):
     setattr(HasSettings, _name, property(attrgetter(f"settings.{_name}")))
 
 
-_SECTIONS: Mapping[str, type[Section]] = {
-    kind.__name__: kind
-    for kind in (
-        ModelSettings, AdapterSettings, DataSettings, EmbeddingSettings, RerankerSettings,
-        EarlyStoppingSettings, PythonSettings, ShardingSettings, TrainerSettings, BufferSettings,
-        DeepSpeedSettings, FsdpSettings, LaunchSettings, RuntimeSettings,
-    )
-}  # fmt: skip
 _OPEN = {"launch.env", "deepspeed.aio"}
 """Mappings whose keys are settings of their own."""
-
-
-_ATTRIBUTES: dict[type, Mapping[str, type[Section] | None]] = {}
-_DEFAULTS: dict[type, Mapping[str, Any]] = {}
-
-
-def _attributes(kind: Any) -> Mapping[str, type[Section] | None]:
-    """Attribute -> the class of a section, None for a value."""
-    if kind not in _ATTRIBUTES:
-        _ATTRIBUTES[kind] = {one.name: _SECTIONS.get(str(one.type)) for one in fields(kind)}
-    return _ATTRIBUTES[kind]
-
-
-def _defaults(kind: Any) -> Mapping[str, Any]:
-    """Attribute -> its default. Mappings are replaced, never changed, so all sections may share one."""
-    if kind not in _DEFAULTS:
-        given = {one.name: one.default for one in fields(kind) if one.default is not MISSING}
-        made = {one.name: one.default_factory for one in fields(kind)}
-        _DEFAULTS[kind] = given | {name: make() for name, make in made.items() if make is not MISSING}
-    return _DEFAULTS[kind]
-
-
-def _undecided(dotted: str) -> Exception:
-    return AttributeError(f"{dotted} is not decided yet")
-
-
-def _empty(kind: type[_S], absent: Callable[[str], Exception]) -> _S:
-    made = object.__new__(kind)
-    object.__setattr__(made, "_absent", absent)
-    for name, default in _defaults(kind).items():
-        object.__setattr__(made, name, default)
-    for name, inner in _attributes(kind).items():
-        if inner is not None:
-            object.__setattr__(made, name, _empty(inner, absent))
-    return made
-
-
-def _set_values(section: Section, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        object.__setattr__(section, name, value)
-
-
-def _values(section: Section) -> dict[str, Any]:
-    """The attributes that have a value."""
-    found = {}
-    for name in _attributes(type(section)):
-        with suppress(AttributeError):
-            found[name] = object.__getattribute__(section, name)
-    return found
-
-
-def _copy(section: _S) -> _S:
-    made = object.__new__(type(section))
-    object.__setattr__(made, "_absent", section._absent)
-    for name, value in _values(section).items():
-        object.__setattr__(made, name, _copy(value) if isinstance(value, Section) else value)
-    return made
 
 
 def _place(settings: Settings, dotted: str) -> tuple[Section, str, str]:
@@ -555,9 +533,9 @@ def _place(settings: Settings, dotted: str) -> tuple[Section, str, str]:
     rest = dotted
     while True:
         name, _, inner = rest.partition(".")
-        known = _attributes(type(section))
+        known = section.KINDS
         if inner and known.get(name) is not None:
-            section, rest = object.__getattribute__(section, name), inner
+            section, rest = getattr(section, name), inner
         elif inner and f"{section.PATH}.{name}" in _OPEN:
             return section, name, inner
         elif not inner and name in known and known[name] is None and name != OTHERS:
@@ -566,3 +544,25 @@ def _place(settings: Settings, dotted: str) -> tuple[Section, str, str]:
             return section, OTHERS, rest
         else:
             raise KeyError(f"no section has a setting {dotted}")
+
+
+@cache
+def declared_keys() -> Mapping[str, Key]:
+    """Dotted setting -> its Key, of those that have one."""
+    sections: list[type[Section]] = [
+        Settings,
+        *(kind for kind in Settings.KINDS.values() if kind is not None),
+    ]
+    return {
+        f"{kind.PATH}.{name}".lstrip("."): key
+        for kind in sections
+        for base in (kind, *kind.__bases__[1:])
+        for name, key in keys_of(base)
+    }
+
+
+def deciding_images() -> tuple[str, ...]:
+    """Settings that decide the images of the prepared samples; the recipe has the same keys and values."""
+    samples = (name for name, key in declared_keys().items() if key.decides_samples)
+    model = ("name_or_path", "revision", "tokenizer", "chat_template", "add_tokens", "image_sizes")
+    return ("task", "python.file", "data.train", *samples, *(f"model.{name}" for name in model))

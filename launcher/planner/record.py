@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from launcher.facts.model import ModelSpec
 from launcher.plan.draft import Draft
-from launcher.planner.decide import SIZES
+from launcher.recipe.keys import has_problem_types, shared_keys
 from launcher.recipe.schema import AdapterSection, DataSection, GenerationSection, Recipe
 from launcher.tasks.grpo import BACKENDS, KEY
 from launcher.tasks.sequence_classification import SINGLE
-
-MODEL_LEAVES = (
-    "name_or_path",
-    "revision",
-    "gguf_file",
-    "tokenizer",
-    "device_map",
-    "chat_template",
-    "add_tokens",
-    "cache_dir",
-    "trust_remote_code",
-)
 
 # transformers 5.23 refuses sdpa at load: modeling_gemma2.py and modeling_gpt_oss.py, _supports_sdpa
 ONLY_EAGER = ("gemma2", "gpt_oss")
@@ -28,13 +18,13 @@ ONLY_EAGER = ("gemma2", "gpt_oss")
 def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[str, ...]) -> None:
     """Copy the recipe's values. `hooks`: functions found in the recipe's `python`."""
     draft.put_recipe("task", recipe.task, "schema default")
-    draft.put_recipe("seed", recipe.seed, "schema default")
-    draft.put_recipe("on_oom", recipe.on_oom, "schema default")
-    _record_launch(draft, recipe)
-    for name in MODEL_LEAVES:
-        draft.put_recipe(f"model.{name}", getattr(recipe.model, name), "not asked for")
+    for name, key in shared_keys():
+        value = attrgetter(name)(recipe)
+        if key.absent is not None or value is not None:
+            draft.put_recipe(name, value, key.absent or "")
     if draft.task.sees_images:
         _record_images(draft, recipe)
+    draft.put_recipe("model.device_map", recipe.model.device_map, "not asked for")
     # A shipped fact's name is resolved here: the worker gets the configuration itself.
     config_value = None if recipe.model.config is None else dict(spec.config)
     draft.put_recipe("model.config", config_value, "not asked for")
@@ -56,24 +46,8 @@ def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[st
         draft.put_recipe("sharding.zero_stage", recipe.sharding.zero_stage, "")
     for name in ("offload_optimizer", "offload_param"):
         draft.put_recipe(f"sharding.{name}", getattr(recipe.sharding, name), "nothing is offloaded")
-    for name in SIZES:
-        draft.put_recipe(f"sharding.{name}", getattr(recipe.sharding, name), "each device has a copy's work")
-    draft.put_recipe("sharding.nvme_path", recipe.sharding.nvme_path, "nothing is offloaded to a disk")
     for name, value in recipe.trainer.items():
         draft.put_recipe(f"trainer.{name}", value, "")
-
-
-def _record_launch(draft: Draft, recipe: Recipe) -> None:
-    """How the run is started, and where its checkpoints go."""
-    launch = recipe.launch
-    draft.put_recipe("launch.max_restarts", launch.max_restarts, "a run that fails stays ended")
-    reason = "a step that takes 20 times the median, and minutes, comes to no end"
-    draft.put_recipe("launch.hang_factor", launch.hang_factor, reason)
-    for name in ("min_nodes", "hostfile"):
-        if (value := getattr(launch, name)) is not None:
-            draft.put_recipe(f"launch.{name}", value, "set in the recipe")
-    if recipe.runtime.mirror is not None:
-        draft.put_recipe("runtime.mirror", recipe.runtime.mirror, "set in the recipe")
 
 
 def frozen_parts(recipe: Recipe) -> list[str]:
@@ -110,22 +84,7 @@ def _record_data(draft: Draft, data: DataSection) -> None:
     draft.put_recipe("data.eval", evaluation, "no evaluation asked for")
     fim = None if data.fim is None else data.fim.model_dump()
     draft.put_recipe("data.fim", fim, "documents are trained from left to right")
-    reasons = {
-        "max_length": "schema default",
-        "max_truncated": "schema default",
-        "max_dropped": "schema default",
-        "metrics": "the evaluation loss is always reported",
-        "overlong": "text is split, other rows are truncated",
-        "loss_on": "by row format, decided when the rows are read",
-        "loss_on_inserted": "the rows do not hold what the template inserts",
-        "packing": "each row is a sample of its own, not joined with others into packs",
-        "streaming": "rows are tokenised once, before the run",
-        "num_proc": "one per core, at most 8",
-        "special_tokens_in_text": "kept as the tokenizer reads them; rows with some are a warning",
-    }
-    for name, reason in reasons.items():
-        draft.put_recipe(f"data.{name}", getattr(data, name), reason)
-    if "problem_type" in draft.task.data_keys:
+    if has_problem_types(draft.task):
         draft.put_recipe("data.problem_type", data.problem_type or SINGLE, "each label is one class")
 
 

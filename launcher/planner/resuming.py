@@ -1,45 +1,28 @@
 """Whether a plan can resume from a checkpoint of another plan. Pure.
 
-One table of rules over the settings, and what single settings cannot tell: whether the engine reads the
-files, the number of ranks, the order of the rows.
+What each setting says for itself (its `Key`, else RESUMES), and what single settings cannot tell: whether the
+engine reads the files, the number of ranks, the order of the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from launcher.engines import engine_of
 from launcher.engines.deepspeed import ADAM
 from launcher.engines.engine import RANKS, counted
 from launcher.errors import Problem
 from launcher.plan.plan import Plan
+from launcher.plan.settings import CHOSEN_BEST, FINISHED, LEARNT, MINIMISED, REWARDED, declared_keys
 from launcher.plan.stored import StoredPlan
 from launcher.recipe.data_paths import is_file
+from launcher.recipe.keys import DERIVED, FIX, OF_START, PLACE, REPORTED, ROUNDED, Resume
 from launcher.tasks import TASKS
-from launcher.tasks.grpo import KEY
-
-Verdict = Literal["equal", "word", "free", "states", "samples"]
-"""Must be equal · may differ, with a message · may differ · depends on the files of the checkpoint · on the
-prepared samples, and must be equal where rows are streamed."""
 
 AnyPlan = Plan | StoredPlan
 
-FIX = "restore the value, or start a new run in another --output-dir"
-_FINISHED = "finish the run with effilaunch 0.2.0, or start a new one in another --output-dir"
 _WEIGHTS = "start a new run from these weights: adapter.path, or model.name_or_path, names the folder"
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What a difference of some settings means for a run that is resumed."""
-
-    settings: tuple[str, ...]
-    """Dotted names; `*` is any text."""
-    verdict: Verdict
-    reason: str
-    fix: str = FIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,137 +56,70 @@ class Difference:
         return f"{self.setting}: {self.old!r} -> {self.new!r}: {self.reason}"
 
 
-_FOLLOWS = "follows from the settings that are compared, and is in no checkpoint"
-_REPORTS = "changes what is reported, not what is learned"
-_KEPT = "the checkpoint brings its own value along, which would silently stay"
-_SHAPE = "the tensors of the checkpoint have other names or shapes"
 _LOSS = tuple(f"trainer.{name}" for task in TASKS for name in task.loss_arguments)
-_LEARNT = "it decides what was learned so far"
-_PLACE = "the place in the data that the checkpoint names would be another one"
-_SAMPLED = "completions are sampled otherwise from here on"
-_NUMBERS = "the numbers are rounded differently from here on"
+_PLACE = Resume("refuse", PLACE)
+_SAMPLED = Resume("note", "completions are sampled otherwise from here on")
+_SCHEDULE = Resume("refuse", "the schedule's state would continue on another curve")
 
-RULES: tuple[Rule, ...] = (
+RESUMES: tuple[tuple[tuple[str, ...], Resume], ...] = (
     # length, intervals, reports
-    Rule(
-        ("trainer.max_steps", "trainer.num_train_epochs"),
-        "word",
-        "a schedule that ends with the run has another end: the learning rate jumps here",
-    ),
-    Rule(("trainer.save_only_model",), "free", "the next checkpoints differ, not the one that is read"),
-    Rule(("trainer.generation_kwargs",), "word", _SAMPLED),
-    Rule(
-        (
-            "trainer.logging_*", "trainer.save_*", "trainer.eval_*", "trainer.report_to", "trainer.run_name",
-            "trainer.disable_tqdm", "trainer.include_num_input_tokens_seen", "trainer.log_*", "trainer.hub_*",
-            "trainer.push_to_hub", "trainer.per_device_eval_batch_size", "trainer.prediction_loss_only",
-            "trainer.predict_with_generate", "trainer.generation_*", "data.max_truncated",
-            "data.max_dropped",
-        ),
-        "free",
-        _REPORTS,
-    ),
-    Rule(("data.metrics", "python.file"), "word", "evaluations before and after may not be comparable"),
-    Rule(
-        ("early_stopping.*", "trainer.metric_for_best_model", "trainer.greater_is_better",
-         "trainer.load_best_model_at_end"),
-        "word",
-        "the best checkpoint so far was chosen by the old value",
-    ),
+    (("trainer.max_steps", "trainer.num_train_epochs"),
+     Resume("note", "a schedule that ends with the run has another end: the learning rate jumps here")),
+    (("trainer.save_only_model",),
+     Resume("free", "the next checkpoints differ, not the one that is read")),
+    (("trainer.generation_kwargs",), _SAMPLED),
+    (("trainer.logging_*", "trainer.save_*", "trainer.eval_*", "trainer.report_to", "trainer.run_name",
+      "trainer.disable_tqdm", "trainer.include_num_input_tokens_seen", "trainer.log_*", "trainer.hub_*",
+      "trainer.push_to_hub", "trainer.per_device_eval_batch_size", "trainer.prediction_loss_only",
+      "trainer.predict_with_generate", "trainer.generation_*"), REPORTED),
+    (("trainer.metric_for_best_model", "trainer.greater_is_better", "trainer.load_best_model_at_end"),
+     CHOSEN_BEST),
     # what runs it
-    Rule(("on_oom", "launch.*", "fixes.*"), "free", "who starts the run, not what it learns"),
-    Rule(
-        ("runtime.stop_seconds", "runtime.mirror", "runtime.training_arguments_first", "model.device_map",
-         "model.enable_input_require_grads", "trainer.bf16", "trainer.fp16", "trainer.seed",
-         "trainer.dataloader_*", "trainer.ddp_*", "trainer.use_cache", "trainer.remove_unused_columns",
-         "trainer.activation_checkpointing*", "trainer.gradient_checkpointing*", "deepspeed.*_bucket_size",
-         "deepspeed.overlap_comm", "deepspeed.aio.*", "deepspeed.offload_*", "sharding.nvme_path",
-         "model.cache_dir", "model.trust_remote_code", "data.num_proc", "trainer.ignore_data_skip"),
-        "free",
-        _FOLLOWS,
-    ),
-    Rule(
-        ("trainer.use_cpu", "model.attn_implementation", "trainer.use_liger_kernel", "trainer.tf32",
-         "trainer.torch_compile*", "model.compile_blocks", "model.loss", "model.kbit_norms",
-         "adapter.cast_input_dtype_enabled", "data.padding_free", "data.pad_to_multiple_of",
-         "deepspeed.profile"),
-        "word",
-        _NUMBERS,
-    ),
-    Rule(
-        ("trainer.per_device_train_batch_size", "trainer.gradient_accumulation_steps"),
-        "states",
-        "their product with the ranks, the global batch, is what is compared",
-    ),
+    (("launch.*", "fixes.*"), OF_START),
+    (("trainer.bf16", "trainer.fp16", "trainer.seed", "trainer.dataloader_*", "trainer.ddp_*",
+      "trainer.use_cache", "trainer.remove_unused_columns", "trainer.activation_checkpointing*",
+      "trainer.gradient_checkpointing*", "deepspeed.aio.*", "deepspeed.offload_*",
+      "trainer.ignore_data_skip"), DERIVED),
+    (("trainer.use_cpu", "trainer.use_liger_kernel", "trainer.tf32", "trainer.torch_compile*"), ROUNDED),
+    (("trainer.per_device_train_batch_size", "trainer.gradient_accumulation_steps"),
+     Resume("states", "their product with the ranks, the global batch, is what is compared")),
     # what the files are
-    Rule(
-        ("sharding.engine", "sharding.zero_stage", "sharding.offload_optimizer", "sharding.offload_param"),
-        "states",
-        "each engine writes files of its own",
-    ),
-    Rule(
-        ("trainer.accelerator_config",),
-        "equal",
-        "it decides which rows a rank gets, and how the gradients of a step are added up",
-    ),
-    Rule(
-        ("sharding.tp_size", "sharding.sp_size", "sharding.cp_size"),
-        "equal",
-        "each rank has written the states of its own part of the model",
-    ),
-    Rule(("trainer.optim",), "states", "each optimizer has states of its own"),
-    Rule(("fsdp.state_dict_type",), "equal", "the weights and states are in files of another kind"),
-    Rule(("fsdp.*",), "word", _NUMBERS),
+    (("trainer.accelerator_config",),
+     Resume("refuse", "it decides which rows a rank gets, and how the gradients of a step are added up")),
+    (("trainer.optim",), Resume("states", "each optimizer has states of its own")),
+    (("fsdp.*",), ROUNDED),
     # what is learned
-    Rule(
-        ("runtime.loss_over",),
-        "equal",
-        "up to 0.2.0 micro-batches of different sizes weighed the same, and each added the whole auxiliary "
-        "loss of the routers",
-        _FINISHED,
-    ),
-    Rule(("global_batch_size",), "equal", "steps, schedule and the place in the data are counted in batches"),
-    Rule(
-        ("trainer.learning_rate", "trainer.weight_decay", "trainer.adam_*", "trainer.optim_args"),
-        "equal",
-        _KEPT,
-    ),
-    Rule(
-        ("trainer.lr_scheduler_*", "trainer.warmup_*"),
-        "equal",
-        "the schedule's state would continue on another curve",
-    ),
-    Rule(("trainer.max_grad_norm",), "equal", "ZeRO brings its own value along, others take the new one"),
-    Rule(("adapter.lora_dropout",), "word", "the noise changes from here on, the tensors do not"),
-    Rule(("adapter.lora_alpha", "adapter.use_rslora"), "equal", "it scales all that the adapter has learned"),
-    Rule(("adapter.autocast_adapter_dtype",), "equal", "its weights and states are of another type"),
-    Rule(("adapter.*",), "equal", _SHAPE),
-    Rule(
-        ("model.quantization", "model.prepare_for_kbit"),
-        "equal",
-        "what is trained was learned on other frozen weights",
-    ),
-    Rule(("precision", "model.dtype", "runtime.autocast"), "equal", "weights and states are of another type"),
-    Rule(("model.*",), "equal", _SHAPE),
-    Rule(("embedding.mini_batch_size",), "word", _NUMBERS),
-    Rule(("embedding.*", "reranker.*"), "equal", "what is minimised, or what is read, would be other"),
-    Rule(("task", "tiny"), "equal", _LEARNT),
-    Rule((KEY, "trainer.reward_weights"), "equal", "what is rewarded would be other"),
-    Rule(("python.hooks", *_LOSS), "equal", "what is minimised would be other"),
-    Rule(("trainer.num_generations", "trainer.max_completion_length"), "equal", _PLACE),
-    Rule(("trainer.steps_per_generation",), "states", "the completions of a generation are compared"),
-    Rule(("trainer.temperature", "trainer.top_p", "trainer.top_k", "trainer.min_p",
-          "trainer.repetition_penalty"), "word", _SAMPLED),
-    Rule(("trainer.use_vllm", "trainer.vllm_*"), "word", "completions are written by another program"),
-    Rule(("trainer.num_generations_eval",), "word", _REPORTS),
-    Rule(("trainer.precompute_ref_log_probs",), "word", _NUMBERS),
-    Rule(("seed", "trainer.data_seed", "trainer.group_by_length", "trainer.train_sampling_strategy"),
-         "equal", _PLACE),
-    Rule(("data.loss_on_inserted", "data.special_tokens_in_text"), "samples", _PLACE),
-    Rule(("data.*",), "equal", _PLACE),
-    Rule(("*",), "equal", _LEARNT),
+    (("trainer.learning_rate", "trainer.weight_decay", "trainer.adam_*", "trainer.optim_args"),
+     Resume("refuse", "the checkpoint brings its own value along, which would silently stay")),
+    (("trainer.lr_scheduler_*", "trainer.warmup_*"), _SCHEDULE),
+    (("trainer.max_grad_norm",),
+     Resume("refuse", "ZeRO brings its own value along, others take the new one")),
+    (("adapter.lora_dropout",),
+     Resume("note", "the noise changes from here on, the tensors do not")),
+    (("adapter.lora_alpha", "adapter.use_rslora"),
+     Resume("refuse", "it scales all that the adapter has learned")),
+    (("adapter.*", "model.*"),
+     Resume("refuse", "the tensors of the checkpoint have other names or shapes")),
+    (("embedding.*", "reranker.*"),
+     Resume("refuse", "what is minimised, or what is read, would be other")),
+    (("trainer.reward_weights",), REWARDED),
+    (_LOSS, MINIMISED),
+    (("trainer.num_generations", "trainer.max_completion_length"), _PLACE),
+    (("trainer.steps_per_generation",),
+     Resume("states", "the completions of a generation are compared")),
+    (("trainer.temperature", "trainer.top_p", "trainer.top_k", "trainer.min_p",
+      "trainer.repetition_penalty"), _SAMPLED),
+    (("trainer.use_vllm", "trainer.vllm_*"),
+     Resume("note", "completions are written by another program")),
+    (("trainer.num_generations_eval",), Resume("note", REPORTED.reason)),
+    (("trainer.precompute_ref_log_probs",), ROUNDED),
+    (("trainer.data_seed", "trainer.group_by_length", "trainer.train_sampling_strategy"), _PLACE),
+    (("data.*",), _PLACE),
+    (("*",), LEARNT),
 )  # fmt: skip
-"""The first rule that names a setting holds. The last one names all: what nobody thought of must be equal."""
+"""(dotted names, `*` is any text; what a resume does) of the settings whose `Key` does not say it: those of
+upstream's classes, and whole sections. The first that names a setting holds. The last one names all: what
+nobody thought of must be equal."""
 _CONSTANT = ("constant", "constant_with_warmup")
 _VERSIONS = ("torch", "transformers", "accelerate", "peft", "trl", "deepspeed", "bitsandbytes")
 """Whose versions are compared: what writes and reads a checkpoint, or computes the steps."""
@@ -234,9 +150,12 @@ def compare_plans(old: AnyPlan, new: AnyPlan, ranks: int) -> Resumption:
     return Resumption(tuple(sorted(both, key=lambda difference: not difference.refused)), conversion)
 
 
-def rule_of(setting: str) -> Rule:
-    """The rule of a setting."""
-    return next(rule for rule in RULES if any(_names(pattern, setting) for pattern in rule.settings))
+def resume_of(setting: str) -> Resume:
+    """What a resume does with another value of a setting."""
+    key = declared_keys().get(setting)
+    if key is not None and key.resume is not None:
+        return key.resume
+    return next(resume for names, resume in RESUMES if any(_names(name, setting) for name in names))
 
 
 def _names(pattern: str, setting: str) -> bool:
@@ -245,11 +164,11 @@ def _names(pattern: str, setting: str) -> bool:
 
 
 def compare_settings(old: AnyPlan, new: AnyPlan) -> list[Difference]:
-    """The differences that the table alone decides, refused ones first."""
+    """The differences that a setting alone decides, refused ones first."""
     found = []
     for setting in sorted({*old.names, *new.names}):
         before, after = old.at(setting), new.at(setting)
-        rule = rule_of(setting)
+        rule = resume_of(setting)
         if before == after or rule.verdict in ("free", "states"):
             continue
         if rule.verdict == "samples" and not new.data.streaming:
@@ -261,7 +180,7 @@ def compare_settings(old: AnyPlan, new: AnyPlan) -> list[Difference]:
         reason = rule.reason
         if setting in ("trainer.max_steps", "trainer.num_train_epochs") and not _stretched(new):
             reason = "the run ends at another step than it was started for"
-        refused = rule.verdict in ("equal", "samples")
+        refused = rule.verdict in ("refuse", "samples")
         found.append(Difference(setting, before, after, refused, reason, new.by(setting), rule.fix))
     return sorted(found, key=lambda difference: not difference.refused)
 
@@ -319,11 +238,11 @@ def _order(old: AnyPlan, new: AnyPlan, ranks: int) -> list[Difference]:
         old_version = isinstance(old, StoredPlan) and old.is_of_0_2_0
         if old_version and not all(is_file(source["path"]) for source in new.data.train):
             reason = "up to 0.2.0 all files of a folder or pattern were read, whatever split their names tell"
-            found.append(_refuse(old, new, "data.train", reason, _FINISHED))
+            found.append(_refuse(old, new, "data.train", reason, FINISHED))
     found += _negatives(old, new, ranks)
     before, after = _completions(old, ranks), _completions(new, new.ranks)
     if before != after:
-        reason = f"a generation had {before} completions and would have {after}: {_PLACE}"
+        reason = f"a generation had {before} completions and would have {after}: {PLACE}"
         fix = "set it so that a generation has as many as before"
         found.append(_refuse(old, new, "trainer.steps_per_generation", reason, fix))
     others = new.trainer.others
@@ -400,7 +319,7 @@ def compare_data(old: str | None, new: str | None, plan: StoredPlan) -> list[Dif
     """The keys of the prepared data; None for a stream, which has none. plan: of the run that has `old`."""
     if old is None or new is None or old == new:
         return []
-    reason = f"the rows, their order of preparation or the tokenizer have changed: {_PLACE}"
+    reason = f"the rows, their order of preparation or the tokenizer have changed: {PLACE}"
     fix = f"bring the old files back, finish the run with {plan.finished_by}, or start a new run in another "
     fix += "--output-dir"
     return [Difference("data", old[:12], new[:12], True, reason, fix=fix)]

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from launcher.errors import Problem
-from launcher.recipe import schema, slurm_rules
+from launcher.recipe import keys, schema, slurm_rules
 from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_fields
 from launcher.recipe.schema import Recipe
 from launcher.recipe.suggestions import (
@@ -202,8 +202,8 @@ def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
 @cache
 def _by_class() -> Mapping[str, Mapping[str, str]]:
     found: dict[str, dict[str, str]] = {}
-    classes = (node for node in ast.parse(inspect.getsource(schema)).body if isinstance(node, ast.ClassDef))
-    for node in classes:
+    body = [node for module in (schema, keys) for node in ast.parse(inspect.getsource(module)).body]
+    for node in (node for node in body if isinstance(node, ast.ClassDef)):
         for field, below in pairwise(node.body):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):

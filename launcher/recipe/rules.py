@@ -15,14 +15,16 @@ from launcher.recipe.data_paths import is_file, is_hub_id, is_url
 from launcher.recipe.env import reference_names, split_references
 from launcher.recipe.field_tables import METRICS, TASK_FORMATS, TRAINER_OWNED
 from launcher.recipe.fields import ADAPTER_KEYS
+from launcher.recipe.keys import joins_rows
 from launcher.recipe.optimizer_needs import needs_of
 from launcher.recipe.reward_rules import check_rewards
+from launcher.recipe.schema import unread_keys
 from launcher.recipe.slurm_rules import check_slurm
 from launcher.recipe.suggestions import close_key, describe
 from launcher.recipe.yaml_reader import join
 from launcher.tasks import DEFAULT_TASK, FORMATS, TASKS, task_named
 from launcher.tasks.sequence_classification import MULTI, REGRESSION
-from launcher.tasks.task import OPTIONAL_DATA_KEYS, Task
+from launcher.tasks.task import Task
 
 SECRET_CODE = "secret-in-recipe"
 
@@ -48,12 +50,8 @@ _UNSUPPORTED_TASKS = {
 """Task of other tools -> what trains it."""
 _HUB_ONLY = ("name", "revision")
 _FILES_ONLY = ("quoting", "header", "sample_by")
-_TOKEN_KEYS = (
-    "data.max_length", "data.overlong", "data.max_truncated", "data.max_dropped",
-    "model.tokenizer", "model.chat_template", "model.add_tokens", "model.vocab_multiple",
-    "data.pad_to_multiple_of", "data.special_tokens_in_text",
-)  # fmt: skip
-"""Keys without meaning for a task that has no tokens."""
+_FEW_TASKS = 4
+"""So many readers of a key are named where another task refuses it."""
 _ADD_EVAL = "add e.g. `eval: {split: 0.02}` under `data:`"
 _KEEP_ONE = "keep one of the two"
 
@@ -513,30 +511,23 @@ def _check_columns(given: _Given) -> Problems:
             yield Problem("unknown-key", message, path=f"{place}.columns.{key}", hint=hint)
 
 
-def _check_optional(given: _Given) -> Problems:
-    """Keys of `data:` that the task does not read."""
-    for key, why in OPTIONAL_DATA_KEYS.items():
-        if key not in given.task.data_keys and given.has(f"data.{key}"):
-            readers = " and ".join(other.name for other in TASKS if key in other.data_keys)
-            hint = f"remove it: with task {given.task.name}, {why}"
-            yield _conflict(f"data.{key}", f"is only for task {readers}", hint)
-
-
-def _check_task_model(given: _Given) -> Problems:
-    task = given.task
-    if not task.gguf and given.has("model.gguf_file"):
-        message = f"is only for causal language models, not for task {task.name}"
-        yield _conflict("model.gguf_file", message, "use a checkpoint in safetensors")
-    for path in () if task.sees_images else ("model.freeze", "model.image_sizes"):
+def _check_read(given: _Given) -> Problems:
+    """Keys that the task does not read."""
+    for path, key in unread_keys(given.task):
         if given.has(path):
-            readers = " and ".join(other.name for other in TASKS if other.sees_images)
-            yield _conflict(path, f"is only for task {readers}", "remove it")
-    why = "" if task.pads_as_asked else task.own_padding if task.reads_tokens else "images are not tokenised"
-    for path in ("data.pad_to_multiple_of",) if task.reads_tokens else _TOKEN_KEYS:
-        if why and given.has(path):
-            yield _conflict(path, f"has no effect with task {task.name}: {why}", "remove it")
-    if given.has("data.pad_to_multiple_of") and given.has("trainer.pad_to_multiple_of"):
-        yield _conflict("trainer.pad_to_multiple_of", "is `data.pad_to_multiple_of`", "remove one of them")
+            readers = [task.name for task in TASKS if key.is_read_by(task)]
+            only = f": only task {' and '.join(readers)} reads it" if len(readers) <= _FEW_TASKS else ""
+            yield _conflict(
+                path, f"has no effect with task {given.task.name}: {key.unread}", f"remove it{only}"
+            )
+
+
+def _check_padding(given: _Given) -> Problems:
+    task, path = given.task, "data.pad_to_multiple_of"
+    if not task.pads_as_asked and task.own_padding and given.has(path):
+        yield _conflict(path, f"has no effect with task {task.name}: {task.own_padding}", "remove it")
+    if given.has(path) and given.has("trainer.pad_to_multiple_of"):
+        yield _conflict("trainer.pad_to_multiple_of", f"is `{path}`", "remove one of them")
 
 
 def _check_own_section(given: _Given) -> Problems:
@@ -587,7 +578,7 @@ def _check_samples(given: _Given) -> Problems:
     elif overlong == "split" and other:
         message = f"is split, which needs text rows, but {other}"
         yield _conflict("data.overlong", message, "set truncate or drop")
-    if rows.get("fim") is not None and other and "fim" in task.data_keys:
+    if rows.get("fim") is not None and other and joins_rows(task):
         message = f"needs text rows, but {other}"
         yield _conflict("data.fim", message, "set `format: text`, or remove fim")
 
@@ -627,7 +618,7 @@ def _check_problem_type(given: _Given) -> Problems:
 
 
 def _check_streaming(given: _Given) -> Problems:
-    if given.rows.get("streaming") is not True or "streaming" not in given.task.data_keys:
+    if given.rows.get("streaming") is not True or not joins_rows(given.task):
         return
     steps = given.trainer.get("max_steps")
     if not isinstance(steps, int) or steps <= 0:
@@ -655,7 +646,7 @@ def _check_rollouts(given: _Given) -> Problems:
 
 
 _TASK_RULES = (
-    _check_formats, _check_columns, _check_weights, _check_optional, _check_task_model, _check_own_section,
+    _check_formats, _check_columns, _check_weights, _check_read, _check_padding, _check_own_section,
     _check_added_tokens, _check_loss, _check_samples, _check_metrics, _check_problem_type, _check_streaming,
     _check_rollouts,
 )  # fmt: skip

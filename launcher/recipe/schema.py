@@ -1,6 +1,7 @@
 """The recipe as pydantic models. Upstream settings keep their upstream names; unknown keys are errors."""
 
 # Without `from __future__ import annotations`: pydantic would compile each annotation from its source.
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -12,10 +13,25 @@ from pydantic import (
 )
 
 from launcher.recipe.field_tables import TASK_FORMATS
+from launcher.recipe.keys import (
+    NO_TOKENS,
+    DataKeys,
+    Key,
+    LaunchKeys,
+    ModelKeys,
+    RunKeys,
+    RuntimeKeys,
+    ShardingKeys,
+    has_problem_types,
+    has_tokens,
+    joins_rows,
+    keys_of,
+)
 from launcher.tasks import DEFAULT_TASK, FORMATS
 from launcher.tasks.embedding import LOSSES as EMBEDDING_LOSSES
 from launcher.tasks.embedding import MOST_NEGATIVES
 from launcher.tasks.reranker import LOSSES as RERANKER_LOSSES
+from launcher.tasks.task import Task as AnyTask
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "bf16-true", "fp16-true"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -33,6 +49,9 @@ else:  # computed, which a type checker cannot follow
     Format = Literal["auto", *FORMATS]
     EmbeddingLoss = Literal[tuple(EMBEDDING_LOSSES)]
     RerankerLoss = Literal[tuple(RERANKER_LOSSES)]
+
+
+OF_IMAGES = Key(read_by=lambda task: task.sees_images, unread="it reads no images")
 
 
 class Section(BaseModel):
@@ -59,21 +78,12 @@ class Quantization(Section):
     """4-bit only: dtype of the matrix products; absent: from `precision` and the device."""
 
 
-class ModelSection(Section):
+class ModelSection(Section, ModelKeys):
     """The base model."""
 
-    name_or_path: str | None = None
-    """Hub id, folder, or `package:NAME/inner/path` of an installed Python package; this or
-    `model.config`."""
     config: dict[str, Any] | str | None = None
     """A configuration, or the name of a model whose configuration is shipped, in place of pretrained weights:
     the weights are initialised at random, to train from scratch."""
-    revision: str | None = None
-    """Branch, tag or commit of the hub id."""
-    gguf_file: str | None = None
-    """A GGUF file inside `name_or_path`; dequantised once and cached."""
-    tokenizer: str | None = None
-    """Tokenizer, where it is not next to the model: hub id, folder, GGUF file or `package:` path."""
     quantization: Literal["none", "auto", "int8", "nf4", "fp4"] | Quantization = "none"
     """Storage of the frozen base weights: `none`, `int8`, `nf4`, `fp4`, or a mapping with the keys of the
     section below; `auto`: with an adapter, the fastest of `none`, `int8` and `nf4` that fits. A
@@ -96,26 +106,20 @@ class ModelSection(Section):
     """Compile each layer (`torch.compile`); absent: where the model type was shown to compute the same and
     the run is predicted to take an hour or more (needs `trainer.max_steps`), on GPUs of compute capability
     8.0 or later, without quantisation and with unsharded weights (DDP, ZeRO up to 2)."""
-    vocab_multiple: Annotated[int, Field(ge=2, le=4096)] | None = None
+    vocab_multiple: Annotated[
+        Annotated[int, Field(ge=2, le=4096)] | None, Key(read_by=has_tokens, unread=NO_TOKENS)
+    ] = None
     """Pad the vocabulary to a multiple of this, for tensor cores. The added entries take part in the softmax
     and change the model, so no plan sets it automatically."""
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, Any] | None = None
     """Distribute the layers over several devices (naive model parallelism); one process only."""
-    chat_template: str | None = None
-    """A Jinja template (file or inline) for a tokenizer without one."""
-    add_tokens: list[Annotated[str, Field(min_length=1)]] = []
-    """Tokens to add to the tokenizer; their embedding rows are trained and saved, with an adapter, too."""
-    freeze: list[Literal["vision", "projector"]] | None = None
+    freeze: Annotated[list[Literal["vision", "projector"]] | None, OF_IMAGES] = None
     """Task `image-text-to-text`: the parts that are not trained, and that no adapter is put on: the vision
     tower, and the projector between it and the language model; absent: both, `[]`: none."""
-    image_sizes: dict[str, Any] = {}
+    image_sizes: Annotated[dict[str, Any], OF_IMAGES] = {}
     """Task `image-text-to-text`: how large images become, as fields of the model's image processor:
     `max_pixels` and `min_pixels` for Qwen-VL, `size`, `do_image_splitting` for SmolVLM. They decide the
     number of an image's tokens, and are saved with the result."""
-    cache_dir: str | None = None
-    """Folder of the hub cache, as in from_pretrained."""
-    trust_remote_code: bool = False
-    """Run model code from the hub repository."""
 
     def asked_quantization(self) -> Quantization | None:
         """The mapping of a short form; None for `none`, and for `auto`, which the planner fills in."""
@@ -198,55 +202,29 @@ class FimSection(Section):
     """Share of the rearranged texts in suffix-prefix-middle order; the others are prefix-suffix-middle."""
 
 
-class DataSection(Section):
+class DataSection(Section, DataKeys):
     """Training and evaluation rows."""
 
     train: Annotated[list[DataSource], Field(min_length=1)]
     """Sources of training rows, concatenated; keys in the section below."""
     eval: EvalSplit | list[DataSource] | None = None
     """A list of sources as in `data.train`, or a share of its rows: `{split: 0.02}`."""
-    metrics: list[str] = []
-    """Metrics on the evaluation rows besides the loss; the names depend on the task."""
-    problem_type: (
-        Literal["single_label_classification", "regression", "multi_label_classification"] | None
-    ) = None
+    problem_type: Annotated[
+        Literal["single_label_classification", "regression", "multi_label_classification"] | None,
+        Key(read_by=has_problem_types, unread="its labels can be read in one way only"),
+    ] = None
     """What a label of task `sequence-classification` is: one class, one or more numbers, or a list of labels;
     absent: one class."""
-    max_length: Annotated[int, Field(ge=8, le=1_000_000_000)] = 2048
-    """Maximum tokens of a sample; `data.overlong` decides about longer ones, and their number is reported."""
-    overlong: Literal["truncate", "split", "drop"] | None = None
-    """What happens to a row longer than `max_length`; absent: `split` (several samples) for text rows,
-    `truncate` for others."""
-    packing: bool = False
-    """Fill samples with whole documents up to `max_length`, without attention between them."""
-    padding_free: bool | None = None
+    padding_free: Annotated[bool | None, Key(read_by=joins_rows, unread="its samples are padded")] = None
     """Concatenate the samples of a batch instead of padding them: the same samples, without computation on
     padding; absent: for task `causal-lm` where model and kernel keep samples apart."""
     pad_to_multiple_of: Annotated[int, Field(ge=1, le=65536)] | None = None
     """Pad each row of a batch to a multiple of this many tokens, 1: none; absent: 64 on GPUs of compute
     capability 8.0 or later, 8 on others, none on a CPU."""
-    loss_on: Literal["completion", "assistant", "all"] | None = None
-    """Tokens that contribute to the loss; absent: `completion` for prompt/completion and instruction rows,
-    `assistant` for chat rows, `all` for text."""
-    loss_on_inserted: bool = False
-    """Whether text that the chat template inserts into an answer, such as an empty `<think></think>` block,
-    contributes to the loss; `false`: masked, and counted. With `loss_on: all` it contributes."""
-    fim: FimSection | None = None
+    fim: Annotated[
+        FimSection | None, Key(read_by=joins_rows, unread="only a causal language model learns to fill in")
+    ] = None
     """Fill-in-the-middle of text rows."""
-    streaming: bool = False
-    """Read the rows during training instead of before it; needs `trainer.max_steps`."""
-    max_truncated: Share = 0.2
-    """Largest share of tokens lost to `max_length`; above it, a run stops at its start."""
-    max_dropped: Share = 0.05
-    """Largest share of a source's rows that may be dropped (empty, without target tokens, pairs of equal
-    answers); above it, a run stops at its start. Rows dropped by `overlong: drop` or `format_row` do not
-    count."""
-    special_tokens_in_text: Literal["keep", "escape", "refuse"] | None = None
-    """Special tokens in the texts of rows, such as `<|im_end|>` in a user's message: `keep` reads them as the
-    control tokens that they are, `escape` as plain text, and `refuse` stops at the row; absent: `keep`, with
-    a warning that names the first row."""
-    num_proc: Annotated[int, Field(ge=1)] | None = None
-    """Processes for tokenisation; absent: one per core, at most 8."""
 
 
 class RewardFunction(Section):
@@ -351,7 +329,7 @@ class EarlyStopping(Section):
     """Smallest improvement of `trainer.metric_for_best_model` (default: the evaluation loss) that counts."""
 
 
-class ShardingSection(Section):
+class ShardingSection(Section, ShardingKeys):
     """How weights, gradients and optimizer states are sharded over the processes."""
 
     engine: Literal["auto", "deepspeed", "fsdp", "ddp"] = "auto"
@@ -365,17 +343,8 @@ class ShardingSection(Section):
     offload_param: Literal["none", "auto", "cpu", "nvme"] = "none"
     """Where parameters are stored between uses; `cpu` and `nvme` with ZeRO-3 only; `auto` as for optimizer
     states."""
-    nvme_path: str | None = None
-    """Folder on a local disk for offload to `nvme`, relative to the recipe; overrides the base profile's."""
     config: str | None = None
     """A base DeepSpeed profile: a file, or the name of a shipped one such as `zero2`."""
-    tp_size: Annotated[int, Field(ge=1, le=999_999)] = 1
-    """Devices that share each layer's matrices (tensor parallelism), engine `deepspeed`; `ddp` for one
-    copy."""
-    sp_size: Annotated[int, Field(ge=1, le=999_999)] = 1
-    """Devices that share each sample's tokens (Ulysses sequence parallelism), engine `deepspeed`."""
-    cp_size: Annotated[int, Field(ge=1, le=999_999)] = 1
-    """Devices that share each sample's tokens (context parallelism of torch), engine `fsdp`; untested."""
 
 
 class HardwareSection(Section):
@@ -541,7 +510,7 @@ class RaySection(Section):
     """Whether the data is prepared first, on one CPU of the cluster, before devices are reserved."""
 
 
-class LaunchSection(Section):
+class LaunchSection(Section, LaunchKeys):
     """How the processes are started, and with which environment."""
 
     launcher: Literal["auto", "deepspeed", "accelerate", "python"] = "auto"
@@ -553,23 +522,9 @@ class LaunchSection(Section):
     """Environment variables of the workers; secrets only as `${ENV:NAME}`. Refused are those that the run
     sets: ranks, `MASTER_*`, `CUDA_VISIBLE_DEVICES` (set it in the shell), `ACCELERATE_USE_*` and similar,
     `FSDP_*`, `EFFILAUNCH_*`."""
-    hostfile: str | None = None
-    """A file with one host per line, `HOST slots=N`, including this one: the run starts on the others over
-    ssh. Without `hardware` and --on, the file also sets the number of nodes and devices."""
-    min_nodes: Annotated[int, Field(ge=1, le=999_999)] | None = None
-    """The run continues with fewer nodes, at least so many, when nodes are lost or do not come: at the same
-    global batch, from the last complete checkpoint. `plan` shows each size with its memory. Absent: a lost
-    node ends the run."""
     max_nodes: Annotated[int, Field(ge=1, le=999_999)] | None = None
     """With min_nodes: the number of nodes that the batch of the recipe is meant for; absent: that of the
     hardware. `submit --to slurm` asks for min_nodes to max_nodes nodes."""
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
-    """How often in a row a failed run is restarted from its last complete checkpoint, with pauses of 10 s to
-    5 minutes. A new checkpoint resets the count. Failures that would repeat (the recipe, memory, a full disk)
-    are not restarted. 0: never."""
-    hang_factor: Annotated[float, Field(ge=0, le=1_000_000)] = 20.0
-    """A run hangs when a step takes this many times the median, and at least 5 minutes: it is stopped, the
-    rank that is behind is named, and it is restarted where max_restarts allows it. 0: never."""
     slurm: SlurmSection = SlurmSection()
     """Slurm options of `effilaunch submit`."""
     kubernetes: KubernetesSection = KubernetesSection()
@@ -580,13 +535,8 @@ class LaunchSection(Section):
     """SkyPilot options of `effilaunch submit --to skypilot`."""
 
 
-class RuntimeSection(Section):
+class RuntimeSection(Section, RuntimeKeys):
     """What a run does besides training."""
-
-    mirror: str | None = None
-    """URL of an object store, such as `s3://bucket/runs/tune`, `gs://…` or another one that fsspec writes:
-    complete checkpoints and the result are copied there in the background, and `--resume auto` continues from
-    there on an empty disk. A URL is the place of one run; `{name}` in it is the name of the run directory."""
 
 
 class FixesSection(Section):
@@ -596,7 +546,7 @@ class FixesSection(Section):
     """Ids of known fixes not to apply; `effilaunch fixes` lists them."""
 
 
-class Recipe(Section):
+class Recipe(Section, RunKeys):
     """One fine-tune."""
 
     task: Task = DEFAULT_TASK
@@ -641,10 +591,12 @@ class Recipe(Section):
     """How the processes are started."""
     runtime: RuntimeSection = RuntimeSection()
     """What a run does besides training."""
-    on_oom: Literal["fail", "adapt"] = "fail"
-    """What a run does when memory runs out; `adapt`: it continues with less: a smaller micro-batch with more
-    accumulation, then activation checkpointing, then ZeRO and offload."""
     fixes: FixesSection = FixesSection()
     """Known fixes."""
-    seed: Annotated[int, Field(ge=0)] = 42
-    """Seed of data order, splits, adapter initialisation and dropout; owns `trainer.seed`."""
+
+
+def unread_keys(task: AnyTask) -> Iterator[tuple[str, Key]]:
+    """(dotted name, its Key) of the keys that a task does not read."""
+    for section, kind in {"model.": ModelSection, "data.": DataSection}.items():
+        for base in kind.__mro__:
+            yield from ((section + name, key) for name, key in keys_of(base) if not key.is_read_by(task))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.tasks.rows import CHAT, INSTRUCTION, PROMPT_COMPLETION, TEXT
-from launcher.tasks.task import OPTIONAL_DATA_KEYS, Task
+from launcher.tasks.task import Task
 
 
 class CausalLM(Task):
@@ -20,7 +20,6 @@ class CausalLM(Task):
         "prompt-completion": ("completion", "all"),
         "chat": ("assistant", "completion", "all"),
     }
-    data_keys = frozenset(OPTIONAL_DATA_KEYS) - {"problem_type"}
     overlong = {}
     model_class = "AutoModelForCausalLM"
     head = "language-model"

@@ -44,7 +44,6 @@ class ImageTextToText(Task):
         "image-chat": ("assistant", "completion", "all"),
         "image-prompt": ("completion", "all"),
     }
-    data_keys = frozenset({"loss_on", "loss_on_inserted"})
     sees_images = True
     prepared_by = ("PIL", "transformers")
     architectures = ("vision-language",)

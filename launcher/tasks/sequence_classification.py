@@ -38,7 +38,6 @@ class SequenceClassification(Task):
     model_class = "AutoModelForSequenceClassification"
     without_class = WITHOUT_CLASSIFIER
     peft_task = "SEQ_CLS"
-    data_keys = frozenset({"problem_type"})
     problem_metrics = {
         SINGLE: CLASS_METRICS,
         REGRESSION: (*SCORE_ERRORS, "r2", "pearson", "spearman"),

@@ -63,8 +63,6 @@ class Task:
     """Formats of rows that it can train on, the most usual first."""
     learns: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Format -> values of `data.loss_on` that it can have, the default first; empty: there is no choice."""
-    data_keys: ClassVar[frozenset[str]] = frozenset()
-    """The keys of `data:` in OPTIONAL_DATA_KEYS that this task reads."""
     unread_fields: ClassVar[tuple[str, ...]] = ()
     """Optional fields of its formats that another task alone reads."""
     unread_columns: ClassVar[Mapping[str, str]] = {}
@@ -383,15 +381,3 @@ def columns_needed(trainer: Mapping[str, Any]) -> list[Problem]:
     message = "is true, but the samples are made of columns that no model knows"
     path = "trainer.remove_unused_columns"
     return [Problem("conflict", message, path=path, hint="remove it")]
-
-
-OPTIONAL_DATA_KEYS: Mapping[str, str] = {
-    "loss_on": "the loss is where the task puts it",
-    "loss_on_inserted": "only chats of task causal-lm are rendered for it",
-    "packing": "its samples are padded",
-    "padding_free": "its samples are padded",
-    "fim": "only a causal language model learns to fill in",
-    "streaming": "its rows are read before training",
-    "problem_type": "its labels can be read in one way only",
-}
-"""Keys of `data:` that only some tasks read -> why another one does not."""

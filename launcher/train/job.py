@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +13,29 @@ from launcher.engines import engine_of
 from launcher.engines.engine import Engine
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import LARGEST_RECORD, read_json
-from launcher.plan.settings import OTHERS, HasSettings, Settings
-from launcher.plan.stored import before
+from launcher.plan.settings import OTHERS
+from launcher.plan.stored import ReadPlan
 from launcher.recipe.env import Kept, reference_names, resolve_env
 
 
 @dataclass(frozen=True)
-class Job(HasSettings):
-    """One run directory and its plan, with every value decided."""
+class Job(ReadPlan):
+    """One run directory and its plan, with every value decided and `${ENV:...}` resolved.
+
+    Reading a setting that does not exist, or whose variable is not as it was, raises RecipeError.
+    """
 
     run_dir: Path
     plan: Mapping[str, Any]
 
-    @cached_property
-    def settings(self) -> Settings:
-        """The plan's settings with `${ENV:...}` resolved; settings missing in older plans have old values.
-
-        Reading a setting that does not exist, or whose variable is not set, raises RecipeError.
-        """
-        settings = Settings.empty(self._absent)
-        for name, value in before(self.plan["settings"]).items():
-            settings.put(name, value)
-        for name, stored in self.plan["settings"].items():
-            try:
-                settings.put(name, self._resolved(stored["value"]))
-            except RecipeError:
-                settings.remove(name)
-            except KeyError:  # a setting of another version
-                continue
-        return settings
-
-    def _absent(self, dotted: str) -> RecipeError:
+    def absent(self, dotted: str) -> RecipeError:
         for name, stored in self.plan["settings"].items():
             if (name + ".").startswith(dotted.removesuffix(OTHERS)):
-                self._resolved(stored["value"])
+                self.read(stored["value"])
         path = str(self.run_dir / "plan.json")
         return RecipeError(Problem("bad-plan", f"the plan has no setting {dotted}", file=path))
 
-    def _resolved(self, value: Any) -> Any:
+    def read(self, value: Any) -> Any:
         """A value of the plan with its references resolved. RecipeError where a variable is not as it was."""
         if isinstance(value, str) and value in (planned := self.plan.get("references", {})):
             if Kept(resolved := resolve_env(value, os.environ), value).digest == planned[value]:
@@ -61,20 +45,15 @@ class Job(HasSettings):
             path = str(self.run_dir / "plan.json")
             raise RecipeError(Problem("env-changed", message, file=path, hint=hint))
         if isinstance(value, list):
-            return [self._resolved(item) for item in value]
+            return [self.read(item) for item in value]
         if isinstance(value, dict):
-            return {key: self._resolved(item) for key, item in value.items()}
+            return {key: self.read(item) for key, item in value.items()}
         return resolve_references(value)
 
     @property
     def kept(self) -> dict[str, Kept]:
         """The references of the plan with their values, which no file that a worker writes should hold."""
         return {text: Kept(resolve_env(text, os.environ), text) for text in self.plan.get("references", {})}
-
-    @property
-    def names(self) -> Collection[str]:
-        names: Collection[str] = self.plan["settings"].keys()
-        return names
 
     @property
     def adaptations(self) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.recipe.keys import SHARED, shared_keys
 from launcher.recipe.schema import DataSource
 from launcher.tasks import task_named
 from launcher.tasks.embedding import LOSSES
@@ -31,22 +32,18 @@ LORA: dict[str, Any] = {
     "target_modules": ["q_proj", "v_proj", "down_proj"],
 }
 _BASE: dict[str, Any] = {
+    **{
+        name: getattr(SHARED[name.rpartition(".")[0]], name.rpartition(".")[2])
+        for name, key in shared_keys()
+        if key.absent is not None
+    },
     "task": "causal-lm",
-    "seed": 42,
     "tiny": True,
-    "model.name_or_path": None,
     "model.config": TINY_LLAMA,
-    "model.revision": None,
-    "model.gguf_file": None,
-    "model.tokenizer": None,
     "model.dtype": "float32",
     "model.quantization": "none",
     "model.attn_implementation": "sdpa",
     "model.device_map": None,
-    "model.chat_template": None,
-    "model.add_tokens": [],
-    "model.cache_dir": None,
-    "model.trust_remote_code": False,
     "model.enable_input_require_grads": False,
     "model.prepare_for_kbit": False,
     "model.pad_token": "ensure",
@@ -54,17 +51,9 @@ _BASE: dict[str, Any] = {
     "data.train": [{"path": "unused.jsonl", "format": "prompt-completion", "columns": {}}],
     "data.eval": None,
     "data.max_length": 64,
-    "data.loss_on": None,
-    "data.loss_on_inserted": False,
-    "data.special_tokens_in_text": None,
-    "data.num_proc": None,
-    "data.metrics": [],
-    "data.overlong": None,
-    "data.packing": False,
     "data.padding_free": False,
     "data.pad_to_multiple_of": None,
     "data.fim": None,
-    "data.streaming": False,
     "data.max_truncated": 1.0,
     "data.max_dropped": 1.0,
     "early_stopping.patience": None,
@@ -78,9 +67,6 @@ _BASE: dict[str, Any] = {
     "sharding.zero_stage": None,
     "sharding.offload_optimizer": "none",
     "sharding.offload_param": "none",
-    "sharding.tp_size": 1,
-    "sharding.sp_size": 1,
-    "sharding.cp_size": 1,
     "precision": "fp32",
     "trainer.seed": 42,
     "trainer.bf16": False,

@@ -15,12 +15,12 @@ import pytest
 pytest.importorskip("datasets")
 
 from launcher.errors import MachineError, RecipeError
-from launcher.plan.settings import DataSettings
+from launcher.plan.settings import DataSettings, declared_keys
 from launcher.report.result_text import prepared_text
 from launcher.report.terminal import Page
 from launcher.tasks import TASKS
 from launcher.train.data.build import build_data
-from launcher.train.data.prepare import DECIDE_SAMPLES, _key_parts
+from launcher.train.data.prepare import _key_parts
 from launcher.train.data.store import open_samples, read_record
 from launcher.train.hooks import load_hooks
 from launcher.train.job import read_job
@@ -120,9 +120,9 @@ def test_every_key_of_data_names_the_cache_or_changes_no_sample():
     by_content = {"train", "eval"}
     of_the_machine = {"num_proc"}
     others = used_later | judged_on_counts | by_content | of_the_machine
-    names = {field.name for field in dataclasses.fields(DataSettings)}
-    assert names == others | set(DECIDE_SAMPLES)
-    assert not others & set(DECIDE_SAMPLES)
+    deciding = {name for name, key in declared_keys().items() if key.decides_samples}
+    assert {f"data.{name}" for name in DataSettings.KINDS} == {f"data.{name}" for name in others} | deciding
+    assert not {f"data.{name}" for name in others} & deciding
 
 
 @pytest.mark.parametrize("task", [task.name for task in TASKS if task.reads_tokens])

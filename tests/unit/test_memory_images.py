@@ -12,6 +12,7 @@ from launcher.facts.model import Vision
 from launcher.facts.prepared_images import PreparedImages
 from launcher.memory.images import image_note, knows_images, with_images
 from launcher.memory.job import Components
+from launcher.plan.settings import deciding_images
 
 TOWER = Vision(
     params=3_000, frozen=3_000, trains_tower=False, hidden=10, inner=40, layers=5, widths=8, inners=2,
@@ -111,7 +112,7 @@ def test_pixels_of_unknown_patches_keep_the_bound() -> None:
     assert found(READ, patch_values=0)["images"].temporary == 4 * LAYER * 2 * 50 * 4
 
 
-SETTINGS = {name: None for name in prepared_images.DECIDE}
+SETTINGS = {name: None for name in deciding_images()}
 IMAGES = PreparedImages(3, {"p50": 4.0}, {"p50": 1.0}, (900, 700, 300), 400)
 
 

@@ -17,7 +17,7 @@ from launcher.plan.stored import StoredPlan
 from launcher.planner.decide import SIZES
 from launcher.planner.parallel import FAMILIES
 from launcher.planner.planner import make_plan
-from launcher.planner.resuming import compare_plans, compare_settings, rule_of
+from launcher.planner.resuming import compare_plans, compare_settings, resume_of
 from launcher.planner.search import search
 from launcher.planner.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
 from launcher.render.bundle import render
@@ -386,7 +386,7 @@ def test_keys_of_other_launchers_name_what_there_is(key, tmp_path):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_run_goes_on_with_the_same_sizes_alone(name, tmp_path):
-    assert rule_of(f"sharding.{name}").verdict == "equal"
+    assert resume_of(f"sharding.{name}").verdict == "refuse"
     old, new = ({"settings": {f"sharding.{name}": {"value": n, "by": ""}}} for n in (2, 1))
     (difference,) = compare_settings(StoredPlan(old), StoredPlan(new))
     assert difference.refused

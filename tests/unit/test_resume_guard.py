@@ -14,15 +14,16 @@ from golden_plans import whole_plans
 from launcher.engines.deepspeed import ADAM
 from launcher.errors import RecipeError
 from launcher.facts.checkpoint import same_samples
+from launcher.plan.settings import LEARNT, declared_keys
 from launcher.plan.stored import StoredPlan
 from launcher.planner.resuming import (
-    RULES,
+    RESUMES,
     Resumption,
     compare_data,
     compare_plans,
     compare_settings,
     compare_versions,
-    rule_of,
+    resume_of,
 )
 from launcher.train.job import Job
 
@@ -73,23 +74,26 @@ def test_the_same_plan_goes_on():
     assert judge(plan(), plan(), 2).conversion == ""
 
 
-@every("rule", RULES, ids=lambda rule: rule.settings[0])
-def test_each_rule_judges_a_change_and_not_its_absence(rule):
-    for pattern in rule.settings:
+OF_KEYS = tuple(((name,), key.resume) for name, key in declared_keys().items() if key.resume is not None)
+
+
+@every(("names", "resume"), (*RESUMES, *OF_KEYS))
+def test_each_rule_judges_a_change_and_not_its_absence(names, resume):
+    for pattern in names:
         setting = pattern.replace("*", "zz")
-        if rule_of(setting) is not rule:
-            pytest.fail(f"{setting} is judged by an earlier rule, {rule_of(setting).settings}")
+        if resume_of(setting) is not resume:
+            pytest.fail(f"{setting} is judged by an earlier rule, {resume_of(setting)}")
         old, new = plan(), plan()
         old["settings"][setting] = {"value": 1, "by": "default"}
         new["settings"][setting] = {"value": 2, "by": "r.yaml:9"}
         found = compare_settings(StoredPlan(old), StoredPlan(new))
         assert compare_settings(StoredPlan(old), StoredPlan(copy.deepcopy(old))) == []
-        if rule.verdict in ("free", "states", "samples"):
+        if resume.verdict in ("free", "states", "samples"):
             assert found == []
             continue
         (difference,) = found
-        assert difference.refused == (rule.verdict == "equal")
-        assert (difference.old, difference.new, difference.reason) == (1, 2, rule.reason)
+        assert difference.refused == (resume.verdict == "refuse")
+        assert (difference.old, difference.new, difference.reason) == (1, 2, resume.reason)
         problem = difference.problem()
         assert (problem.code, problem.path, problem.file, problem.line) == (
             "resume-differs", setting, "r.yaml", 9,
@@ -104,8 +108,8 @@ def test_every_setting_of_the_shipped_plans_was_thought_of():
     plans = whole_plans()
     assert len(plans) > 20
     settings = {key for plan in plans.values() for key in plan["settings"]}
-    assert [key for key in sorted(settings) if rule_of(key) is RULES[-1]] == []
-    assert rule_of("something.new") is RULES[-1]
+    assert [key for key in sorted(settings) if resume_of(key) is LEARNT] == ["task", "tiny"]
+    assert resume_of("something.new") is LEARNT
 
 
 @pytest.mark.parametrize(

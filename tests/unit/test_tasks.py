@@ -10,7 +10,6 @@ import pytest
 
 from launcher.recipe.field_tables import TABLES, task_fields
 from launcher.tasks import DEFAULT_TASK, FORMATS, TASKS, task_named, tasks_of
-from launcher.tasks.task import OPTIONAL_DATA_KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = frozenset(task.name for task in TASKS)
@@ -39,7 +38,6 @@ def test_a_task_is_complete(task) -> None:
     assert task_named(task.name) is task
     assert set(task.formats) <= set(FORMATS)
     assert set(task.learns) <= set(task.formats)
-    assert task.data_keys <= set(OPTIONAL_DATA_KEYS)
     assert set(task.generated_metrics) <= set(task.metrics)
     assert {form for forms in task.goals.values() for form in forms} <= set(task.formats)
     assert task.argument_table is None or task.argument_table.name in TABLES

@@ -20,9 +20,12 @@ from launcher.facts import prepared_images
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import parse_json, write_json
 from launcher.facts.software import installed_versions
+from launcher.plan.settings import deciding_images, declared_keys
+from launcher.recipe.keys import ALWAYS
 from launcher.recipe.reward_columns import columns_read
 from launcher.tasks import FORMATS
 from launcher.tasks.sequence_classification import REGRESSION
+from launcher.tasks.task import Task
 from launcher.train.data.chat import turns_end_open
 from launcher.train.data.encoded import Counts, EncodedBatch, Encoder, dropped_text, encode_rows
 from launcher.train.data.formats import label_counts
@@ -49,11 +52,6 @@ BATCH = 512
 """Rows that are encoded together."""
 LARGE = 32 << 20
 """Bytes of data from which on several processes pay for their start."""
-DECIDE_SAMPLES = (
-    "max_length", "overlong", "loss_on", "loss_on_inserted", "fim", "streaming",
-    "special_tokens_in_text", "problem_type",
-)  # fmt: skip
-"""Keys of `data` that name the cached samples, beside their rows."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 AHEAD = 3
@@ -108,7 +106,7 @@ def _keep_images(job: Job, split: Mapping[str, Any], sources: Sequence[Source]) 
     if split.get("images") is None or not job.model.name_or_path:
         return
     files = [file for source in sources for file in source.files]
-    settings = {name: job.at(name) for name in prepared_images.DECIDE}
+    settings = {name: job.at(name) for name in deciding_images()}
     found = prepared_images.PreparedImages(**split["images"])
     with contextlib.suppress(OSError):  # plans then count all tokens as tokens of images
         prepared_images.keep(settings, files, installed_versions().get("transformers", ""), found)
@@ -248,16 +246,23 @@ def _labels(job: Job, splits: Mapping[str, Sequence[Source]], hooks: Hooks) -> l
     return list(label_order(job, found))
 
 
+def _deciding(task: Task) -> Iterator[str]:
+    """Settings of `data` that name the cached samples, beside their rows.
+
+    One that the task does not read is left out if 0.2.0 did not have it: its caches stay what they are.
+    """
+    for name, key in declared_keys().items():
+        if key.decides_samples and (key.before is ALWAYS or key.is_read_by(task)):
+            yield name
+
+
 def _key_parts(
     job: Job, processing: Any, hooks: Hooks, splits: Mapping[str, Sequence[Source]]
 ) -> dict[str, Any]:
     """Everything that decides the samples; nothing that only decides how they are used."""
     import tokenizers
 
-    unread = {"problem_type"} - job.task.data_keys
-    unread |= set() if job.task.reads_tokens else {"special_tokens_in_text"}
-    decide = [name for name in DECIDE_SAMPLES if name not in unread]
-    names = ["task", *(f"data.{name}" for name in decide)]
+    names = ["task", *_deciding(job.task)]
     names += [f"{job.task.section}.{name}" for name in job.task.decides_samples]
     if job.data.fim:
         names.append("seed")
