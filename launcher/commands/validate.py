@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
-from launcher.importing.importers import naming_tools
 from launcher.inputs.first_rows import judged_data
 from launcher.inputs.planning_facts import (
     check_model,
@@ -41,6 +40,8 @@ def validate_command(recipes: Sequence[str], overrides: Sequence[str] = ()) -> O
             warnings += hostfile_warnings(loaded.recipe, written_for)
             warnings += _try_plan(loaded)
         except EffilaunchError as error:
+            from launcher.importing.importers import naming_tools  # few recipes need the tools' tables
+
             found = naming_tools(error.problems)
         problems += found
         checked.append({"recipe": name, "valid": not found, "warnings": warnings})

@@ -32,6 +32,9 @@ COMPONENTS = {
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
 
 
+ROOT = Path(__file__).parents[2]
+
+
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "r.yaml"
@@ -345,6 +348,27 @@ def test_help_imports_little():
     command = [sys.executable, "-S", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "unused"),
+    [
+        (["validate", "recipes/smoke.yaml"], {"importing", "execute", "lab", "render"}),
+        (["plan", "recipes/smoke.yaml", "--on", "cpu"], {"importing", "execute", "lab"}),
+        (["lint", "ds_configs/zero2.json"], {"importing", "execute", "lab", "planner", "inputs", "train"}),
+        (["diagnose", "README.md"], {"importing", "execute", "lab", "planner", "inputs", "train", "memory"}),
+        (["recipes"], {"importing", "execute", "lab", "planner", "inputs", "train", "memory", "recipe"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_command_loads_nothing_that_it_does_not_use(words, unused):
+    code = (
+        f"import sys; from launcher.cli import main; code = main({words!r}); "
+        "print(code, *{name.split('.')[1] for name in sys.modules if name.startswith('launcher.')})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    code, *loaded = done.stdout.splitlines()[-1].split()
+    assert (code, unused.intersection(loaded)) == ("0", set())
 
 
 @pytest.mark.parametrize(
