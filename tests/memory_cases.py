@@ -11,8 +11,7 @@ from launcher.facts.hardware import MIB, Hardware, parse_hardware
 from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.activations import make_block
-from launcher.memory.engine import Held
-from launcher.memory.job import MemoryJob
+from launcher.memory.job import Held, MemoryJob
 from launcher.memory.layers import record
 from launcher.memory.operations import Dtypes
 from launcher.memory.states import States

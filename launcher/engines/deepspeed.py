@@ -17,10 +17,17 @@ from launcher.engines.deepspeed_nvme import decide_nvme, with_buffers
 from launcher.engines.deepspeed_ops import used_operators
 from launcher.engines.engine import ALONE, RANKS, Engine, Reading, counted, refuse_unused_path
 from launcher.facts.model import ModelSpec
-from launcher.memory.engine import Held, largest_tensor, layer_values, packed_layer
-from launcher.memory.job import WIDTHS, MemoryJob
-from launcher.memory.operations import Dtypes
-from launcher.memory.states import Shape, States, StateWidths, optimizer_of
+from launcher.memory.job import Held, MemoryJob
+from launcher.memory.operations import WIDTHS, Dtypes
+from launcher.memory.states import (
+    Shape,
+    States,
+    StateWidths,
+    largest_tensor,
+    layer_values,
+    optimizer_of,
+    packed_layer,
+)
 from launcher.plan.settings import HasSettings
 from launcher.recipe.optimizer_needs import needs_of
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from launcher.engines.deepspeed_config import FROM_PROFILE, profile_value
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.memory.engine import largest_tensor
 from launcher.memory.job import MemoryJob
+from launcher.memory.states import largest_tensor
 
 if TYPE_CHECKING:
     from launcher.plan.draft import Draft

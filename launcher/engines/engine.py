@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from launcher.memory.engine import EngineMemory
-from launcher.memory.job import MemoryJob
+from launcher.memory.job import EngineMemory, MemoryJob
 from launcher.plan.settings import HasSettings
 
 if TYPE_CHECKING:

@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING
 
 from launcher.engines.engine import ALONE, Engine
 from launcher.facts.model import ModelSpec
-from launcher.memory.engine import Held, largest_tensor, layer_values, packed_layer
-from launcher.memory.job import WIDTHS, MemoryJob
-from launcher.memory.operations import Dtypes
-from launcher.memory.states import MIXED, States, quantized_constants
+from launcher.memory.job import Held, MemoryJob
+from launcher.memory.operations import WIDTHS, Dtypes
+from launcher.memory.states import (
+    MIXED,
+    States,
+    largest_tensor,
+    layer_values,
+    packed_layer,
+    quantized_constants,
+)
 from launcher.recipe.optimizer_needs import IN_SHARDS
 from launcher.tasks.task import precomputes
 

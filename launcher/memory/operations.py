@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from launcher.facts.architectures import Layout, Linear
 from launcher.memory.tape import Storage, Tape, Value
 
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one value."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dtypes:

@@ -9,8 +9,7 @@ from launcher.facts.model import ModelSpec
 from launcher.memory.across_layers import AcrossLayers, across_layers
 from launcher.memory.activations import Stack, make_stacks, mask_bytes, shared_bytes
 from launcher.memory.contrast import contrast
-from launcher.memory.engine import Held
-from launcher.memory.job import Components, MemoryJob
+from launcher.memory.job import Components, Held, MemoryJob
 from launcher.memory.layers import LayerCost, layer_cost
 from launcher.memory.loss import HeadCost, head_cost
 from launcher.memory.operations import Block, Dtypes

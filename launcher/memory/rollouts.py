@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.activations import make_stacks
-from launcher.memory.job import WIDTHS, Components, MemoryJob
+from launcher.memory.job import Components, MemoryJob
 from launcher.memory.layers import record, takes_grouped
-from launcher.memory.operations import Dtypes
+from launcher.memory.operations import WIDTHS, Dtypes
 
 SAMPLING_COPIES = 3
 """float32 copies of the last token's logits that `generate` makes: scores, tempered scores, shares
 (transformers 5.23, generation/utils.py _sample)."""
 GENERATE = "generate"
 """The phase."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """How completions are generated; lengths in tokens."""
-
-    completion_length: int
-    steps_per_generation: int | None
-    """Micro-batches of one generation; None: those of a step."""
-    iterations: int
-    """Steps over each generation."""
-    vllm_share: float
-    """Of the device, which vLLM takes in the same process; 0 without."""
-    vllm_sleeps: bool
-    """Its memory is freed while the model trains."""
-    vllm_tensor_parallel: int
-    elsewhere: bool
-    """A server generates."""
-
-    def rows(self, job: MemoryJob) -> int:
-        """Completions of one generation on one device."""
-        return job.micro_batch * (self.steps_per_generation or job.accumulation or 1)
-
-    def per_step(self, job: MemoryJob) -> float:
-        """Generations of one optimizer step."""
-        accumulation = job.accumulation or 1
-        return accumulation / ((self.steps_per_generation or accumulation) * self.iterations)
-
-    @property
-    def itself(self) -> bool:
-        """Whether the trained model generates, with a cache in its own memory."""
-        return not self.vllm_share and not self.elsewhere
 
 
 def cache_bytes(spec: ModelSpec, tokens: int, width: int) -> int:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from launcher.facts.architectures import Layout
 from launcher.facts.model import ModelSpec
-from launcher.memory.job import WIDTHS
+from launcher.memory.operations import WIDTHS
 
 MIXED = ("bf16", "fp16")
 """Precisions that compute in 16 bits with float32 weights."""
@@ -300,3 +301,37 @@ def moments(optimizer: Optimizer, shapes: Sequence[Shape], width: float, *, name
             states = 0
         device += (states + scales) * shape.count
     return Moments(int(device), int(pageable))
+
+
+def read_experts(spec: ModelSpec) -> int:
+    """Bytes of the 16-bit tensors that are there while the largest parameter of experts is read.
+
+    Gate and up projections of all experts of a layer, stacked each, and both as one.
+    """
+    largest = max(stack.experts * 2 // 3 for stack in spec.layout.stacks)
+    return 2 * 2 * max(largest, *spec.foreign_experts, 0)
+
+
+def layer_values(spec: ModelSpec) -> int:
+    """Parameters of the widest layer."""
+    return max(map(layer_params, spec.layout.stacks))
+
+
+def layer_params(stack: Layout) -> int:
+    """Parameters of one of its layers."""
+    linears = sum(linear.params // linear.count for linear in stack.linears if "{}" in linear.path)
+    return linears + stack.layer_extra
+
+
+def packed_layer(spec: ModelSpec, width: int) -> int:
+    """Bytes of the widest layer whose matrices are packed in 4 bits; `width`: of its other values."""
+    inside = [
+        (sum(x.weights for x in stack.linears if "{}" in x.path) + stack.experts, stack)
+        for stack in spec.layout.stacks
+    ]
+    return max(packed // 2 + width * (layer_params(stack) - packed) for packed, stack in inside)
+
+
+def largest_tensor(spec: ModelSpec) -> int:
+    """Values of the largest single parameter."""
+    return max(shape.values for shape in model_shapes(spec))

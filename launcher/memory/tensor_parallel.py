@@ -14,8 +14,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.architectures import Layout, Linear
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import Head, ModelSpec
-from launcher.memory.engine import EngineMemory
-from launcher.memory.job import MemoryJob
+from launcher.memory.job import EngineMemory, MemoryJob
 from launcher.memory.states import model_shapes
 
 _BACK_TO_THE_STREAM = ("attn", "attn_cross", "act")

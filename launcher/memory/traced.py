@@ -12,9 +12,8 @@ from typing import Any
 from launcher.facts.hardware import Hardware
 from launcher.facts.memory_trace import Trace, TracedStep
 from launcher.facts.model import ModelSpec
-from launcher.memory.engine import Held
 from launcher.memory.estimate import fragmented
-from launcher.memory.job import Components, MemoryJob
+from launcher.memory.job import Components, Held, MemoryJob
 from launcher.memory.phases import CUDA_CONTEXT, buffers
 from launcher.tasks import task_named
 

@@ -13,7 +13,8 @@ from launcher.facts.model import ModelSpec
 from launcher.facts.prepared_images import PreparedImages
 from launcher.facts.requirements import holds
 from launcher.memory.allocator import expandable_in, rounds_pinned
-from launcher.memory.job import WIDTHS, MemoryJob
+from launcher.memory.job import MemoryJob
+from launcher.memory.operations import WIDTHS
 from launcher.plan.draft import Draft
 from launcher.planner.decide import AMPERE
 from launcher.planner.rollouts import rollout_of

@@ -8,8 +8,8 @@ from typing import Any
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.memory.job import MemoryJob
-from launcher.memory.rollouts import Rollout, cache_bytes, vllm_room
+from launcher.memory.job import MemoryJob, Rollout
+from launcher.memory.rollouts import cache_bytes, vllm_room
 from launcher.plan.draft import Draft
 from launcher.plan.plan import Batch
 

@@ -17,9 +17,8 @@ from memory_cases import A100, states_of, step_of
 from launcher.engines import ddp, fsdp
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.model import read_model_spec
-from launcher.memory.engine import largest_tensor
 from launcher.memory.job import MemoryJob
-from launcher.memory.states import model_shapes
+from launcher.memory.states import largest_tensor, model_shapes
 
 pytestmark = pytest.mark.usefixtures("warm")
 
