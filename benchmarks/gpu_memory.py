@@ -34,6 +34,7 @@ from runner import entries_of, in_process, parser_of
 
 from launcher.engines import engine_named
 from launcher.facts.hardware import parse_hardware
+from launcher.facts.lora import lora_params
 from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
@@ -69,7 +70,7 @@ def job_of(row: Row, spec: ModelSpec) -> MemoryJob:
         accumulation=row.accumulation, eval_batch=row.micro_batch, document_mask=row.packing,
         precision=row.precision, dtype=str(weights_dtype(row)).removeprefix("torch."),
         quantization="none", double_quant=True, adapter=row.adapter is not None,
-        trainable_params=spec.lora_params(RANK, targets) if row.adapter else spec.params,
+        trainable_params=lora_params(spec, RANK, targets) if row.adapter else spec.params,
         optim=row.optim, checkpointing=row.checkpointing, attention=row.attention,
         engine=engine_named("ddp"), data_parallel=1, devices_per_node=1, zero_stage=0,
         offload_optimizer="none", offload_param="none", overlap_comm=False, reduce_bucket_size=0,

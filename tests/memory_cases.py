@@ -8,6 +8,7 @@ from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.architectures import Layout
 from launcher.facts.hardware import MIB, Hardware, parse_hardware
+from launcher.facts.lora import lora_params
 from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.activations import make_block
@@ -60,7 +61,7 @@ FULL = MemoryJob(
 )
 """Pure 16-bit training of a Llama 7B on one device."""
 JOB_1B = replace(FULL, micro_batch=4, trainable_params=LLAMA_1B.params)
-LORA_1B = LLAMA_1B.lora_params(16, "all-linear")
+LORA_1B = lora_params(LLAMA_1B, 16, "all-linear")
 ZERO = replace(FULL, engine=DEEPSPEED, precision="bf16", data_parallel=8, devices_per_node=8)
 """The 7B under DeepSpeed on a node of eight."""
 

@@ -13,13 +13,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.architectures import Adapted, Reach
+from launcher.facts.model import ModelSpec
 from launcher.facts.shipped import facts_file
-
-if TYPE_CHECKING:
-    from launcher.facts.model import ModelSpec
 
 DEFAULT_TARGETS: dict[str, list[str]] = {
     "gpt2": ["c_attn"],
@@ -44,35 +43,6 @@ _NO_PARAMETERS = (
     "cast_input_dtype_enabled", "autocast_adapter_dtype", "runtime_config", "task_type", "loftq_config",
 )  # fmt: skip
 _ADAPTABLE = ("Linear", "Conv1D", "Embedding", "Conv1d", "Conv2d")
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """What an adapter is put on."""
-
-    params: int
-    """Parameters of the matrices that have an adapter, or are trained in full beside it."""
-    experts: bool | None
-    """Whether experts are among them; None: there are none."""
-    router: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Adapted:
-    """What an adapter trains."""
-
-    params: int
-    """Trained parameters: adapters, modules trained in full, a classifier."""
-    paths: tuple[str, ...] | None
-    """Paths of the adapted modules, `{}` for the layer's index; None: `all-linear`."""
-    rank: int
-    """Mean rank over the modules of `paths`, at least 1."""
-    uneven: bool = False
-    """Layers differ in whether they have an adapter, or in its rank."""
-    whole: tuple[str, ...] = ()
-    """Paths of modules that are trained in full (modules_to_save)."""
-    reach: Reach | None = None
-    """Where peft itself was asked."""
 
 
 def is_all_linear(targets: Any) -> bool:
@@ -169,6 +139,16 @@ class _Module:
         if self.every or "{}" not in self.path:
             return self.every or (self.path,)
         return [self.path.replace("{}", str(i), 1) for i in range(self.count)]
+
+
+def lora_params(spec: ModelSpec, r: int, target_modules: str | Sequence[str] | None) -> int:
+    """Parameters that LoRA of rank `r` on these targets trains, including a classifier."""
+    return adapted_by(spec, {"r": r, "target_modules": target_modules}).params
+
+
+def adapted_paths(spec: ModelSpec, target_modules: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Paths of the modules that LoRA adapts, `{}` for the layer index; None: `all-linear`."""
+    return adapted_by(spec, {"target_modules": target_modules}).paths
 
 
 def lora_width(spec: ModelSpec, paths: Sequence[str] | None) -> int:

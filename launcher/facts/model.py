@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,11 +19,11 @@ from launcher.facts.architectures import (
     ENCODER_KINDS,
     FAMILIES,
     PREDICTION_HEADS,
+    Adapted,
     Layout,
     Linear,
     Sizes,
 )
-from launcher.facts.lora import Adapted, adapted_by, lora_width
 from launcher.facts.mixed_layers import MIXED_FAMILIES
 from launcher.facts.shipped import facts_file
 from launcher.facts.windows import sliding_window
@@ -229,18 +229,6 @@ class ModelSpec:
         """Token and position embeddings."""
         rows = self.vocab_size * self.layout.embed_width
         return rows + self.layout.positions * self.hidden_size + self.layout.table_params
-
-    def lora_params(self, r: int, target_modules: str | Sequence[str] | None) -> int:
-        """Parameters that LoRA of rank `r` on these targets trains, including a classifier."""
-        return adapted_by(self, {"r": r, "target_modules": target_modules}).params
-
-    def adapted_paths(self, target_modules: str | Sequence[str] | None) -> tuple[str, ...] | None:
-        """Paths of the modules that LoRA adapts, `{}` for the layer index; None: `all-linear`."""
-        return adapted_by(self, {"target_modules": target_modules}).paths
-
-    def lora_width(self, paths: Sequence[str] | None) -> int:
-        """Parameters of rank-1 adapters on the modules of these paths (`adapted_paths`)."""
-        return lora_width(self, paths)
 
 
 def read_model_spec(

@@ -10,15 +10,8 @@ from functools import partial
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.lora import (
-    NO_ADAPTER,
-    Adapted,
-    Reach,
-    adapted_by,
-    adapter_key,
-    count_adapter,
-    lora_width,
-)
+from launcher.facts.architectures import Adapted, Reach
+from launcher.facts.lora import NO_ADAPTER, adapted_by, adapter_key, count_adapter, lora_width
 from launcher.facts.model import (
     FAMILY_TASKS,
     ModelSpec,

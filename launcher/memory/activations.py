@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.facts.architectures import Layout
+from launcher.facts.lora import lora_width
 from launcher.facts.model import ModelSpec
 from launcher.memory.across_layers import own_inputs
 from launcher.memory.job import MemoryJob
@@ -56,7 +57,7 @@ def lora_rank(spec: ModelSpec, job: MemoryJob) -> int:
         return 0
     if job.adapter_rank:
         return job.adapter_rank
-    widths = spec.lora_width(job.adapted)
+    widths = lora_width(spec, job.adapted)
     adapter = job.trainable_params - (spec.head.own_params if spec.head.saved else 0)
     return max(1, adapter // max(widths, 1))
 

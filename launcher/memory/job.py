@@ -148,7 +148,7 @@ class MemoryJob:
     sequence_parallel: int = 1
     """Devices that share each sample's tokens (Ulysses, context parallelism); see `tensor_parallel`."""
     adapted: tuple[str, ...] | None = None
-    """Paths of the modules that have an adapter (`ModelSpec.adapted_paths`); None: all linears."""
+    """Paths of the modules that have an adapter (`adapted_paths`); None: all linears."""
     adapter_rank: int = 0
     """Mean rank over these modules; 0: the one that gives `trainable_params`."""
     uneven: bool = False

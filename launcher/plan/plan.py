@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from launcher.facts.architectures import Reach
 from launcher.facts.hardware import Hardware
-from launcher.facts.lora import Reach, adapted_by, reach_of
+from launcher.facts.lora import adapted_by, reach_of
 from launcher.facts.model import ModelSpec
 from launcher.facts.prepared_images import PreparedImages
 from launcher.memory.estimate import MemoryEstimate

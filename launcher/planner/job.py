@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.engines import engine_of
+from launcher.facts.architectures import Adapted
 from launcher.facts.hardware import Hardware
-from launcher.facts.lora import Adapted, adapted_by
+from launcher.facts.lora import adapted_by
 from launcher.facts.model import ModelSpec
 from launcher.facts.prepared_images import PreparedImages
 from launcher.facts.requirements import holds

@@ -16,6 +16,7 @@ from traces import LORA_16, peak, request
 
 from launcher.engines.ddp import DDP
 from launcher.facts.hardware import Hardware, parse_hardware
+from launcher.facts.lora import adapted_paths, lora_params
 from launcher.facts.memory_trace import Line, Trace, read_step
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
@@ -99,7 +100,7 @@ def _case(
     """targets: of the adapter; None: full training."""
     job, settings = replace(JOB, trainable_params=spec.params, **more), {"task": spec.task}
     if targets is not None:
-        job = replace(job, adapter=True, trainable_params=spec.lora_params(rank, targets))
+        job = replace(job, adapter=True, trainable_params=lora_params(spec, rank, targets))
         settings |= {**LORA_16, "adapter.r": rank, "adapter.target_modules": targets}
         settings["model.enable_input_require_grads"] = job.checkpointing
     return ClosedFormCase(f"{name}-{device}", spec, job, device, batches, settings)
@@ -202,7 +203,7 @@ def of_frozen_experts() -> Iterator[ClosedFormCase]:
         yield _case(
             f"experts-{quantization}-{precision}", spec, device, BATCHES, RANK, ATTENTION,
             precision=precision, dtype=dtype, quantization=quantization,
-            adapted=spec.adapted_paths(ATTENTION),
+            adapted=adapted_paths(spec, ATTENTION),
         )  # fmt: skip
 
 
@@ -308,7 +309,7 @@ def of_mixed_layers() -> Iterator[ClosedFormCase]:
             more, targets = MODES[mode]
             more = {**more, "attention": "eager" if name in EAGER else "sdpa", "sequence_length": length}
             if targets is not None:
-                more["adapted"] = spec.adapted_paths(targets)
+                more["adapted"] = adapted_paths(spec, targets)
             yield _case(f"{name}-{length}-{mode}", spec, device, (4,), 16, targets, eval_batch=0, **more)
 
 

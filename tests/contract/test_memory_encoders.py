@@ -14,6 +14,7 @@ from cases import cases
 
 from launcher.engines.ddp import DDP
 from launcher.facts.hardware import parse_hardware
+from launcher.facts.lora import lora_params
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import MemoryJob
@@ -143,7 +144,9 @@ def test_lora(name: str) -> None:
     model = peft.get_peft_model(build(name, "sdpa", False), config)
     measured = peak(model, lambda: model(**batch(name, BATCH)).loss)
     spec = spec_of(name)
-    job = job_of(spec, adapter=True, trainable_params=spec.lora_params(8, "all-linear"), adapter_dropout=0.05)
+    job = job_of(
+        spec, adapter=True, trainable_params=lora_params(spec, 8, "all-linear"), adapter_dropout=0.05
+    )
     assert estimated(spec, job) == pytest.approx(measured, rel=0.03)
 
 

@@ -15,6 +15,7 @@ from cases import cases
 
 from launcher.engines.ddp import DDP
 from launcher.facts.hardware import parse_hardware
+from launcher.facts.lora import adapted_paths, lora_params
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import MemoryJob
@@ -195,8 +196,8 @@ def lora_job(name: str, target: str, **settings: Any) -> tuple[MemoryJob, Any]:
     job = job_of(
         spec,
         adapter=True,
-        adapted=spec.adapted_paths(targets),
-        trainable_params=spec.lora_params(8, targets),
+        adapted=adapted_paths(spec, targets),
+        trainable_params=lora_params(spec, 8, targets),
         **settings,
     )
     return job, peft.LoraConfig(

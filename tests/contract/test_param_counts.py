@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import RecipeError
+from launcher.facts.lora import lora_params
 from launcher.facts.model import FAMILY_TASKS, read_model_spec
 from launcher.facts.shipped import facts_file
 from launcher.planner.narrow import narrow_config
@@ -304,7 +305,7 @@ def test_parameters_linears_and_lora_match_the_real_model(name: str, task: str) 
         for name in linear.names():
             expected[name, linear.in_features, linear.out_features] += 1
     assert shapes(model) == expected
-    assert spec.lora_params(5, "all-linear") == trainable(model, task, 5, "all-linear")
+    assert lora_params(spec, 5, "all-linear") == trainable(model, task, 5, "all-linear")
 
 
 @pytest.mark.parametrize(
@@ -319,7 +320,7 @@ def test_parameters_linears_and_lora_match_the_real_model(name: str, task: str) 
 )
 def test_default_lora_targets_are_those_of_peft(name: str, task: str) -> None:
     spec = read_model_spec(name, CONFIGS[name], "test", task)
-    assert spec.lora_params(5, None) == trainable(build(CONFIGS[name], task), task, 5, None)
+    assert lora_params(spec, 5, None) == trainable(build(CONFIGS[name], task), task, 5, None)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +346,7 @@ def test_named_lora_targets_match_peft(name: str, task: str, targets: Any) -> No
     spec = read_model_spec(name, CONFIGS[name], "test", task, 7)
     labels = {"num_labels": 7} if task.endswith("classification") else {}
     model = build(CONFIGS[name], task, **labels)
-    assert spec.lora_params(4, targets) == trainable(model, task, 4, targets)
+    assert lora_params(spec, 4, targets) == trainable(model, task, 4, targets)
 
 
 def test_a_t5_checkpoint_with_its_own_head_keeps_it(tmp_path: Path) -> None:

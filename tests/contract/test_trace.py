@@ -13,6 +13,7 @@ from cases import cases
 sys.path.insert(0, str(Path(__file__).parent))
 from traces import LORA_16, peak, request
 
+from launcher.facts.lora import lora_params
 from launcher.facts.probe import shipped_model_config
 from launcher.train.memory_meter import Meter
 from launcher.train.model.attention import register_varlen
@@ -276,7 +277,7 @@ def test_unknown_families_are_counted_to_the_last_parameter(model_type):
     assert spec.params == params
     parts = sum(linear.params for linear in spec.linears) + spec.embedding_params + spec.head.own_params
     assert parts + spec.num_layers * spec.layout.layer_extra + spec.layout.model_extra == params
-    assert spec.lora_params(8, "all-linear") == _lora_params(model, 8)
+    assert lora_params(spec, 8, "all-linear") == _lora_params(model, 8)
 
 
 def _lora_params(model, rank):

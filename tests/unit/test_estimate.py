@@ -19,6 +19,7 @@ from launcher.engines import ENGINES
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.engines.fsdp import FSDP
 from launcher.facts.hardware import parse_hardware
+from launcher.facts.lora import lora_params
 from launcher.facts.model_config import find_model_config
 from launcher.facts.software import installed_versions
 from launcher.inputs.model_spec import find_spec
@@ -91,7 +92,7 @@ def test_saving_gathers_one_module_at_stage_3_and_nothing_below() -> None:
 
 
 def test_quantising_needs_a_matrix_in_16_bits_beside_the_weights() -> None:
-    lora = LLAMA_7B.lora_params(16, "all-linear")
+    lora = lora_params(LLAMA_7B, 16, "all-linear")
     job = replace(FULL, adapter=True, trainable_params=lora, quantization="nf4")
     memory = estimate_memory(LLAMA_7B, job, A100)
     assert memory.load_peak - memory.components.weights - memory.components.context == 2 * 4096 * 11008
@@ -99,7 +100,7 @@ def test_quantising_needs_a_matrix_in_16_bits_beside_the_weights() -> None:
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_a_quantised_base_is_whole_on_each_rank_while_it_loads_under_zero_3(kind: str) -> None:
-    lora = LLAMA_7B.lora_params(16, "all-linear")
+    lora = lora_params(LLAMA_7B, 16, "all-linear")
     job = replace(ZERO, adapter=True, trainable_params=lora, quantization=kind)
     plain, sharded = (estimate_memory(LLAMA_7B, replace(job, zero_stage=stage), NODE) for stage in (2, 3))
     assert sharded.components.weights < plain.components.weights / 4

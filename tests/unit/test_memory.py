@@ -21,6 +21,7 @@ from memory_cases import (
 )
 
 from launcher.facts.capabilities import chunk_rows
+from launcher.facts.lora import lora_params
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import Components, MemoryJob
@@ -175,7 +176,7 @@ def test_a_classifier_beside_an_adapter_does_not_raise_its_rank() -> None:
     kept = []
     for labels in (2, 20_000):
         model = read_model_spec("x", config, "test", "image-classification", labels)
-        lora = model.lora_params(4, "all-linear")
+        lora = lora_params(model, 4, "all-linear")
         kept.append(components(model, replace(job, trainable_params=lora)).activations)
     assert kept[0] == kept[1] > 0
 

@@ -21,6 +21,7 @@ from memory_cases import (
 
 from launcher.engines.ddp import DDP
 from launcher.engines.fsdp import FSDP
+from launcher.facts.lora import lora_params
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import Held
 from launcher.memory.phases import training_phases
@@ -30,7 +31,7 @@ P7, P1 = LLAMA_7B.params, LLAMA_1B.params
 BUCKET = 200_000_000
 LAYER = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
 HEAD = 32000 * 4096
-LORA = replace(ZERO, adapter=True, trainable_params=LLAMA_7B.lora_params(16, "all-linear"))
+LORA = replace(ZERO, adapter=True, trainable_params=lora_params(LLAMA_7B, 16, "all-linear"))
 
 
 def test_engines_that_gather_nothing_hold_nothing() -> None:

@@ -28,6 +28,7 @@ from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.engines.engine import Engine
 from launcher.engines.fsdp import FSDP
+from launcher.facts.lora import lora_params
 from launcher.facts.model import FAMILY_TASKS, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.facts.shipped import facts_file
@@ -165,7 +166,7 @@ def test_sgd_momentum_comes_from_optim_args() -> None:
 
 
 def test_8_bit_lora_of_small_adapters_stays_in_32_bits() -> None:
-    small = LLAMA_1B.lora_params(1, "all-linear")
+    small = lora_params(LLAMA_1B, 1, "all-linear")
     job = replace(JOB_1B, adapter=True, trainable_params=small, optim="adamw_bnb_8bit")
     # At rank 1 only the feed-forward block's vectors of 8192 values reach 4096.
     wide = 16 * 3 * 8192
@@ -186,7 +187,7 @@ def test_fsdp_shards_everything_and_holds_gradients_between_micro_batches() -> N
 
 def test_fsdp_shards_packed_weights_and_leaves_their_constants() -> None:
     job = replace(
-        ZERO, engine=FSDP, adapter=True, quantization="nf4", trainable_params=LLAMA_7B.lora_params(16, None)
+        ZERO, engine=FSDP, adapter=True, quantization="nf4", trainable_params=lora_params(LLAMA_7B, 16, None)
     )
     whole = base_weight_bytes(LLAMA_7B, "bfloat16", "nf4", double_quant=False, upcast_rest=True)
     constants = quantized_constants(LLAMA_7B, "nf4", double_quant=False)
@@ -317,7 +318,7 @@ def test_host_memory_by_its_parts() -> None:
 
 
 def test_host_memory_of_adapters_and_of_a_cpu() -> None:
-    lora = LLAMA_7B.lora_params(16, "all-linear")
+    lora = lora_params(LLAMA_7B, 16, "all-linear")
     job = replace(ZERO, engine=DDP, adapter=True, trainable_params=lora)
     assert host(job)["saving"] == 4 * lora
     assert host(replace(job, quantization="nf4"))["loading"] == 0

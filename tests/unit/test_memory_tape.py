@@ -9,6 +9,7 @@ from memory_cases import step_of
 
 from launcher.engines.ddp import DDP
 from launcher.facts.hardware import parse_hardware
+from launcher.facts.lora import adapted_paths, lora_params
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.activations import lora_rank, make_block, make_stacks
 from launcher.memory.job import MemoryJob
@@ -187,16 +188,16 @@ def test_autocast_keeps_a_copy_of_each_weight_but_not_of_16_bit_ones() -> None:
 
 def test_only_adapted_products_have_adapters() -> None:
     model = spec()
-    paths = model.adapted_paths(["q_proj", "v_proj"])
+    paths = adapted_paths(model, ["q_proj", "v_proj"])
     job = replace(
-        JOB, adapter=True, adapted=paths, trainable_params=model.lora_params(8, ["q_proj", "v_proj"])
+        JOB, adapter=True, adapted=paths, trainable_params=lora_params(model, 8, ["q_proj", "v_proj"])
     )
     assert paths == ("model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.v_proj")
     assert lora_rank(model, job) == 8
     stack = make_stacks(model, job, Dtypes(4, 4, False, 4, True))[0]
     cost = layer_cost(stack.block, 4.0, accumulated=False, checkpointed=False)
     assert cost.params == 8 * ((64 + 64) + (64 + 32))
-    everywhere = replace(job, adapted=None, trainable_params=model.lora_params(8, "all-linear"))
+    everywhere = replace(job, adapted=None, trainable_params=lora_params(model, 8, "all-linear"))
     assert lora_rank(model, everywhere) == 8
 
 

@@ -12,6 +12,7 @@ from every import every
 
 from launcher.errors import RecipeError
 from launcher.facts.gguf_header import read_gguf_config
+from launcher.facts.lora import lora_params
 from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import resolve_path, shipped_model_config
 from launcher.facts.shipped import facts_file
@@ -125,12 +126,12 @@ def test_starcoder_attention_is_one_fused_linear() -> None:
     ],
 )
 def test_lora_params(targets: str | list[str], expected: int) -> None:
-    assert spec("huggyllama/llama-7b").lora_params(8, targets) == expected
+    assert lora_params(spec("huggyllama/llama-7b"), 8, targets) == expected
 
 
 def test_lora_targets_that_match_nothing_are_refused() -> None:
     with pytest.raises(RecipeError) as caught:
-        spec("bigcode/starcoder").lora_params(8, ["q_proj"])
+        lora_params(spec("bigcode/starcoder"), 8, ["q_proj"])
     assert "c_attn" in (caught.value.problems[0].hint or "")
 
 

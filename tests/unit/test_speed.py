@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.hardware import DEVICES, Processor, figures_of, parse_hardware
+from launcher.facts.lora import lora_params
 from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.estimate import estimate_memory
@@ -40,7 +41,7 @@ FULL = MemoryJob(
     optim="adamw_torch", checkpointing=False, attention="sdpa", reduce_bucket_size=200_000_000,
     allgather_bucket_size=200_000_000, overlap_comm=False, eval_batch=0, accumulation=1,
 )  # fmt: skip
-LORA = replace(FULL, adapter=True, trainable_params=LLAMA.lora_params(16, "all-linear"))
+LORA = replace(FULL, adapter=True, trainable_params=lora_params(LLAMA, 16, "all-linear"))
 
 
 def work(job: MemoryJob, model: ModelSpec = LLAMA) -> Any:

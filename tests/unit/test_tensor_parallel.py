@@ -11,6 +11,7 @@ from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.errors import RecipeError
 from launcher.facts.hardware import parse_hardware
+from launcher.facts.lora import lora_params
 from launcher.facts.model import read_model_spec
 from launcher.memory.activations import make_block
 from launcher.memory.estimate import estimate_memory, max_micro_batch
@@ -126,7 +127,7 @@ def test_experts_and_both_stacks_are_divided() -> None:
 def test_adapters_are_divided_with_their_matrices() -> None:
     job = replace(JOB_1B, adapter=True, trainable_params=LORA_1B, tensor_parallel=4)
     part, own = on_rank(LLAMA_1B, job)
-    assert (own.tensor_parallel, own.trainable_params) == (1, part.lora_params(16, "all-linear"))
+    assert (own.tensor_parallel, own.trainable_params) == (1, lora_params(part, 16, "all-linear"))
     assert on_rank(LLAMA_1B, JOB_1B) == (LLAMA_1B, JOB_1B)
 
 
