@@ -94,7 +94,8 @@ def lead(place: Any, folder: Path, settings: dict[str, Any]) -> None:
     from launcher.execute.supervise import Limits
     from launcher.render.bundle import render
     from launcher.report.outcome import echo
-    from launcher.schedulers.rendezvous import Gathering, leading
+    from launcher.schedulers.rendezvous import leading
+    from launcher.schedulers.scheduler import Gathering
 
     given = {"launch__max_restarts": settings.get("restarts", 0), "launch__hang_factor": 2}
     bundle = replace(

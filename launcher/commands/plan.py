@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import DoesNotFit, Problem, RecipeError
 from launcher.inputs.planning_facts import gather, operator_warnings
+from launcher.inputs.shown_plan import shown_plan
 from launcher.knowledge.lint.document import printable
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
-from launcher.planner.alternatives import Alternative
-from launcher.planner.elastic import plan_on
 from launcher.planner.search import Search
-from launcher.planner.search import search as search_plans
-from launcher.recipe.loading import LoadedRecipe, load_recipe
+from launcher.recipe.loading import load_recipe
 from launcher.report.outcome import Outcome, note
-from launcher.schedulers.hostfile import hostfile_warnings
 
 if TYPE_CHECKING:
     from launcher.render.bundle import Bundle
@@ -48,7 +45,7 @@ def plan_command(
     if port:
         raise RecipeError(Problem("usage", "--port needs --browser", hint="add --browser, or leave it out"))
     loaded, facts = gather(load_recipe(recipe, overrides), on, trace=trace)
-    made = make_bundle(loaded, facts)
+    made = shown_plan(loaded, facts)
     bundle, problems, others = made.bundle, made.problems, [other.text for other in made.would_fit]
     for warning in operator_warnings(bundle.plan):
         note(warning)
@@ -77,34 +74,6 @@ def _in_browser(
     from launcher.commands.plan_page import browser_command
 
     return browser_command(recipe, overrides=overrides, on=on, port=port)
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A plan, or the nearest miss and why it does not fit."""
-
-    bundle: Bundle
-    found: Search
-    problems: Sequence[Problem] = ()
-    would_fit: Sequence[Alternative] = ()
-
-    @property
-    def extra(self) -> dict[str, Any]:
-        """The keys of `plan --json` that a plan which fits does not have."""
-        return {"would_fit": [other.to_json() for other in self.would_fit]} if self.problems else {}
-
-
-def make_bundle(loaded: LoadedRecipe, facts: Facts) -> Made:
-    """What `plan` shows. Raises as `gather` and `plan_on`, except for a recipe that does not fit."""
-    from launcher.render.bundle import render
-
-    absent = hostfile_warnings(loaded.recipe, facts.hardware)
-    facts = replace(facts, warnings=(*facts.warnings, *absent))
-    found = search_plans(loaded, facts)
-    try:
-        return Made(render(plan_on(loaded, facts, found=found)), found)
-    except DoesNotFit as error:
-        return Made(render(error.nearest_miss), found, error.problems, error.would_fit)
 
 
 def _traced(plan: Plan, facts: Facts) -> tuple[dict[str, Any], str]:

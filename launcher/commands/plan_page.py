@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from launcher.commands.plan import Made, make_bundle
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.execute.record import RunRecord
 from launcher.execute.record import without_secrets as record_without_secrets
@@ -23,6 +22,7 @@ from launcher.facts.probe import shipped_model_names
 from launcher.facts.safe_files import LARGEST_TEXT, read_text
 from launcher.facts.shipped import recipes_dir
 from launcher.inputs.planning_facts import gather, recipe_hardware
+from launcher.inputs.shown_plan import ShownPlan, shown_plan
 from launcher.recipe.json_schema import recipe_json_schema
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.merged_yaml import find_recipe, shipped_names
@@ -119,7 +119,7 @@ def planned(asked: Planned) -> dict[str, Any]:
     """
     try:
         loaded = load_recipe(asked.path, asked.sets, text=asked.text)
-        made = make_bundle(*gather(loaded, asked.on, configs=asked.configs))
+        made = shown_plan(*gather(loaded, asked.on, configs=asked.configs))
     except EffilaunchError as error:
         return _refused(error.exit_code, error.problems)
     except Exception as error:  # a bug of ours must not end the page
@@ -138,7 +138,7 @@ def _refused(status: int, problems: Sequence[Problem]) -> dict[str, Any]:
     }
 
 
-def _shown(made: Made, path: str, text: str) -> dict[str, Any]:
+def _shown(made: ShownPlan, path: str, text: str) -> dict[str, Any]:
     data = {**made.bundle.to_json(), **made.extra}
     problems = [str(problem) for problem in made.problems]
     record = RunRecord(Path(path).stem, "planned", data, recipe=text, problems=problems)

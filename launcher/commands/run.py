@@ -54,13 +54,8 @@ from launcher.report.outcome import Outcome, note
 from launcher.report.plan_text import brief_text, plan_text
 from launcher.report.result_text import adapted_lines, result_text
 from launcher.report.run_display import Showing, showing
-from launcher.schedulers.rendezvous import (
-    Request,
-    digest_of_request,
-    find_gathering,
-    leading,
-    shared_run_dir,
-)
+from launcher.schedulers.rendezvous import digest_of_request, find_gathering, leading, shared_run_dir
+from launcher.schedulers.scheduler import Request
 from launcher.tasks import task_named
 
 

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from launcher.memory.layers import LayerCost, plain_norm, rotate, tape_cost
-from launcher.memory.operations import Block, add, norm, product
+from launcher.memory.operations import Block, Stack, add, norm, product
 from launcher.memory.tape import Peak, Tape, Value
-
-if TYPE_CHECKING:
-    from launcher.memory.activations import Stack
-
 
 _NOTHING = LayerCost(0, 0, 0, 0, Peak(), Peak())
 

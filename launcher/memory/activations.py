@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from launcher.facts.architectures import Layout
 from launcher.facts.lora import lora_width
 from launcher.facts.model import ModelSpec
 from launcher.memory.across_layers import own_inputs
 from launcher.memory.job import MemoryJob
-from launcher.memory.operations import Block, Dtypes
+from launcher.memory.operations import Block, Dtypes, Stack
 
 EMBEDDING_DROPOUT = ("bert", "gpt2", "gpt_bigcode", "gpt_neox", "mt5", "t5", "vit")
 """Families that drop out a part of what the first layer reads."""
@@ -22,18 +22,6 @@ LIGER_FAMILIES = (
 """Families whose norms, positions, gates and loss liger-kernel 0.8 replaces; others run as they are."""
 LIGER_EXPERTS = ("mixtral", "qwen3_moe")
 """Those of them whose experts it replaces, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """Equal layers, one after another."""
-
-    block: Block
-    layers: int
-    first: Block
-    """The first layer: the output of a frozen embedding asks for no gradient."""
-    decodes: bool = False
-    """It reads what the encoder before it has made."""
 
 
 def make_block(spec: ModelSpec, d: Dtypes, layout: Layout, rows: int, length: int, attention: str) -> Block:

@@ -25,19 +25,17 @@ from launcher.memory.images import image_note, with_images
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.loss import evaluation_bytes
 from launcher.memory.nccl import nccl_bytes
-from launcher.memory.phases import CUDA_CONTEXT, buffers, training_phases
+from launcher.memory.phases import CUDA_CONTEXT, buffers, fragmented, training_phases
 from launcher.memory.rollouts import rollout_notes, with_rollouts
 from launcher.memory.states import optimizer_of
 from launcher.memory.tensor_parallel import on_rank
+from launcher.memory.traced import traced_phases
 from launcher.tasks import task_named
 
 if TYPE_CHECKING:
     from launcher.facts.measured_runs import Calibration
     from launcher.facts.memory_trace import Trace
 
-FRAGMENTED = 1.06
-"""Bytes that torch's allocator reserves for each that it allocates, where its segments do not grow: the
-median of the sweep on one H100 (benchmarks/records/gpu_memory_*.json), of 1.01 to 1.18."""
 MARGIN = 0.05
 """Share of the device left free for what no component counts: workspaces of libraries, other
 processes; in closed form the caching allocator's fragmentation, too.
@@ -269,8 +267,6 @@ def _traced(
 ) -> dict[str, Components] | None:
     if trace is None:
         return None
-    from launcher.memory.traced import traced_phases
-
     return traced_phases(trace, spec, job, hardware)
 
 
@@ -278,12 +274,6 @@ def _reserved(parts: Components, job: MemoryJob, context: int, nccl: int, exact:
     """What a device holds of it, the overhead of a process included; `exact`: segments lose nothing."""
     parts = replace(_share(parts, job.spread), context=context, nccl=nccl)
     return parts if exact else fragmented(parts)
-
-
-def fragmented(parts: Components) -> Components:
-    """With what the allocator reserves beyond it; a trace replays that."""
-    lost = int((FRAGMENTED - 1) * (parts.total - parts.outside))
-    return replace(parts, temporary=parts.temporary + lost)
 
 
 def _share(parts: Components, devices: int) -> Components:

@@ -102,6 +102,18 @@ STORED = Storage(0)
 """A weight that is kept without a copy: a checkpoint computes again when its derivative is wanted."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Equal layers, one after another."""
+
+    block: Block
+    layers: int
+    first: Block
+    """The first layer: the output of a frozen embedding asks for no gradient."""
+    decodes: bool = False
+    """It reads what the encoder before it has made."""
+
+
 def cast(tape: Tape, x: Value, width: int) -> Value:
     """A copy in another dtype; the tensor itself where it has that dtype."""
     if x.width == width:

@@ -7,15 +7,18 @@ from dataclasses import dataclass, fields, replace
 from launcher.facts.hardware import MIB, Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.across_layers import AcrossLayers, across_layers
-from launcher.memory.activations import Stack, make_stacks, mask_bytes, shared_bytes
+from launcher.memory.activations import make_stacks, mask_bytes, shared_bytes
 from launcher.memory.contrast import contrast
 from launcher.memory.job import Components, Held, MemoryJob
 from launcher.memory.layers import LayerCost, layer_cost
 from launcher.memory.loss import HeadCost, head_cost
-from launcher.memory.operations import Block, Dtypes
+from launcher.memory.operations import Block, Dtypes, Stack
 from launcher.memory.tape import Peak
 from launcher.tasks import task_named
 
+FRAGMENTED = 1.06
+"""Bytes that torch's allocator reserves for each that it allocates, where its segments do not grow: the
+median of the sweep on one H100 (benchmarks/records/gpu_memory_*.json), of 1.01 to 1.18."""
 CUDA_CONTEXT = 758 * MIB
 """What the driver counts for a process besides torch's reserved bytes: 742 or 758 MiB in each of 31
 processes on an H100 (driver 580, torch 2.11, CUDA 13.0; benchmarks/records/gpu_memory_*.json). Other devices
@@ -294,3 +297,9 @@ def _sum(first: Components, second: Components, times: int = 1) -> Components:
     """`second` so many times."""
     names = [one.name for one in fields(Components)]
     return Components(**{name: getattr(first, name) + times * getattr(second, name) for name in names})
+
+
+def fragmented(parts: Components) -> Components:
+    """With what the allocator reserves beyond it; a trace replays that."""
+    lost = int((FRAGMENTED - 1) * (parts.total - parts.outside))
+    return replace(parts, temporary=parts.temporary + lost)

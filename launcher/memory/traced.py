@@ -12,9 +12,8 @@ from typing import Any
 from launcher.facts.hardware import Hardware
 from launcher.facts.memory_trace import Trace, TracedStep
 from launcher.facts.model import ModelSpec
-from launcher.memory.estimate import fragmented
 from launcher.memory.job import Components, Held, MemoryJob
-from launcher.memory.phases import CUDA_CONTEXT, buffers
+from launcher.memory.phases import CUDA_CONTEXT, buffers, fragmented
 from launcher.tasks import task_named
 
 # What of a job changes its activations, besides the micro-batch.

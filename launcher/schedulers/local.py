@@ -7,8 +7,7 @@ import re
 from launcher.errors import Problem, RecipeError
 from launcher.facts.job_member import RENDEZVOUS_PORT, JobMember
 from launcher.schedulers.hostfile import is_host
-from launcher.schedulers.rendezvous import Gathering, Request
-from launcher.schedulers.scheduler import Scheduler
+from launcher.schedulers.scheduler import Gathering, Request, Scheduler
 
 _LAST_PORT = 65535
 _ADDRESS = re.compile(r"(?:\[([^]]+)\]|([^:]+))(?::([0-9]{1,5}))?")

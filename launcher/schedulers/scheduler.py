@@ -2,9 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from launcher.schedulers.rendezvous import Gathering, Request
+from launcher.errors import Problem
+from launcher.facts.hardware import Hardware
+from launcher.facts.job_member import JobMember
+from launcher.recipe.loading import LoadedRecipe
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What decides where the run of a command starts."""
+
+    loaded: LoadedRecipe
+    hardware: Callable[[], Hardware]
+    """The hardware that the command plans for."""
+    say: Say
+    """Takes notes for the user."""
+    node_rank: int | None = None
+    master_addr: str | None = None
+    """Both of the command line."""
+    command: Sequence[str] = ()
+    """The words of the command line, for hints."""
+    alone: str = ""
+    """The option that keeps the command on one node: --dry-run or --tiny."""
+
+    @property
+    def is_manual(self) -> bool:
+        """Whether the command line gives this node's place."""
+        return self.node_rank is not None or self.master_addr is not None
+
+    @property
+    def words(self) -> Sequence[str]:
+        return self.command or ("run", str(self.loaded.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """The place of this process in a job on several nodes, each of which is started with the same command."""
+
+    place: JobMember
+
+    @contextlib.contextmanager
+    def others(self, run_dir: Path, say: Say) -> Iterator[Callable[[], Sequence[Problem]]]:
+        """On node rank 0, while its command lasts: start the other nodes, if nobody else does.
+
+        Returns a function for the problems of those that could not be started or ended at once.
+        """
+        yield lambda: ()
 
 
 class Scheduler(ABC):

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.errors import RecipeError
-from launcher.schedulers.rendezvous import Gathering, Request
-from launcher.schedulers.scheduler import Scheduler
+from launcher.schedulers.scheduler import Gathering, Request, Scheduler
 from launcher.schedulers.slurm_allocation import (
     forgotten_srun,
     place_in,

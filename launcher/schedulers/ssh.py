@@ -26,8 +26,7 @@ from launcher.facts.job_member import JobMember
 from launcher.facts.probe import free_port
 from launcher.recipe.env import reference_names
 from launcher.schedulers.hostfile import Host, check_hosts, hostfile_warnings, read_hostfile
-from launcher.schedulers.rendezvous import Gathering, Request, Say
-from launcher.schedulers.scheduler import Scheduler
+from launcher.schedulers.scheduler import Gathering, Request, Say, Scheduler
 from launcher.schedulers.slurm_allocation import read_allocation
 
 ANSWER_S = 15.0

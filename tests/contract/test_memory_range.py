@@ -20,7 +20,8 @@ import memory_published
 from records import RECORDS, read_record
 
 from launcher.memory.calibration import COVERAGE, CPU_RANGE, CUDA_RANGE, covering_range
-from launcher.memory.estimate import FRAGMENTED, estimate_memory
+from launcher.memory.estimate import estimate_memory
+from launcher.memory.phases import FRAGMENTED
 from launcher.plan.plan import Plan
 
 

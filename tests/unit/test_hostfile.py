@@ -15,7 +15,8 @@ from launcher.inputs.planning_facts import find_hardware
 from launcher.report.outcome import note
 from launcher.schedulers.hostfile import Host, parse_hostfile
 from launcher.schedulers.local import split_address
-from launcher.schedulers.rendezvous import Gathering, Request, find_gathering
+from launcher.schedulers.rendezvous import find_gathering
+from launcher.schedulers.scheduler import Gathering, Request
 
 HERE = socket.gethostname()
 

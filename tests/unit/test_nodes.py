@@ -43,13 +43,8 @@ from launcher.facts.probe import free_port
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
 from launcher.schedulers.local import rendezvous
-from launcher.schedulers.rendezvous import (
-    Gathering,
-    Request,
-    digest_of_request,
-    leading,
-    shared_run_dir,
-)
+from launcher.schedulers.rendezvous import digest_of_request, leading, shared_run_dir
+from launcher.schedulers.scheduler import Gathering, Request
 
 RECIPE = (
     "model: {name_or_path: Qwen/Qwen3-0.6B}\ndata: {train: [{path: none.jsonl}], max_length: 32}\n"

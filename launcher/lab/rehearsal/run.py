@@ -37,13 +37,8 @@ from launcher.render.bundle import Bundle, dump_json, render
 from launcher.report.doctor_text import finding_lines
 from launcher.report.outcome import Outcome, echo, note
 from launcher.report.tables import table
-from launcher.schedulers.rendezvous import (
-    Request,
-    digest_of_request,
-    find_gathering,
-    leading,
-    shared_run_dir,
-)
+from launcher.schedulers.rendezvous import digest_of_request, find_gathering, leading, shared_run_dir
+from launcher.schedulers.scheduler import Request
 
 SECONDS = 20.0
 LEAST_SECONDS, MOST_SECONDS = 1.0, 600.0
