@@ -1,8 +1,8 @@
 """Print the size and structure of the code, one figure a line: `make stats`.
 
 Files and lines count Python files below launcher/ that hold code. A cycle is a group of modules that import
-each other, imports inside functions included and imports for type checking alone left out. An override is a
-method of a class of launcher/train that a base class of another project also defines.
+each other, imports inside functions and for type checking included. An override is a method of a class of
+launcher/train that a base class of another project also defines.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def seconds_of(record: dict[str, Any]) -> str:
 
 def main() -> None:
     files = code_files()
-    groups = cycles(grimp.build_graph("launcher", exclude_type_checking_imports=True))
+    groups = cycles(grimp.build_graph("launcher"))
     found = overrides()
     private = [name for name, _ in found if name.partition(".")[2].startswith("_")]
     figures = {

@@ -22,10 +22,11 @@ from launcher.tasks.causal_lm import CausalLM
 from launcher.tasks.grpo import KEY
 from launcher.tasks.rows import TEXT
 from launcher.tasks.sequence_classification import problem_type_of
-from launcher.train.data.formats import Detected, collect_labels, every_text
+from launcher.train.data.class_names import collect_labels
+from launcher.train.data.formats import every_text
 from launcher.train.data.image_rows import has_image
 from launcher.train.data.recognise import PEEK, LaterRows, detect, match, propose_columns
-from launcher.train.data.sources import Row, iter_rows
+from launcher.train.data.sources import Detected, Row, iter_rows
 from launcher.train.data.targets import PROBLEM_TYPES
 from launcher.train.data.unread import lost_columns
 

@@ -28,10 +28,9 @@ from launcher.recipe.schema import DataSource, Recipe
 from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS, task_named
 from launcher.train.data.files import data_suffix, read_file
-from launcher.train.data.formats import Detected
 from launcher.train.data.lines import CutOffError
 from launcher.train.data.recognise import PEEK, LaterRows, detect
-from launcher.train.data.sources import Row, image_row, is_image, source_files, source_lines
+from launcher.train.data.sources import Detected, Row, image_row, is_image, source_files, source_lines
 from launcher.train.data.unread import unread_columns
 from launcher.train.tasks import train_task
 

@@ -6,11 +6,6 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.recipe.field_tables import TASK_FORMATS
-from launcher.tasks import FORMATS, task_named
-from launcher.train.data.sources import Row
-from launcher.train.tasks import train_task
-
 ROWS = 64
 _SPECIAL = ["<|pad|>", "<|eos|>", "<|bos|>"]
 _FIM = ["<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"]
@@ -53,28 +48,6 @@ def tiny_tokenizer(vocab_size: int, named: Mapping[str, str] | None = None) -> A
     return tokenizer
 
 
-def tiny_rows(source: Mapping[str, Any], task: str, loss_on: str | None = None) -> list[Row]:
-    """64 generated rows in the format of a source, with the format's own names as columns.
-
-    For `auto` that is the task's first format that has the fields of the source's `columns` and supports
-    `data.loss_on`.
-    """
-    asked = source.get("format") or "auto"
-    fmt = _likely_format(source.get("columns") or {}, task, loss_on) if asked == "auto" else asked
-    draw = random.Random(0)
-    make = _MAKERS[fmt] if fmt in _MAKERS else train_task(task).own_formats[fmt].make
-    made = (make(draw, index) for index in range(ROWS))
-    return [Row(values, str(source["path"]), number) for number, values in enumerate(made, start=1)]
-
-
-def _likely_format(columns: Mapping[str, str], task: str, loss_on: str | None) -> str:
-    for fmt in TASK_FORMATS[task]:
-        learns = loss_on is None or loss_on in task_named(task).learns.get(fmt, (loss_on,))
-        if learns and set(columns) <= set(FORMATS[fmt].fields):
-            return fmt
-    return TASK_FORMATS[task][0]
-
-
 def _pair(draw: random.Random, _: int) -> dict[str, Any]:
     colour, noun, count = draw.choice(_COLOURS), draw.choice(_NOUNS), draw.randint(2, 9)
     prompt = f"How many {colour} {noun}s are there? "
@@ -108,7 +81,7 @@ def _preference(draw: random.Random, index: int) -> dict[str, Any]:
     return {"prompt": pair["prompt"], "chosen": pair["completion"], "rejected": "I do not want to count."}
 
 
-_MAKERS: Mapping[str, Callable[[random.Random, int], dict[str, Any]]] = {
+MAKERS: Mapping[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "text": _text,
     "instruction": _instruction,
     "prompt-completion": _pair,

@@ -28,7 +28,7 @@ from launcher.train.callbacks import Metrics, Progress, Stopping, numbers
 from launcher.train.checkpoint.resuming import EarlyStopping, ready_checkpoint
 from launcher.train.checkpoint.saving import SEEN_S, best_step
 from launcher.train.collectives import of_all, of_rank_0
-from launcher.train.data.build import Data
+from launcher.train.data.encoded import Data
 from launcher.train.data.host_counts import CountOnHost
 from launcher.train.engines import train_engine
 from launcher.train.hooks import Hooks, load_hooks

@@ -258,7 +258,7 @@ def test_version(capsys):
 
 
 def test_our_own_bug_is_exit_70_with_a_log(capsys, file, monkeypatch):
-    import launcher.commands.plan as planning
+    import launcher.inputs.shown_plan as planning
 
     def broken(*_):
         raise ZeroDivisionError("seven")

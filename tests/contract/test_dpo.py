@@ -188,8 +188,8 @@ def log_probabilities(model, batch) -> torch.Tensor:
 def test_the_shared_beginning_is_that_of_trl():
     from trl.data_utils import extract_prompt
 
-    from launcher.train.data.formats import Detected, canonical
-    from launcher.train.data.sources import Row
+    from launcher.train.data.formats import canonical
+    from launcher.train.data.sources import Detected, Row
 
     found = Detected("preference", {"chosen": "chosen", "rejected": "rejected"})
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

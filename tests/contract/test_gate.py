@@ -13,7 +13,8 @@ pytest.importorskip("torch")
 
 from launcher.errors import RecipeError
 from launcher.train.data.batches import make_collator
-from launcher.train.data.build import Data, build_data
+from launcher.train.data.build import build_data
+from launcher.train.data.encoded import Data
 from launcher.train.data.gate import LOOKED_AT, _look, check_first_batch, check_steps, check_truncation
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing

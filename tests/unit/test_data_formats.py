@@ -14,7 +14,8 @@ pytest.importorskip("datasets")
 from launcher.errors import MachineError, RecipeError
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks import FORMATS
-from launcher.train.data.formats import canonical, collect_labels, instruction_prompt, label_id
+from launcher.train.data.class_names import collect_labels
+from launcher.train.data.formats import canonical, instruction_prompt, label_id
 from launcher.train.data.recognise import detect, require_packages
 from launcher.train.data.sources import Row
 from launcher.train.tiny import tiny_tokenizer

@@ -10,9 +10,11 @@ import pytest
 pytest.importorskip("datasets")
 
 from launcher.recipe.field_tables import TASK_FORMATS
-from launcher.train.data.formats import canonical, collect_labels
+from launcher.train.data.class_names import collect_labels
+from launcher.train.data.formats import canonical
+from launcher.train.data.made_up import tiny_rows
 from launcher.train.data.recognise import detect
-from launcher.train.tiny import ROWS, tiny_rows, tiny_tokenizer
+from launcher.train.tiny import ROWS, tiny_tokenizer
 
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is an extra")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +10,13 @@ import numpy as np
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.batches import make_collator
-from launcher.train.data.encoded import result_rows
+from launcher.train.data.encoded import Data, result_rows
 from launcher.train.data.store import open_samples, read_record
 from launcher.train.job import Job
 from launcher.train.tasks import train_task
 
 PLACES = ("file", "number")
 """Columns with the row that a sample came from; the model never sees them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """What a Trainer needs to know of the data."""
-
-    train: Any
-    """Dataset of samples or packs; an IterableDataset, sharded by itself, when streaming."""
-    eval: Any | None
-    collate: Any | None
-    """Samples to a batch; None: the Trainer's own (trl's)."""
-    labels: tuple[str, ...] | None
-    """Names of the classes."""
-    counts: dict[str, Any]
-    """Rows read, kept, truncated and dropped: `rows` of result.json; without those that are streamed."""
-    streaming: bool = False
-    samples: Any | None = None
-    """The training samples before packing, for the first-batch gate."""
-    formats: tuple[str, ...] = ()
-    """Of the training sources: what they leave unlearnt."""
-    collate_eval: Any | None = None
-    """Samples to a batch of an evaluation; None: as in training."""
 
 
 def build_data(job: Job, processing: Any) -> Data:

@@ -1,4 +1,4 @@
-"""Names of whole-number labels, as a data set declares them: `ClassLabel` features of datasets.
+"""Names of classes: those of all rows, and those that a data set declares for whole numbers (`ClassLabel`).
 
 Parquet and Arrow files have them in their schema, data sets of the hub beside their rows. A column of lists
 has those of its items.
@@ -6,7 +6,8 @@ has those of its items.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from launcher.train.data.sources import Row, bad_row, hub_features, source_files
 Names = Mapping[str, tuple[str, ...]]
 """Column -> names by number."""
 _FIELDS = ("label", "labels")
+_INTEGER = re.compile(r"-?\d+")
+DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
+REGRESSION_HINT = "scores of texts: task sequence-classification with `data.problem_type: regression`"
 
 
 def declared(settings: Mapping[str, Any], cache_dir: Path | str | None = None) -> Names:
@@ -85,3 +89,30 @@ def _named(row: Row, label: Any, names: Sequence[str]) -> Any:
         message = f"label {label} is none of the {len(names)} classes that the data set declares"
         raise bad_row(row, message, "-1 marks rows without a label: leave them out")
     return names[label]
+
+
+def collect_labels(rows: Iterable[Row]) -> tuple[str, ...]:
+    """Names of all labels in canonical rows ({label} or {labels}), in the order of their ids.
+
+    -100 in {labels} is a word without a label.
+    Whole numbers are ordered as numbers, so that 0..n-1 keep their ids; other names alphabetically.
+    RecipeError when there are fewer than two, or when they are decimal numbers.
+    """
+    names: set[str] = set()
+    file = None
+    for row in rows:
+        if "labels" in row.values:
+            names.update(str(label) for label in row.values["labels"] if label != IGNORED)
+        else:
+            names.add(str(row.values["label"]))
+        file = row.file
+    if len(names) < 2:
+        message = f"every row has the label {names.pop()!r}" if names else "there are no rows"
+        hint = "classification needs two labels or more"
+        raise RecipeError(Problem("labels", message, file=file, hint=hint))
+    if all(_INTEGER.fullmatch(name) for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    if all(DECIMAL.fullmatch(name) for name in names):  # from a CSV, where all is text
+        message = "the labels are decimal numbers, and classes are whole numbers or names"
+        raise RecipeError(Problem("labels", message, file=file, hint=REGRESSION_HINT))
+    return tuple(sorted(names))

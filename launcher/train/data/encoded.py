@@ -407,3 +407,25 @@ def mark_pieces(pieces: Sequence[Piece]) -> str:
     """Pieces as one text, the targets between ⟦ and ⟧, cut to a readable length."""
     text = "".join(f"⟦{piece}⟧" if is_target else piece for piece, is_target in pieces)
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What a Trainer needs to know of the data."""
+
+    train: Any
+    """Dataset of samples or packs; an IterableDataset, sharded by itself, when streaming."""
+    eval: Any | None
+    collate: Any | None
+    """Samples to a batch; None: the Trainer's own (trl's)."""
+    labels: tuple[str, ...] | None
+    """Names of the classes."""
+    counts: dict[str, Any]
+    """Rows read, kept, truncated and dropped: `rows` of result.json; without those that are streamed."""
+    streaming: bool = False
+    samples: Any | None = None
+    """The training samples before packing, for the first-batch gate."""
+    formats: tuple[str, ...] = ()
+    """Of the training sources: what they leave unlearnt."""
+    collate_eval: Any | None = None
+    """Samples to a batch of an evaluation; None: as in training."""

@@ -8,15 +8,12 @@ format of one task is in that task's module in train/tasks/.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
 from launcher.tasks import TASKS
-from launcher.train.data.encoded import IGNORED
+from launcher.train.data.class_names import DECIMAL, REGRESSION_HINT
 from launcher.train.data.messages import (
     TRAIN,
     is_conversation,
@@ -25,31 +22,12 @@ from launcher.train.data.messages import (
     row_flags,
     tools_of,
 )
-from launcher.train.data.sources import Row, bad_row, kind_of
+from launcher.train.data.sources import Detected, Row, bad_row, kind_of
 from launcher.train.data.template import Message
 from launcher.train.tasks import train_task
 
 Shaper = Callable[[Row, Mapping[str, str]], dict[str, Any]]
 """A row and the column of each field -> the canonical values. RecipeError names file and line."""
-_INTEGER = re.compile(r"-?\d+")
-_DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
-_REGRESSION_HINT = "scores of texts: task sequence-classification with `data.problem_type: regression`"
-
-
-@dataclass(frozen=True, slots=True)
-class Detected:
-    """The format of a source's rows."""
-
-    format: str
-    columns: Mapping[str, str]
-    """Field of the format -> column of the file, also for optional fields that no row may have.
-
-    A chat whose rows are a prompt and a completion, both messages, has these instead of `messages`.
-    """
-    left_out: frozenset[str] = frozenset()
-    """Columns that may hold something and are not read: of the recipe's `null`."""
-    judged: frozenset[str] | None = frozenset()
-    """Columns that the first rows told apart from text; None: `format: text` is written, and takes all."""
 
 
 def canonical(row: Row, detected: Detected) -> Row:
@@ -100,7 +78,7 @@ def text_in(row: Row, column: str) -> str:
 def is_number(value: Any) -> bool:
     """Whether it is a number, or the text of one as CSV files hold it."""
     if isinstance(value, str):
-        return _DECIMAL.fullmatch(value.strip()) is not None
+        return DECIMAL.fullmatch(value.strip()) is not None
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -258,38 +236,11 @@ def label_of(row: Row, label: Any, column: str) -> str | int | bool:
     """A label as a column holds it, checked. RecipeError names file and line."""
     if isinstance(label, float):
         message = f"label {label} is a decimal number, and classes are whole numbers or names"
-        raise bad_row(row, message, _REGRESSION_HINT)
+        raise bad_row(row, message, REGRESSION_HINT)
     if not isinstance(label, str | int) or label == "":
         held = "nothing" if label == "" else kind_of(label)
         raise bad_row(row, f"column {column} holds {held}, expected a label", "correct or delete the row")
     return label
-
-
-def collect_labels(rows: Iterable[Row]) -> tuple[str, ...]:
-    """Names of all labels in canonical rows ({label} or {labels}), in the order of their ids.
-
-    -100 in {labels} is a word without a label.
-    Whole numbers are ordered as numbers, so that 0..n-1 keep their ids; other names alphabetically.
-    RecipeError when there are fewer than two, or when they are decimal numbers.
-    """
-    names: set[str] = set()
-    file = None
-    for row in rows:
-        if "labels" in row.values:
-            names.update(str(label) for label in row.values["labels"] if label != IGNORED)
-        else:
-            names.add(str(row.values["label"]))
-        file = row.file
-    if len(names) < 2:
-        message = f"every row has the label {names.pop()!r}" if names else "there are no rows"
-        hint = "classification needs two labels or more"
-        raise RecipeError(Problem("labels", message, file=file, hint=hint))
-    if all(_INTEGER.fullmatch(name) for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
-    if all(_DECIMAL.fullmatch(name) for name in names):  # from a CSV, where all is text
-        message = "the labels are decimal numbers, and classes are whole numbers or names"
-        raise RecipeError(Problem("labels", message, file=file, hint=_REGRESSION_HINT))
-    return tuple(sorted(names))
 
 
 def label_id(row: Row, label: Any, labels: Sequence[str]) -> int:

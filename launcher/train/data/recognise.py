@@ -28,10 +28,10 @@ from launcher.train.data import conll
 from launcher.train.data.class_names import declared, of_labels, with_names
 from launcher.train.data.encoded import Counts
 from launcher.train.data.files import data_suffix, read_as
-from launcher.train.data.formats import Detected, canonical, is_number
+from launcher.train.data.formats import canonical, is_number
 from launcher.train.data.messages import is_conversation
 from launcher.train.data.remote import name_of
-from launcher.train.data.sources import Row, bad_row, is_empty, iter_rows, source_files
+from launcher.train.data.sources import Detected, Row, bad_row, is_empty, iter_rows, source_files
 from launcher.train.data.store import content_key, file_digest
 from launcher.train.data.unread import (
     begins_late,
@@ -548,7 +548,7 @@ class Source:
 def raw_rows(job: Job, settings: Mapping[str, Any]) -> Iterator[Row]:
     """Rows as the source holds them; those of a rehearsal are made up."""
     if job.tiny:
-        from launcher.train.tiny import tiny_rows
+        from launcher.train.data.made_up import tiny_rows
 
         made_up = tiny_rows(settings, job.task.name, job.data.loss_on)
         rehearsed = train_task(job.task.name).rehearsed

@@ -41,6 +41,22 @@ _MEDIA_ENDINGS = ("_path", "_paths", "_url", "_urls", "_file", "_files", "_bytes
 
 
 @dataclass(frozen=True, slots=True)
+class Detected:
+    """The format of a source's rows."""
+
+    format: str
+    columns: Mapping[str, str]
+    """Field of the format -> column of the file, also for optional fields that no row may have.
+
+    A chat whose rows are a prompt and a completion, both messages, has these instead of `messages`.
+    """
+    left_out: frozenset[str] = frozenset()
+    """Columns that may hold something and are not read: of the recipe's `null`."""
+    judged: frozenset[str] | None = frozenset()
+    """Columns that the first rows told apart from text; None: `format: text` is written, and takes all."""
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One row of a source, as it was written."""
 

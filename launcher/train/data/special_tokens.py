@@ -17,8 +17,8 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.encoded import EncodedBatch, Encoder
-from launcher.train.data.formats import Detected, every_text
-from launcher.train.data.sources import Row, bad_row
+from launcher.train.data.formats import every_text
+from launcher.train.data.sources import Detected, Row, bad_row
 from launcher.train.job import Job
 from launcher.train.model.processors import tokenizer_of
 from launcher.train.tasks import train_task

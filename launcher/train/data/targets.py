@@ -15,7 +15,8 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
 from launcher.tasks.sequence_classification import MULTI, REGRESSION, SINGLE
-from launcher.train.data.formats import collect_labels, label_id, label_of
+from launcher.train.data.class_names import collect_labels
+from launcher.train.data.formats import label_id, label_of
 from launcher.train.data.sources import Row, bad_row, kind_of, parsed_json
 
 KEY = "data.problem_type"

@@ -25,8 +25,7 @@ from launcher.train.data.encoded import (
 from launcher.train.data.fim import EncodeFim, find_sentinels
 
 if TYPE_CHECKING:
-    from launcher.train.data.formats import Detected
-    from launcher.train.data.sources import Row
+    from launcher.train.data.sources import Detected, Row
     from launcher.train.job import Job
 
 

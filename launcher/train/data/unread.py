@@ -32,7 +32,7 @@ from launcher.train.data.messages import OF_ROWS, is_conversation, is_mask_key, 
 from launcher.train.data.sources import Row, is_content, is_empty, is_media, plain_name
 
 if TYPE_CHECKING:
-    from launcher.train.data.formats import Detected
+    from launcher.train.data.sources import Detected
 
 
 _FEWEST_WORDS = 4

@@ -32,10 +32,8 @@ class TrainEngine:
         """RecipeError for a model that it cannot train."""
 
     def trainer_class(self, job: Job) -> Any:
-        """The Trainer of tasks that have none of their own."""
-        from launcher.train.trainers import PlannedTrainer
-
-        return PlannedTrainer
+        """The Trainer of tasks that have none of their own; None: PlannedTrainer."""
+        return None
 
     def is_set_up(self, distributed_type: str) -> bool:
         """Whether accelerate has set it up. distributed_type: accelerate's name of what it did."""

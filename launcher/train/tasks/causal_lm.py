@@ -9,9 +9,8 @@ from launcher.train.data.encoded import IGNORED, decode_pieces
 from launcher.train.tasks.task import Evaluated, Shown, TrainTask
 
 if TYPE_CHECKING:
-    from launcher.train.data.build import Data
-    from launcher.train.data.encoded import Encoder
-    from launcher.train.data.formats import Detected
+    from launcher.train.data.encoded import Data, Encoder
+    from launcher.train.data.sources import Detected
     from launcher.train.job import Job
 
 

@@ -17,9 +17,8 @@ from launcher.train.data.sources import Row, bad_row, is_empty, kind_of
 from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask
 
 if TYPE_CHECKING:
-    from launcher.train.data.build import Data
-    from launcher.train.data.encoded import Encoder
-    from launcher.train.data.formats import Detected
+    from launcher.train.data.encoded import Data, Encoder
+    from launcher.train.data.sources import Detected
     from launcher.train.job import Job
 
 _THINGS = ("stone", "river", "lamp", "road", "bird", "cup", "tree", "boat")

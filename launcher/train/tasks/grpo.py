@@ -27,7 +27,7 @@ from launcher.train.tasks.task import OwnFormat, Shown
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Encoder
-    from launcher.train.data.formats import Detected
+    from launcher.train.data.sources import Detected
 
 _ROW = "row"
 """The column of a prepared sample with prompt, place and columns, as JSON: rows may differ in their types."""

@@ -18,7 +18,7 @@ from launcher.train.tasks.task import OwnFormat, Shown, TrainTask
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Encoder
-    from launcher.train.data.formats import Detected
+    from launcher.train.data.sources import Detected
     from launcher.train.job import Job
 
 

@@ -11,9 +11,8 @@ from launcher.train.data.image_rows import made_up_chat, made_up_prompt, shape_c
 from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask
 
 if TYPE_CHECKING:
-    from launcher.train.data.build import Data
-    from launcher.train.data.encoded import Encoder
-    from launcher.train.data.formats import Detected
+    from launcher.train.data.encoded import Data, Encoder
+    from launcher.train.data.sources import Detected
     from launcher.train.job import Job
 
 

@@ -23,7 +23,7 @@ from launcher.train.tasks.task import OwnFormat, Shown
 from launcher.train.upstream.trl_seams import labelled_samples
 
 if TYPE_CHECKING:
-    from launcher.train.data.build import Data
+    from launcher.train.data.encoded import Data
 
 _COLUMNS = ["prompt_ids", "completion_ids", "label"]
 _FLAGS: Mapping[Any, bool] = {

@@ -19,7 +19,7 @@ from launcher.train.tasks.task import TrainTask
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Encoder
-    from launcher.train.data.formats import Detected
+    from launcher.train.data.sources import Detected
 
 
 @contextlib.contextmanager

@@ -12,8 +12,7 @@ from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask, tr
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Encoder
-    from launcher.train.data.formats import Detected
-    from launcher.train.data.sources import Row
+    from launcher.train.data.sources import Detected, Row
     from launcher.train.job import Job
 
 THRESHOLD = 0.5

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launcher.train.data.build import Data
-    from launcher.train.data.encoded import Encoder
-    from launcher.train.data.formats import Detected
-    from launcher.train.data.sources import Row
+    from launcher.train.data.encoded import Data, Encoder
+    from launcher.train.data.sources import Detected, Row
     from launcher.train.job import Job
 
 
@@ -69,7 +67,7 @@ class TrainTask:
 
         RecipeError where the rows cannot be learned from.
         """
-        from launcher.train.data.formats import collect_labels
+        from launcher.train.data.class_names import collect_labels
 
         return collect_labels(rows)
 
@@ -131,8 +129,9 @@ class TrainTask:
 
     def trainer_class(self, job: Job) -> Any:
         from launcher.train.engines import train_engine
+        from launcher.train.trainers import PlannedTrainer
 
-        return train_engine(job).trainer_class(job)
+        return train_engine(job).trainer_class(job) or PlannedTrainer
 
     def generates(self, job: Job) -> bool:
         """Whether evaluations of this run generate text."""
