@@ -35,6 +35,9 @@ LEAVE_S = 60.0
 RANKS_S = 1.0
 """Between two writes of a node's file for the steps of its ranks."""
 _LOOK_S = 0.4
+_SLOWEST = 8
+"""With a task for each rank each task has a file: the tasks of a node, up to so many, write and read as often
+as one task that starts all its ranks. A look has to come several times within SILENT_S."""
 _POLL_S = 0.2
 
 
@@ -141,6 +144,7 @@ class Nodes:
         """Members that take part in no further attempt: a GPU there is faulty."""
         self.failed: Callable[[], Sequence[Problem]] = lambda: ()
         """Why nodes that this one started cannot take part."""
+        self._slower = min(place.tasks_per_node, _SLOWEST)
         self._file = run_dir / NODES / f"{place.member}.json"
         run = uuid.uuid4().hex if place.is_head else ""
         self._own: dict[str, Any] = {
@@ -184,9 +188,10 @@ class Nodes:
     def _look(self) -> None:
         """Read the files of the others; those of another run are ignored."""
         now = time.monotonic()
-        gap, self._looked = now - self._looked, now if now - self._looked >= _LOOK_S else self._looked
-        if gap < _LOOK_S:
+        gap = now - self._looked
+        if gap < _LOOK_S * self._slower:
             return
+        self._looked = now
         others = range(1, self.place.members) if self.place.is_head else (0,)
         for number in others:
             values = read_node(self.run_dir, number)
@@ -287,7 +292,8 @@ class Nodes:
         new = [asdict(status) for status in ranks.values()]
         now, kept = time.monotonic(), ("rank", "pid", "phase", "code")
         moved = [[values[name] for name in kept] for values in new]
-        if now - self._renewed_at < RANKS_S and moved == [[values[name] for name in kept] for values in old]:
+        pause_s = RANKS_S * self._slower
+        if now - self._renewed_at < pause_s and moved == [[values[name] for name in kept] for values in old]:
             return old
         self._renewed_at = now
         return new

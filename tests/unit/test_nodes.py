@@ -40,6 +40,7 @@ from launcher.facts.hardware import parse_hardware
 from launcher.facts.job_member import JobMember
 from launcher.facts.node_facts import HOST_LOST
 from launcher.facts.probe import free_port
+from launcher.facts.rank_status import RankStatus
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
 from launcher.schedulers.local import rendezvous
@@ -355,6 +356,37 @@ def test_a_stop_with_its_checkpoint_is_no_lost_node(tmp_path, monkeypatch, stopp
         starting._outcome(tmp_path, start, nodes)
     for words in (what, "after step 4, with checkpoint-4"):
         assert words in str(caught.value)
+
+
+def test_one_task_a_rank_reads_as_many_files_as_one_task_a_node(first, tmp_path, monkeypatch):
+    """In all, for the same ranks: 64 nodes of 8."""
+
+    def reads(place: JobMember) -> int:
+        read: list[int] = []
+        monkeypatch.setattr(module, "read_node", lambda _, number: read.append(number))
+        nodes = Nodes(place, tmp_path, "asked")
+        for half in range(200, 360):
+            monkeypatch.setattr(module.time, "monotonic", lambda now=half / 2: now)
+            nodes._look()
+        return len(read)
+
+    monkeypatch.setattr(module, "_LOOK_S", 0.5)
+    by_node = reads(replace(first, members=64, num_nodes=64))
+    assert by_node == 160 * 63
+    assert reads(replace(first, members=512, num_nodes=64, tasks_per_node=8)) == 20 * 511
+    assert reads(replace(first, members=96, num_nodes=1, tasks_per_node=96)) == 20 * 95
+
+
+@pytest.mark.parametrize(("tasks", "writes"), [(1, 16), (8, 2)])
+def test_a_task_writes_the_steps_of_its_ranks(first, tmp_path, monkeypatch, tasks, writes):
+    nodes = Nodes(replace(first, member=1, node_rank=1, tasks_per_node=tasks), tmp_path, "asked")
+    put: list[int] = []
+    monkeypatch.setattr(nodes, "_put", lambda **values: (put.append(1), nodes._own.update(values)))
+    for step in range(32):
+        monkeypatch.setattr(module.time, "monotonic", lambda now=100 + step / 2: now)
+        status = RankStatus(1, "a", 7, 1, "train", step, float(step), 0.5, None)
+        nodes.tell(Said(ranks={1: status}))
+    assert len(put) == writes
 
 
 def gpus(*indices: str) -> list[Gpu]:
