@@ -40,6 +40,7 @@ from launcher.execute.run_dir import (
 )
 from launcher.execute.signals import pause
 from launcher.execute.start import execute, is_prepared
+from launcher.execute.start_checks import spare_gpu
 from launcher.execute.supervise import Limits
 from launcher.facts import probe
 from launcher.facts.checkpoint import MANIFEST, complete_checkpoints, read_manifest
@@ -163,12 +164,12 @@ def run_attempts(
         restarts = Restarts(begun, int(bundle.plan.launch.max_restarts), say, first_pause_s)
         if nodes is not None:
             restarts.check = nodes.raise_if_over
-        following = _Following(loaded, facts, restarts, nodes, looking, read_adapted(run_dir))
+        following = _Following(loaded, facts, restarts, nodes, looking, read_adapted(run_dir), gpus)
         while True:
             with _naming_the_failure_before(failed):
                 try:
                     result = execute(
-                        bundle, run_dir, gpus=gpus, master_port=probe.free_port(), resume=resume,
+                        bundle, run_dir, gpus=following.gpus, master_port=probe.free_port(), resume=resume,
                         echo=say, look=looking(bundle.plan), prepare=prepare, limits=limits, lock=lock,
                         nodes=nodes,
                     )  # fmt: skip
@@ -191,6 +192,10 @@ class _Following:
     nodes: Nodes | None
     looking: Callable[[Plan], Look]
     adapted: Adapted
+    gpus: Sequence[Gpu]
+    """Of this node, in the next attempt."""
+    _faulty: set[str] = field(default_factory=set)
+    """UUIDs of those that were replaced."""
 
     def after(self, failure: Failure, bundle: Bundle) -> tuple[Bundle, str | None]:
         """The next attempt, and the checkpoint that it resumes. Raises the failure where there is none."""
@@ -205,11 +210,27 @@ class _Following:
             )
             return bundle, resume
         try:
-            return bundle, self.restarts.next(failure)
+            return bundle, self.restarts.next(failure, elsewhere=self._takes_spare(failure, bundle.plan))
         except (RunFailed, Interrupted) as error:
             if not is_loss(error, bundle.plan, self.nodes):
                 raise
             return self._on_fewer(error, bundle.plan)  # lost in the pause
+
+    def _takes_spare(self, failure: RunFailed, plan: Plan) -> bool:
+        """Whether another GPU of this node, which has all ranks, takes the place of a faulty one."""
+        known = failure.finding.first_rank if isinstance(failure, KnownFailure) else None
+        place = 0 if len(self.gpus) == 1 else known
+        may = self.restarts.allowed and self.nodes is None and is_faulty_gpu(failure)
+        if not may or place is None or place >= len(self.gpus):
+            return False
+        spare = spare_gpu(plan, {gpu.uuid for gpu in self.gpus} | self._faulty)
+        if spare is None:
+            return False
+        old = self.gpus[place]
+        self._faulty.add(old.uuid)
+        self.gpus = [*self.gpus[:place], spare, *self.gpus[place + 1 :]]
+        self.restarts.say(f"\n{old.label} is faulty: {spare.label} takes its place")
+        return True
 
     def _on_fewer(self, failure: Failure, plan: Plan) -> tuple[Bundle, str | None]:
         """The next attempt on the nodes that are left. Raises the failure where these are too few."""
@@ -409,17 +430,18 @@ class Restarts:
     _unwritten: list[dict[str, Any]] = field(default_factory=list)
     """Restarts that are not in restarts.jsonl."""
 
-    def next(self, failure: RunFailed) -> str | None:
+    def next(self, failure: RunFailed, *, elsewhere: bool = False) -> str | None:
         """Wait, and return what the next attempt resumes (EFFILAUNCH_RESUME); None: it starts anew.
 
+        elsewhere: it has other hardware than that which failed.
         Raises the failure where there is no next attempt, with what was tried. Interrupted after a signal.
         """
         place = _place(failure, self.begun.run_dir)
         if self._last is not None and place.checkpoint != self._last.checkpoint:
             self._in_a_row = 0
-        if not (self.allowed and may_pass(failure)):
+        if not (self.allowed and (elsewhere or may_pass(failure))):
             raise self._with_causes(failure, [])
-        if self._last is not None and place.is_same(self._last):
+        if self._last is not None and place.is_same(self._last) and not elsewhere:
             why = f"it failed twice in the same way at step {place.step}, so it is not restarted again"
             raise self._with_causes(failure, [why])
         if self._in_a_row >= self.allowed:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -99,6 +99,18 @@ def check_free_memory(needed: int, gpus: Sequence[Gpu], say: Callable[[str], Non
             raise Interrupted(Problem("interrupted", f"{stopped.name}: stopped while no rank was running"))
         now = {gpu.uuid: gpu for gpu in read_gpus(None, whole=False).gpus}
         gpus = [now.get(gpu.uuid, gpu) for gpu in gpus]
+
+
+def spare_gpu(plan: Plan, known: Collection[str]) -> Gpu | None:
+    """A GPU of this node that could be one of the plan's now; None where there is none.
+
+    known: UUIDs of those that are not meant.
+    """
+    for gpu in read_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), whole=False).usable:
+        is_sound = not (gpu.fault or gpu.is_mig or gpu.uuid in known) and gpu.is_enough_for(plan.hardware)
+        if is_sound and (gpu.available is None or gpu.available >= plan.memory.needed):
+            return gpu
+    return None
 
 
 def _held(needed: int, gpu: Gpu, holders: Sequence[Holder]) -> Problem:

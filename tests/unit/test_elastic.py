@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from factories import facts, recipe
+from nvidia_smi import H100, LOST, NvidiaSmi, row, uuid
 from patience import wait_until
 
 from launcher.commands.plan import plan_command
@@ -20,6 +21,7 @@ from launcher.execute.endings import KnownFailure
 from launcher.execute.fewer_nodes import excludes_faulty, is_loss, seats_left, take_seats
 from launcher.execute.nodes import Nodes, Said
 from launcher.execute.run_dir import write_run_dir
+from launcher.facts.gpus import Gpu
 from launcher.facts.job_member import JobMember
 from launcher.facts.node_facts import HOST_LOST, HOST_MISSING
 from launcher.knowledge.diagnose.findings import Error, Finding
@@ -250,6 +252,47 @@ def test_the_node_of_a_faulty_gpu_is_left_out_where_others_are_enough(tmp_path):
         assert excludes_faulty(faulty(9), plan, head)
         assert seats_left(plan, head, faulty(9), lambda line: None) == 2
         assert (head.seats, head.excluded) == ((0, 1), {2})
+
+
+RESTARTED = FULL.replace("huggyllama/llama-7b", "Qwen/Qwen3-0.6B").replace("min_nodes", "max_restarts")
+
+
+@pytest.mark.parametrize(
+    ("code", "rows", "used"),
+    [
+        ("gpu-faulty", [*H100[:1], LOST[7], *H100[2:3]], ["0,7", "0,2"]),
+        ("gpu-ecc", H100[:3], ["0,7", "0,1"]),
+        ("gpu-ecc", H100[:1], ["0,7", "0,7"]),  # a new process usually runs
+        ("gpu-faulty", H100[:1], ["0,7"]),
+        ("gpu-faulty", [*H100[:1], row(2, "NVIDIA H100 80GB HBM3", 81559, "9.0", used=81000)], ["0,7"]),
+        ("gpu-faulty", [*H100[:1], row(2, "Tesla T4", 15360, "7.5")], ["0,7"]),
+        ("nccl-system-error", H100[:3], ["0,7", "0,7"]),
+    ],
+)
+def test_another_gpu_of_the_node_takes_the_place_of_a_faulty_one(code, rows, used, tmp_path, monkeypatch):
+    """As nvidia-smi shows them then; GPU 7 is that of rank 1, which fails once."""
+    NvidiaSmi(tmp_path, monkeypatch).shows(*rows)
+    loaded, about = recipe(tmp_path, RESTARTED), facts("2xH100-80GB")
+    began: list[str] = []
+
+    def ends(bundle, run_dir, *, gpus, **_):
+        began.append(",".join(gpu.index for gpu in gpus))
+        if len(began) == 1:
+            raise faulty(1, code)
+        return {"steps": 10}
+
+    monkeypatch.setattr(attempts, "execute", ends)
+    bundle, run_dir = render(plan_on(loaded, about)), tmp_path / "run"
+    write_run_dir(bundle, run_dir, resume=False)
+    gpus = [Gpu(str(n), uuid(n), "NVIDIA H100 80GB HBM3", 80 << 30, 0, (9, 0)) for n in (0, 7)]
+    given = {"gpus": gpus, "resume": None, "say": lambda line: None, "first_pause_s": 0.0}
+    if len(used) == 1:
+        with pytest.raises(RunFailed) as failure:
+            attempts.run_attempts(loaded, about, bundle, run_dir, **given)
+        assert failure.value.problems[0].code == code
+    else:
+        attempts.run_attempts(loaded, about, bundle, run_dir, **given)
+    assert began == used
 
 
 def test_too_few_nodes_end_the_run_with_the_loss_and_its_status(tmp_path):
