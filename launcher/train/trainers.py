@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import numpy
 import torch
-from accelerate.utils import recursively_apply
+from accelerate.utils import recursively_apply, send_to_device
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, TrainerCallback
 from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
@@ -175,6 +175,8 @@ class PlannedTrainer(SeamTrainer):
             status().enter("finish")  # load the best weights, wait for uploads
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.streams:  # whose loader leaves batches on the host
+            inputs = send_to_device(inputs, self.args.device, non_blocking=self.args.dataloader_pin_memory)
         hand_over(inputs)
         if "input_ids" in inputs:
             tokens = inputs["input_ids"].numel()

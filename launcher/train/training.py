@@ -29,7 +29,7 @@ from launcher.train.checkpoint.resuming import EarlyStopping, ready_checkpoint
 from launcher.train.checkpoint.saving import SEEN_S, best_step
 from launcher.train.collectives import of_all, of_rank_0
 from launcher.train.data.encoded import Data
-from launcher.train.data.host_counts import CountOnHost
+from launcher.train.data.host_counts import CountOnHost, holds_several
 from launcher.train.engines import train_engine
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.idle_adapters import IdleAdapters
@@ -51,6 +51,7 @@ from launcher.train.model.loss import chunk_loss
 from launcher.train.model.models import compile_blocks
 from launcher.train.tasks import train_task
 from launcher.train.tasks.task import Evaluated
+from launcher.train.upstream.model_seams import documents_known
 
 __all__ = ["Measured", "final_metrics", "fit", "make_arguments", "make_trainer"]
 
@@ -204,7 +205,7 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     trainer.add_callback(idle)
     trainer.meter, meter.held = meter, lambda: _all_tensors(trainer)
     started = time.monotonic()
-    with meter.phase("train"), _autocast(job, trainer):
+    with meter.phase("train"), _autocast(job, trainer), documents_known(holds_several):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if checkpoint is not None and trainer.state.global_step == before["global_step"]:
         print(f"the run had ended at step {before['global_step']}: nothing left to train")

@@ -42,6 +42,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "int8": {"adapter": LORA, "model": {"name_or_path": "model", "quantization": "int8"}},
     "nf4": {"adapter": LORA, "model": {"name_or_path": "model", "quantization": "nf4"}},
 }
+CHUNKED = {"model": {"name_or_path": "model", "loss": "chunked"}}
 REFUSED = {("fsdp", "int8"), ("zero3", "int8")}
 """By the planner: no run to look at."""
 QUICK = {"ddp", "fsdp", "zero2", "zero3"}
@@ -87,11 +88,12 @@ def planned(
     for path in ground.iterdir():
         (folder / path.name).symlink_to(path)
     steps = 1 if world == PER_NODE and not hooks else 2
+    data = {"train": [{"path": "rows.jsonl"}], "eval": [{"path": "few.jsonl"}], "max_length": 32}
     recipe = {
         "model": {"name_or_path": "model"},
-        "data": {"train": [{"path": "rows.jsonl"}], "eval": [{"path": "few.jsonl"}], "max_length": 32},
         "global_batch_size": 2 * world,
         **said,
+        "data": data | said.get("data", {}),
         "trainer": {
             "per_device_train_batch_size": 1, "max_steps": steps, "logging_steps": 1, "save_steps": steps,
             "eval_strategy": "steps", "eval_steps": steps, "report_to": "none", "dataloader_num_workers": 0,
@@ -238,6 +240,23 @@ def test_512_ranks_do_the_same(engine: str, form: str, ground, ranks, tmp_path: 
     for one in ran:  # the ranks agree after the first step whether to stop, on the host
         agreed = [event for event in one.of("collective") if "callbacks.py" in event["by"]]
         assert {event["backend"] for event in agreed} == {"gloo"}
+
+
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "streamed": (ENGINES["ddp"], {"data": {"streaming": True}, **CHUNKED}),
+    "packed": (ENGINES["fsdp"], {"data": {"packing": True}, **CHUNKED}),
+    "offload": ({**ENGINES["zero3"], "offload_optimizer": "cpu", "offload_param": "cpu"}, {}),
+}
+"""Name -> sharding, sections of the recipe."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "streamed" else (SLOW,)) for name in OTHERS]
+)
+def test_ranks_of_other_runs_do_the_same(name: str, ground, ranks, tmp_path: Path) -> None:
+    sharding, said = OTHERS[name]
+    out, env = planned(ground, tmp_path, 8, {"sharding": sharding, **said})
+    check(ranks.run(out, 8, (0, 7), env), 2)
 
 
 STOPPED = """

@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import masking_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_runs import LORA, column
@@ -26,7 +27,11 @@ from library_cases import CASES, make_ground, make_run
 
 import launcher
 from launcher.render.bundle import render
+from launcher.train.data.host_counts import CountOnHost, hand_over, holds_several
+from launcher.train.upstream.model_seams import documents_known
 
+MASKS = str(masking_utils.__file__)
+"""Of transformers, which read the positions of packed rows."""
 OURS, TORCH = (f"{Path(module.__file__).parent}/" for module in (launcher, torch))
 ATEN = torch.ops.aten
 WAITS = {
@@ -62,7 +67,7 @@ def note(found: list[str], what: str) -> None:
         if place is None and not name.startswith(TORCH):
             place = f"{name}:{frame.f_lineno}: {what}"
         frame = frame.f_back
-    if place is not None and place.startswith(OURS):
+    if place is not None and place.startswith((OURS, MASKS)):
         found.append(place.removeprefix(OURS))
 
 
@@ -120,6 +125,14 @@ FORMS = {
             "adapter": LORA,
         },
     ),
+    "causal-lm, packed": replace(
+        CAUSAL,
+        recipe={
+            "task": "causal-lm",
+            "data": {"max_length": 64, "packing": True},
+            "model": {**CHUNKED, "attn_implementation": "sdpa"},
+        },
+    ),
     "causal-lm, padded": replace(
         CAUSAL,
         recipe={
@@ -146,6 +159,25 @@ def test_no_micro_batch_waits(name, tmp_path, monkeypatch, waits):
     assert len(column(tmp_path / "run", "loss")) == 3
     # trl keeps the weights of the rewards on the host.
     assert [line for line in waits if not line.startswith("train/rewards/trainer.py:")] == []
+
+
+@pytest.mark.parametrize(
+    "lengths", [[[7]], [[4, 3]], [[1, 1, 5], [7, 0, 0]], [[6, 1], [2, 5]]], ids=lambda value: str(value)
+)
+def test_masks_know_the_documents_that_the_host_counted(lengths):
+    """The same ones that transformers finds in the positions."""
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    upstream = masking_utils.find_packed_sequence_indices(positions)
+    ids = torch.zeros_like(positions)
+    batch = CountOnHost(lambda samples: dict(samples[0]))([{"position_ids": positions, "labels": ids}])
+    hand_over(batch)
+    with documents_known(holds_several):
+        found = masking_utils.find_packed_sequence_indices(batch["position_ids"])
+        unknown = masking_utils.find_packed_sequence_indices(positions.clone())
+    assert (found is None) is (upstream is None) is (unknown is None)
+    if found is not None:
+        for one, other in zip(found, upstream, strict=True):
+            assert torch.equal(one[:, None] == one, other[:, None] == other)
 
 
 def test_deepspeeds_throughput_timer_does_not_wait(tmp_path):

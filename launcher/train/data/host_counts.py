@@ -17,7 +17,7 @@ from launcher.train.data.encoded import IGNORED
 from launcher.train.upstream.torch_seams import assert_on_device
 
 KEY = "host_counts"
-_TARGETS, _LENGTHS = "target_count", "document_lengths"
+_TARGETS, _LENGTHS, _SEVERAL = "target_count", "document_lengths", "several_documents"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class HostCounts:
     """Labels that contribute to the loss, the first of a row not counted; None without labels by token."""
     lengths: list[int] | None
     """Tokens of each document of a flattened row."""
+    several: bool | None
+    """Whether a row holds several documents; None without positions [rows, tokens]."""
 
 
 class CountOnHost:
@@ -42,7 +44,10 @@ class CountOnHost:
         labels, bounds = batch.get("labels"), batch.get("cu_seq_lens_q")
         by_token = labels is not None and labels.dim() == 2
         targets = int((labels[:, 1:] != IGNORED).sum()) if by_token else None
-        batch[KEY] = HostCounts(targets, None if bounds is None else document_lengths(bounds))
+        positions = batch.get("position_ids")
+        in_rows = positions is not None and positions.dim() == 2
+        several = bool((positions[:, 1:] == 0).any()) if in_rows else None
+        batch[KEY] = HostCounts(targets, None if bounds is None else document_lengths(bounds), several)
         return batch
 
 
@@ -57,6 +62,7 @@ def hand_over(batch: Any) -> None:
     for name, what, known in (
         ("labels", _TARGETS, counts.targets),
         ("cu_seq_lens_q", _LENGTHS, counts.lengths),
+        ("position_ids", _SEVERAL, counts.several),
     ):
         if known is not None:
             setattr(batch[name], what, known)
@@ -79,3 +85,15 @@ def document_lengths(bounds: torch.Tensor) -> list[int]:
         known = [end - start for start, end in pairwise(bounds.tolist())]
         setattr(bounds, _LENGTHS, known)
     return known
+
+
+def holds_several(positions: torch.Tensor) -> bool | None:
+    """Whether a row of these positions [rows, tokens] holds several documents; None where nobody counted."""
+    known: bool | None = getattr(positions, _SEVERAL, None)
+    return known
+
+
+def as_one_document(positions: torch.Tensor) -> torch.Tensor:
+    """The same positions, known to be of one document in each row."""
+    setattr(positions, _SEVERAL, False)
+    return positions

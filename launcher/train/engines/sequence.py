@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from launcher.train.data.encoded import IGNORED
+from launcher.train.data.host_counts import as_one_document
 from launcher.train.trainers import PlannedTrainer
 from launcher.train.upstream.deepspeed_seams import give_whole_samples, rank_in_copy, rows_shared_by
 from launcher.train.upstream.trainer_seams import per_device_batch
@@ -109,7 +110,7 @@ def part_of(inputs: Mapping[str, torch.Tensor], rank: int, parts: int) -> dict[s
     labels = behind[:, own].contiguous()
     return {
         "input_ids": ids[:, own].contiguous(),
-        "position_ids": positions[:, own].contiguous(),
+        "position_ids": as_one_document(positions[:, own].contiguous()),
         "labels": labels,
         "shift_labels": labels,
     }

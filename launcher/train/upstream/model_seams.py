@@ -183,6 +183,29 @@ def plain_positions(*, documents: bool) -> Iterator[None]:
         masking_utils.find_packed_sequence_indices = upstream
 
 
+@contextlib.contextmanager
+def documents_known(several: Callable[[torch.Tensor], bool | None]) -> Iterator[None]:
+    """Let transformers ask `several` whether a row of positions [rows, tokens] holds several documents.
+
+    It looks at their values itself, for which the host waits, where the answer is None.
+    """
+    from transformers import masking_utils
+
+    upstream = masking_utils.find_packed_sequence_indices
+
+    def find(positions: torch.Tensor) -> torch.Tensor | None:
+        known = several(positions)
+        if known is None:
+            return upstream(positions)
+        return (positions == 0).cumsum(-1) if known else None
+
+    masking_utils.find_packed_sequence_indices = find
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = upstream
+
+
 def is_surely_causal(mask_function: Any) -> bool:
     """Whether no mask made of this function shows a later token, whatever the batch: no value is read.
 

@@ -179,7 +179,9 @@ SEAMS = (
     ),
     Seam(
         "transformers.masking_utils", "find_packed_sequence_indices", ("5.23.0", 750), _MODELS, "patch",
-        "Reads the values of positions, which fake tensors do not have, and would then assume packed rows.",
+        "Reads the values of positions: the host waits for the device, and fake tensors do not have any.",
+        ("packed_sequence_mask = (position_diff != 1).cumsum(-1)",
+         "(packed_sequence_mask[:, -1] == 0).all()"),
     ),
     Seam(
         "transformers.quantizers.auto", "", ("5.23.0", 77), _EXPERTS, "patch",
