@@ -168,12 +168,13 @@ def qlora(bench: Bench) -> dict[str, Any]:
     """8B over a base of 4 bits."""
     recipe = bench.recipe("qlora", LLAMA_8B, batch=4, **LORA, model={"quantization": "nf4"},
                           trainer={"max_steps": 20})  # fmt: skip
-    return figures(bench.run(recipe))
+    return bench.alike({"nf4": bench.run(recipe)})
 
 
 def grpo(bench: Bench) -> dict[str, Any]:
     recipe = bench.recipe(
-        "grpo", QWEN, rows="prompt", length=256, batch=16, **LORA, task="grpo", trainer={"max_steps": 4},
+        "grpo", QWEN, rows="prompt", length=256, batch=16, **LORA, task="grpo",
+        trainer={"max_steps": 4, "learning_rate": 1e-4},
         # Half of random completions, whatever their length: without a difference nothing is learned.
         reward=[{"function": "regular_expression", "arguments": {"pattern": r"^\W*[a-mA-M]"}}],
         generation={"num_generations": 8, "max_completion_length": 8 if bench.on_cpu else 128},
@@ -183,7 +184,8 @@ def grpo(bench: Bench) -> dict[str, Any]:
 
 def results(bench: Bench) -> dict[str, Any]:
     """What is done with a result: evaluate, generate, merge."""
-    recipe = bench.recipe("results", LLAMA_1B, length=512, **LORA, trainer={"max_steps": 2})
+    recipe = bench.recipe("results", LLAMA_1B, length=512, **LORA,
+                          trainer={"max_steps": 2, "learning_rate": 1e-4})  # fmt: skip
     out = bench.run(recipe)
     held_out = recipe.with_name("rows.jsonl")
     evaluated = bench.command("eval", out, "--data", held_out, env=bench.gpus(0, 1))

@@ -36,6 +36,8 @@ QWEN, LLAMA_1B, LLAMA_8B = "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B", "meta-l
 LORA: Mapping[str, Any] = {"adapter": {"type": "lora", "r": 16}}
 NEAR = 0.02
 """Relative difference of losses that 16-bit products in another order may have; on a CPU 1e-4 (float32)."""
+LEARNT = 5
+"""By how many times that difference a loss has to fall at least: runs that learn nothing are alike, too."""
 
 
 class Missed(Exception):
@@ -73,7 +75,7 @@ class Bench:
             length = min(length, 64)
         write_rows(rows, length, own / "rows.jsonl")
         source = {"path": "rows.jsonl", **({"format": "text"} if rows == "text" else {})}
-        trainer = {"max_steps": STEPS, "learning_rate": 1e-4, "logging_steps": 1, "save_strategy": "no"}
+        trainer = {"max_steps": STEPS, "learning_rate": 1e-3, "logging_steps": 1, "save_strategy": "no"}
         recipe: dict[str, Any] = {
             "global_batch_size": batch,
             "data": {"train": [source], "max_length": length, "max_dropped": 1.0},
@@ -153,9 +155,13 @@ class Bench:
         return out
 
     def alike(self, runs: Mapping[str, Path]) -> dict[str, Any]:
-        """Each run's figures. Missed if the losses of one are not those of the first."""
+        """Each run's figures. Missed if the losses of one do not fall, or are not those of the first."""
         found = {name: figures(path) for name, path in runs.items()}
         first, *others = found
+        for name, one in found.items():
+            begins, *_, ends = one["losses"]
+            if not ends < begins * (1 - LEARNT * self.near):
+                raise Missed(f"nothing was learned by {name}: the loss is {begins:.4f} and then {ends:.4f}")
         for other in others:
             pairs = zip(found[first]["losses"], found[other]["losses"], strict=True)
             apart = max(abs(one - two) / max(abs(one), 1e-6) for one, two in pairs)

@@ -53,8 +53,15 @@ def test_losses_that_differ_are_missed(bench, tmp_path):
     assert found["a"]["step_s"] == [2.0, 2.0]
     with pytest.raises(Missed, match=r"of c differ from those of a by 1\.00%"):
         bench.alike({"a": first, "c": other})
-    with pytest.raises(ValueError, match="shorter"):
-        bench.alike({"a": first, "d": run_of(tmp_path, "d", [2.0])})
+    with pytest.raises(ValueError, match="longer"):
+        bench.alike({"a": first, "d": run_of(tmp_path, "d", [2.0, 1.5, 1.0])})
+
+
+@pytest.mark.parametrize("ends", [2.0, 2.5, 1.9995, float("nan")])
+def test_runs_that_learn_nothing_are_missed(bench, tmp_path, ends):
+    alike = {name: run_of(tmp_path, name, [2.0, ends]) for name in "ab"}
+    with pytest.raises(Missed, match="nothing was learned by a"):
+        bench.alike(alike)
 
 
 def test_a_part_that_fails_has_an_entry_and_so_has_what_a_cpu_lacks(bench):
@@ -79,8 +86,12 @@ def test_a_part_that_fails_has_an_entry_and_so_has_what_a_cpu_lacks(bench):
         (gpu_first, ("machine", "results")),
         (gpu_first, ("adapted", "stopped")),
         (gpu_first, ("quantised", "grpo")),
+        (gpu_first, ("lora", "qlora")),
+        (gpu_first, ("engines",)),
         (gpu_eight, ("rehearsal", "faults")),
         (gpu_eight, ("fewer", "nodes")),
+        (gpu_eight, ("engines", "lora")),
+        (gpu_eight, ("quantised", "one-rank-full")),
     ],
 )
 def test_parts_pass_on_cpu_processes(script, parts, tmp_path):
