@@ -20,11 +20,11 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from launcher.cli import main
-from launcher.commands.plan_page import Planned, planned
+from launcher.commands.plan_page import PageRecipe, planned
 from launcher.facts.machine_facts import Machine
-from launcher.knowledge.diagnose.findings import Edit, Frame
+from launcher.knowledge.diagnose.findings import Edit, TracebackFrame
 from launcher.knowledge.doctor import CHECKS, Verdict
-from launcher.knowledge.doctor import Finding as Answer
+from launcher.knowledge.doctor import CheckResult as Answer
 from launcher.knowledge.doctor.check import Status
 from launcher.knowledge.failures.catalogue import FAILURES as KNOWN
 from launcher.lab.rehearsal.run import MEASURED
@@ -148,7 +148,7 @@ def test_the_picture_is_of_todays_planner():
         state = json.loads(zlib.decompress(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)), -15))
         sets = [f"{key}={value}" for key, value in state["sets"].items()]
         (recipe,) = state["recipes"]
-        plans = [planned(Planned(**recipe, sets=sets, on=on)) for on in state["on"]]
+        plans = [planned(PageRecipe(**recipe, sets=sets, on=on)) for on in state["on"]]
         facts = [{name: value for name, value, _ in plan["facts"]} for plan in plans]
         assert [one["Memory of each device"] for one in facts] == scene["memory"]
 
@@ -238,7 +238,7 @@ def test_json_keys_of_lint_and_diagnose_are_documented(tmp_path, capsys):
         assert documented[kind] - said[kind][0].keys() <= {"path", "old", "new"}
     assert {field.name for field in dataclasses.fields(Edit)} <= documented["findings"]
     (frames,) = re.findall(r"`frames` \(([^)]*)\)", DIAGNOSE.read_text(encoding="utf-8"))
-    assert ticked(frames) == [field.name for field in dataclasses.fields(Frame)]
+    assert ticked(frames) == [field.name for field in dataclasses.fields(TracebackFrame)]
 
 
 def test_formulas_of_memory_give_what_the_plans_have(capsys):

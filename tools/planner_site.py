@@ -24,7 +24,7 @@ from pathlib import Path
 import yaml
 
 from launcher.facts.shipped import ds_configs_dir, recipes_dir
-from launcher.report.planner_page.page import KINDS, Start, file_text, planner_page
+from launcher.report.planner_page.page import KINDS, PageStart, file_text, planner_page
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / "build" / "planner-site"
@@ -133,7 +133,7 @@ def build(target: Path) -> dict[str, int]:
         raise NoPlannerSite(f"the page would load {sum(sizes.values()) >> 20} MiB, and may {LARGEST >> 20}")
     fetched = {name: size for name, size in sizes.items() if name.endswith((".wasm", ".zip", ".json"))}
     text = (recipes_dir() / f"{FIRST}.yaml").read_text(encoding="utf-8")
-    start = Start(f"{FIRST}.yaml", text, on=("1xRTX4090-24GB", "8xH100-80GB"), files=fetched)
+    start = PageStart(f"{FIRST}.yaml", text, on=("1xRTX4090-24GB", "8xH100-80GB"), files=fetched)
     (target / "index.html").write_text(planner_page(start), encoding="utf-8")
     return sizes
 

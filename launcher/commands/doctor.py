@@ -20,7 +20,7 @@ from launcher.facts.model_config import NOT_HERE
 from launcher.facts.redaction import is_secret_name
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import gather
-from launcher.knowledge.doctor import DATA_CHECK_ID, PLAN_CHECK_ID, Finding, Verdict, examine
+from launcher.knowledge.doctor import DATA_CHECK_ID, PLAN_CHECK_ID, CheckResult, Verdict, examine
 from launcher.knowledge.doctor.needs import hub_model, nvme_path, reports_to
 from launcher.knowledge.doctor.redact import Private, redact, redact_json
 from launcher.lab.rehearsal.run import rehearse_recipe
@@ -90,7 +90,7 @@ def _check(recipe: str | None, overrides: Sequence[str], on: str | None, bundle:
 
 def examine_recipe(
     recipe: str, on: str | None, overrides: Sequence[str] = ()
-) -> tuple[Plan | None, list[Finding]]:
+) -> tuple[Plan | None, list[CheckResult]]:
     """The plan, or the nearest miss if none fits, and the findings of planning.
 
     Raises RecipeError if the recipe is wrong on every machine.
@@ -105,8 +105,8 @@ def examine_recipe(
     )
     here = "data is missing" if absent else "data is here"
     findings = [
-        Finding(PLAN_CHECK_ID, "plan", _verdict(problems, label)),
-        Finding(DATA_CHECK_ID, "data", _verdict(absent, here)),
+        CheckResult(PLAN_CHECK_ID, "plan", _verdict(problems, label)),
+        CheckResult(DATA_CHECK_ID, "data", _verdict(absent, here)),
     ]
     return plan, findings
 
@@ -180,7 +180,7 @@ def bundle_path(given: str, folder: Path) -> Path:
     return path
 
 
-def write_bundle(path: Path, findings: Sequence[Finding], machine: Machine, asked: str | None) -> None:
+def write_bundle(path: Path, findings: Sequence[CheckResult], machine: Machine, asked: str | None) -> None:
     """Write the redacted report. Raises RecipeError if that fails."""
     private = private_here()
     # Redact each string by itself: JSON escapes would hide matches of the patterns.

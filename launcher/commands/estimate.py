@@ -51,8 +51,8 @@ def estimate_command(
             message = f"--set needs a recipe, and {target!r} is a model"
             raise RecipeError(Problem("set-without-recipe", message, hint="name a recipe"))
         spec, found = _of_model(target, machines or [probe.probe_hardware()], tensor_parallel)
-    left_out = [one for one in found if isinstance(one, LeftOut)]
-    rows = [one for one in found if isinstance(one, Row)]
+    left_out = [one for one in found if isinstance(one, CannotRun)]
+    rows = [one for one in found if isinstance(one, StrategyRow)]
     for hardware in dict.fromkeys(one.hardware for one in found):
         if not any(row.hardware == hardware for row in rows):
             raise RecipeError(_nothing_runs(hardware, left_out, tensor_parallel))
@@ -73,7 +73,7 @@ def estimate_command(
     return Outcome({"model": model, "rows": shown, "left_out": refused}, text)
 
 
-def _nothing_runs(hardware: str, left_out: Sequence[LeftOut], tensor_parallel: int) -> Problem:
+def _nothing_runs(hardware: str, left_out: Sequence[CannotRun], tensor_parallel: int) -> Problem:
     """The problem of hardware on which no strategy runs."""
     if tensor_parallel > 1:
         message = f"no strategy supports --tensor-parallel {tensor_parallel} on {hardware}"
@@ -84,7 +84,7 @@ def _nothing_runs(hardware: str, left_out: Sequence[LeftOut], tensor_parallel: i
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StrategyRow:
     """One strategy on one machine."""
 
     hardware: str
@@ -104,7 +104,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class CannotRun:
     """A strategy that cannot run there."""
 
     hardware: str
@@ -114,14 +114,14 @@ class LeftOut:
 
 def _of_model(
     name: str, machines: Sequence[Hardware], tensor_parallel: int
-) -> tuple[ModelSpec, list[Row | LeftOut]]:
+) -> tuple[ModelSpec, list[StrategyRow | CannotRun]]:
     """What `plan` finds for a recipe of this model with each of the usual strategies."""
     config, origin = find_model_config(name)
     task = _task_of(config)
     spec, _ = find_spec(name, config, origin, task, ask=False)
     recipe, versions = model_recipe(spec, task_named(task)), installed_versions()
     shared = {"sharding.tp_size": tensor_parallel} if tensor_parallel > 1 else {}
-    found: list[Row | LeftOut] = []
+    found: list[StrategyRow | CannotRun] = []
     for hardware in machines:
         check_ranks(spec, tensor_parallel, hardware)
         calibration = find_calibration(hardware)
@@ -131,7 +131,7 @@ def _of_model(
                 asked = with_changes(recipe, {**changes, **shared}, "estimate")
                 plans = search(asked, facts)
             except RecipeError as error:
-                found.append(LeftOut(hardware.label, strategy, error.problems[0].message))
+                found.append(CannotRun(hardware.label, strategy, error.problems[0].message))
                 continue
             job, bench = plans.first.job, plans.of(plans.first)
             if worth_a_row(job):
@@ -141,10 +141,10 @@ def _of_model(
 
 def _of_recipe(
     loaded: LoadedRecipe, machines: Sequence[Hardware], tensor_parallel: int
-) -> tuple[ModelSpec, list[Row | LeftOut]]:
+) -> tuple[ModelSpec, list[StrategyRow | CannotRun]]:
     """The job of the recipe over what it leaves open."""
     spec, jobs, machines = _recipe_jobs(loaded, machines)
-    found: list[Row | LeftOut] = []
+    found: list[StrategyRow | CannotRun] = []
     for hardware in machines:
         check_ranks(spec, tensor_parallel, hardware)
         calibration = find_calibration(hardware)
@@ -152,7 +152,7 @@ def _of_recipe(
         usable = {name: job for name, job in sized.items() if trains_in_parts(job)}
         for name in (name for name in sized if name not in usable):
             reason = f"not with {sized[name].tensor_parallel} tensor-parallel ranks"
-            found.append(LeftOut(hardware.label, name, reason))
+            found.append(CannotRun(hardware.label, name, reason))
         # A recipe may have nothing simpler than a stage that shards nothing on one device.
         worth = {name: job for name, job in usable.items() if worth_a_row(job)} or usable
         found += [_row(spec, name, job, hardware, calibration) for name, job in worth.items()]
@@ -167,7 +167,7 @@ def _row(
     calibration: Calibration,
     *,
     may_chunk: bool = False,
-) -> Row:
+) -> StrategyRow:
     """may_chunk: whether a larger batch may have its loss computed in chunks."""
     ways = [job, replace(job, chunked=True)] if may_chunk else [job]
     batches = [max_micro_batch(spec, way, hardware, calibration=calibration) for way in ways]
@@ -175,7 +175,7 @@ def _row(
     if job.sequence_parallel > 1 and largest is not None:
         largest = min(1, largest)  # ranks that share the tokens of a sample train one sample at a time
     memory = estimate_memory(spec, job, hardware, calibration=calibration)
-    return Row(hardware.label, name, job, memory, largest)
+    return StrategyRow(hardware.label, name, job, memory, largest)
 
 
 def _is_recipe(target: str) -> bool:

@@ -36,7 +36,7 @@ def export_command(
     consent_to_code(folder, "export", hooks=False, allowed=allow_code)
     require_modules(("torch", "transformers"))
     from launcher.train.exports.export import export, target_named
-    from launcher.train.exports.target import Asked
+    from launcher.train.exports.target import ExportRequest
 
     given = {"dtype": dtype != "auto", "adapter": adapter, "quantize": quantize, "llama_cpp": llama_cpp}
     unread = [name for name, value in given.items() if value and name not in target_named(to).options]
@@ -49,7 +49,7 @@ def export_command(
     if checkpoint is not None:  # the final numbers of the run belong to other weights
         name = f"{facts.name} ({checkpoint})"
         facts = replace(facts, result={"rows": facts.result.get("rows")}, name=name)
-    asked = Asked(
+    asked = ExportRequest(
         run_dir=folder, output=target, name=_served_name(facts.plan, folder), checkpoint=checkpoint,
         dtype=dtype, adapter=adapter, quantize=quantize,
         llama_cpp=None if llama_cpp is None else Path(llama_cpp).absolute(),

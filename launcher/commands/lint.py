@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.errors import DoesNotFit, Problem, RecipeError
 from launcher.knowledge.lint.check import LARGEST, Rule, apply_fixes, decoded, lint_text
-from launcher.knowledge.lint.document import Finding, printable
+from launcher.knowledge.lint.document import LintFinding, printable
 from launcher.render.new_file import write_new
 from launcher.report.outcome import Outcome
 
@@ -29,7 +29,7 @@ def lint_command(files: Sequence[str], *, recipe: str | None, fix: bool) -> Outc
     targets = {file: fixed_path(file) for file in raw} if fix else {}
     _refuse_existing(targets)
     rules: tuple[Rule, ...] = () if recipe is None else (_against(recipe),)
-    findings: list[Finding] = []
+    findings: list[LintFinding] = []
     fixed: list[dict[str, Any]] = []
     for file, content in raw.items():
         shown = "<stdin>" if file == STDIN else file
@@ -97,7 +97,7 @@ def _against(recipe: str) -> Rule:
         return AgainstRecipe(error.nearest_miss)
 
 
-def _fix(text: str, target: Path, found: list[Finding], rules: Sequence[Rule]) -> dict[str, Any] | None:
+def _fix(text: str, target: Path, found: list[LintFinding], rules: Sequence[Rule]) -> dict[str, Any] | None:
     """Write the fixed text; None if nothing could be fixed."""
     better, left = apply_fixes(text, str(target), *rules)
     if better == text:
@@ -110,7 +110,7 @@ def _fix(text: str, target: Path, found: list[Finding], rules: Sequence[Rule]) -
     return {"to": str(target), "left": [finding.to_json() for finding in left], "of": len(found)}
 
 
-def _text(findings: Sequence[Finding], files: int, fixed: Sequence[dict[str, Any]], *, fix: bool) -> str:
+def _text(findings: Sequence[LintFinding], files: int, fixed: Sequence[dict[str, Any]], *, fix: bool) -> str:
     lines = [str(finding) for finding in findings]
     count = len(findings)
     checked = f"{files} file{'s' if files != 1 else ''}"

@@ -32,7 +32,7 @@ from launcher.report.html.memory import compared_bars, memory_section
 from launcher.report.html.page import drawn
 from launcher.report.loopback import wait_for_interrupt
 from launcher.report.outcome import Outcome, json_text, note, without_secrets
-from launcher.report.planner_page.page import Start, serving
+from launcher.report.planner_page.page import PageStart, serving
 from launcher.report.run_pages import hide_secrets
 
 _SECTIONS = (
@@ -71,7 +71,7 @@ class Catalogue(_Question):
     ask: Literal["catalogue"] = "catalogue"
 
 
-class Planned(_Question):
+class PageRecipe(_Question):
     """One recipe on one hardware."""
 
     ask: Literal["plan"] = "plan"
@@ -95,8 +95,8 @@ class Chart(_Question):
     columns: list[Column]
 
 
-_QUESTION: TypeAdapter[Catalogue | Planned | Chart] = TypeAdapter(
-    Annotated[Catalogue | Planned | Chart, Field(discriminator="ask")]
+_QUESTION: TypeAdapter[Catalogue | PageRecipe | Chart] = TypeAdapter(
+    Annotated[Catalogue | PageRecipe | Chart, Field(discriminator="ask")]
 )
 
 
@@ -111,7 +111,7 @@ def catalogue(_asked: Catalogue) -> dict[str, Any]:
     }
 
 
-def planned(asked: Planned) -> dict[str, Any]:
+def planned(asked: PageRecipe) -> dict[str, Any]:
     """One recipe on one hardware.
 
     The answer: `status` and `json` are those of `plan --json`; of a plan `memory`, `facts`
@@ -185,7 +185,7 @@ def browser_command(recipe: str, *, overrides: Sequence[str], on: str | None, po
     if hardware is None:
         hardware = START_ON
         note(f"the recipe has no hardware: the page begins with {START_ON}; --on begins with another")
-    start = Start(path=str(found), text=text, on=(hardware,), sets=tuple(overrides))
+    start = PageStart(path=str(found), text=text, on=(hardware,), sets=tuple(overrides))
     with serving(start, answer, port) as address:
         wait_for_interrupt(address)
     return Outcome({}, "")

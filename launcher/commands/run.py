@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError
-from launcher.execute.attempts import Adapted, as_adapted, read_adapted, run_attempts, with_adapted
+from launcher.execute.attempts import OomAdaptations, as_adapted, read_adapted, run_attempts, with_adapted
 from launcher.execute.endings import KnownFailure
 from launcher.execute.fewer_nodes import take_seats
 from launcher.execute.mirroring import Mirroring, mirror_url, mirrored, run_mirrored
@@ -55,7 +55,7 @@ from launcher.report.plan_text import brief_text, plan_text
 from launcher.report.result_text import adapted_lines, result_text
 from launcher.report.run_display import Showing, showing
 from launcher.schedulers.rendezvous import digest_of_request, find_gathering, leading, shared_run_dir
-from launcher.schedulers.scheduler import Request
+from launcher.schedulers.scheduler import StartRequest
 from launcher.tasks import task_named
 
 
@@ -85,7 +85,7 @@ def run_command(
     loaded = load_recipe(recipe, overrides)
     alone = "--dry-run" if dry_run else "--tiny" if tiny else ""
     hardware = partial(find_hardware, loaded.recipe, on)
-    request = Request(loaded, hardware, note, node_rank, master_addr, command_line, alone)
+    request = StartRequest(loaded, hardware, note, node_rank, master_addr, command_line, alone)
     gathering = find_gathering(request)
     asked = digest_of_request(loaded, overrides, on=on, resume=resume)
     place = run_place(loaded.path, resume, output_dir)
@@ -124,7 +124,7 @@ def _run(
 ) -> Outcome:
     say, run_dir = shown.say, begins.run_dir
     planned, facts = gather(loaded, on, tiny=tiny)
-    adapted, records = Adapted(), begins.records or run_dir
+    adapted, records = OomAdaptations(), begins.records or run_dir
     if resume:
         adapted, facts = read_adapted(records), replace(facts, pace=earlier_pace(records))
     there = None if dry_run else 1 if nodes is None else nodes.place.num_nodes
@@ -176,7 +176,7 @@ def _hold_and(
     mirroring: Mirroring | None,
     resumption: Resumption,
     bundle: Bundle,
-    adapted: Adapted,
+    adapted: OomAdaptations,
     shown: Showing,
     follow: Callable[[], None] | None = None,
 ) -> tuple[Plan, dict[str, Any]]:

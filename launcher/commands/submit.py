@@ -44,8 +44,8 @@ from launcher.report.result_text import (
 )
 from launcher.schedulers import queue_named
 from launcher.schedulers.following import follow, judge
-from launcher.schedulers.queue import Checked, Job, PlannedRun, Queue, Submission
-from launcher.schedulers.submitted import RECORD, SWEEP, Run, Submitted, read_submitted
+from launcher.schedulers.queue import Checked, PlannedRun, Queue, QueuedJob, Submission
+from launcher.schedulers.submitted import RECORD, SWEEP, Submitted, SubmittedRun, read_submitted
 
 Say = Callable[[str], None]
 
@@ -123,7 +123,7 @@ def _submit(queue: Queue, job: Submission, recipe: str, files: Mapping[str, str]
     try:
         submitted = Submitted(job.folder, recipe, ids.prepare, ids.job, (), queue.name)
         runs = tuple(
-            Run(run.run_dir, number, submitted.log(number, job.folder), run.values)
+            SubmittedRun(run.run_dir, number, submitted.log(number, job.folder), run.values)
             for run, number in zip(job.runs, ids.runs, strict=True)
         )
         submitted = replace(submitted, runs=runs)
@@ -344,7 +344,7 @@ def follow_submitted(submitted: Submitted, say: Say) -> Outcome:
     return Outcome(data, result_text(result, str(run.run_dir), []))
 
 
-def _sweep(submitted: Submitted, jobs: Mapping[str, Job | None]) -> Outcome:
+def _sweep(submitted: Submitted, jobs: Mapping[str, QueuedJob | None]) -> Outcome:
     """A row for each run, and the problems of those that did not finish."""
     rows, found = zip(*(_row(submitted, run, jobs) for run in submitted.runs), strict=True)
     problems = [problem for problem in found if problem is not None]
@@ -353,7 +353,7 @@ def _sweep(submitted: Submitted, jobs: Mapping[str, Job | None]) -> Outcome:
 
 
 def _row(
-    submitted: Submitted, run: Run, jobs: Mapping[str, Job | None]
+    submitted: Submitted, run: SubmittedRun, jobs: Mapping[str, QueuedJob | None]
 ) -> tuple[dict[str, Any], Problem | None]:
     metrics = read_jsonl(run.run_dir / "metrics.jsonl")
     row: dict[str, Any] = {

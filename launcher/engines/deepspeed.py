@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.engines.deepspeed_config import key_of, record_profile, render_ds_config
 from launcher.engines.deepspeed_nvme import decide_nvme, with_buffers
 from launcher.engines.deepspeed_ops import used_operators
-from launcher.engines.engine import ALONE, RANKS, Engine, Reading, counted, refuse_unused_path
+from launcher.engines.engine import ALONE, RANKS, CheckpointReading, Engine, counted, refuse_unused_path
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import Held, MemoryJob
 from launcher.memory.operations import WIDTHS, Dtypes
@@ -385,7 +385,7 @@ class DeepSpeed(Engine):
         each = states // copies
         return self.checkpoint_copies(plan.job) * weights + each, each
 
-    def reads(self, old: HasSettings, new: HasSettings, before: int, after: int) -> Reading:
+    def reads(self, old: HasSettings, new: HasSettings, before: int, after: int) -> CheckpointReading:
         """Its files are read by the same number of ranks alone, and stage 3 reads none of stages 1 and 2.
 
         As a universal checkpoint they are read by any number of ranks and every stage from 1 on. Seen with
@@ -394,21 +394,21 @@ class DeepSpeed(Engine):
         for name in ("offload_optimizer", "offload_param"):
             if "nvme" in (getattr(old.sharding, name), getattr(new.sharding, name)):
                 lost = "DeepSpeed does not read states from NVMe again: it would silently use fresh moments"
-                return Reading(f"sharding.{name}", lost, is_lost=True)
+                return CheckpointReading(f"sharding.{name}", lost, is_lost=True)
         if old.sharding.offload_optimizer != new.sharding.offload_optimizer:
             reason = (
                 "DeepSpeedCPUAdam, which updates on the host, and torch's AdamW cannot read each other's "
                 "states (KeyError: 'bias_correction')"
             )
-            return Reading("sharding.offload_optimizer", reason)
+            return CheckpointReading("sharding.offload_optimizer", reason)
         stages = int(old.sharding.zero_stage or 0), int(new.sharding.zero_stage or 0)
         why = [f"{counted(before)} wrote it, {counted(after)} shall read it"] if before != after else []
         if _FILES[stages[0]] != _FILES[stages[1]]:
             why.append(f"ZeRO-{stages[0]} wrote it, ZeRO-{stages[1]} shall read it")
         if why and (hindrance := _unconvertible(old, stages)):
             setting = RANKS if before != after else "sharding.zero_stage"
-            return Reading(setting, f"the files cannot be converted: {hindrance}")
-        return Reading(conversion="; ".join(why))
+            return CheckpointReading(setting, f"the files cannot be converted: {hindrance}")
+        return CheckpointReading(conversion="; ".join(why))
 
 
 DEEPSPEED = DeepSpeed()

@@ -76,7 +76,7 @@ def decide_nvme(
         raise draft.refuse("nvme-one-cpu", f"sharding.{PARAM}", message, hint)
     _check_restarts(draft)
     _decide_path(draft, profile, used)
-    given = _Given(draft, profile or {})
+    given = _NvmeGiven(draft, profile or {})
     for name in used:
         given.put(f"{name}.pin_memory", not hardware.is_cpu, "page-locked: copies and the GPU overlap")
     if OPTIMIZER in used:
@@ -102,7 +102,7 @@ def with_buffers(job: MemoryJob, draft: Draft) -> MemoryJob:
     return job
 
 
-class _Given:
+class _NvmeGiven:
     """Settings that a base profile may have."""
 
     def __init__(self, draft: Draft, profile: Mapping[str, object]) -> None:
@@ -155,7 +155,7 @@ def _decide_path(draft: Draft, profile: Mapping[str, object] | None, used: tuple
     draft.put(PATH, str(folders.pop()), FROM_PROFILE, source="recipe", by=by)
 
 
-def _decide_optimizer(given: _Given) -> None:
+def _decide_optimizer(given: _NvmeGiven) -> None:
     reason = "buffers of a complete sub-group each: weights, gradient and two moments of Adam at once"
     count = given.put(f"{OPTIMIZER}.buffer_count", _ADAM_TENSORS, reason)
     alone = "the next sub-group would need as many buffers again, and the last one to be written more"
@@ -165,7 +165,7 @@ def _decide_optimizer(given: _Given) -> None:
     given.small(f"{OPTIMIZER}.buffer_count", count, least, "a sub-group has four tensors, so has the next")
 
 
-def _decide_param(given: _Given, spec: ModelSpec, processes: int) -> None:
+def _decide_param(given: _NvmeGiven, spec: ModelSpec, processes: int) -> None:
     needed = param_buffer_values(spec, processes, len(given.draft.model.add_tokens or ()))
     count = given.put(f"{PARAM}.buffer_count", 5, "DeepSpeed's default: parameters that are there at a time")
     given.small(f"{PARAM}.buffer_count", count, 2, "one is read while another is used")

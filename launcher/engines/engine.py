@@ -32,7 +32,7 @@ def counted(ranks: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CheckpointReading:
     """Whether a run can read a checkpoint of the same engine; by default as it is."""
 
     refused: str = ""
@@ -121,12 +121,12 @@ class Engine(EngineMemory):
         """
         return self.checkpoint_copies(plan.job) * weights + states, 0
 
-    def reads(self, old: HasSettings, new: HasSettings, before: int, after: int) -> Reading:
+    def reads(self, old: HasSettings, new: HasSettings, before: int, after: int) -> CheckpointReading:
         """Whether the plan `new` can read the training states of a checkpoint of `old`, of the same engine.
 
         before, after: ranks that wrote it, and that shall read it.
         """
-        return Reading()
+        return CheckpointReading()
 
 
 def refuse_unused_path(draft: Draft) -> None:

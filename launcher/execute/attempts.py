@@ -81,7 +81,7 @@ Failure = RunFailed | MachineError | Interrupted
 
 
 @dataclass(frozen=True, slots=True)
-class Adapted:
+class OomAdaptations:
     """All that `on_oom: adapt` has changed in a run."""
 
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -90,19 +90,19 @@ class Adapted:
     """One object per attempt: step, resumed_from, changed {setting: [old, new]}, reason."""
 
 
-def read_adapted(run_dir: Path) -> Adapted:
+def read_adapted(run_dir: Path) -> OomAdaptations:
     """What was adapted in this run. RecipeError for a plan that cannot be read: the next one replaces it."""
     path = run_dir / "plan.json"
     found = read_record(path).get(KEY) if exists(path) else None
     if found is None:
-        return Adapted()
+        return OomAdaptations()
     try:
-        return Adapted(dict(found["changes"]), tuple(found["adaptations"]))
+        return OomAdaptations(dict(found["changes"]), tuple(found["adaptations"]))
     except (TypeError, KeyError, ValueError) as error:
         raise RecipeError(Problem("record-unreadable", f"{KEY} is damaged: {error!r}", str(path))) from error
 
 
-def with_adapted(bundle: Bundle, adapted: Adapted) -> Bundle:
+def with_adapted(bundle: Bundle, adapted: OomAdaptations) -> Bundle:
     """The bundle with what was adapted in its plan.json."""
     if not adapted.adaptations:
         return bundle
@@ -110,7 +110,7 @@ def with_adapted(bundle: Bundle, adapted: Adapted) -> Bundle:
     return replace(bundle, files={**bundle.files, "plan.json": dump_json(plan)})
 
 
-def as_adapted(loaded: LoadedRecipe, adapted: Adapted, run_dir: Path) -> LoadedRecipe:
+def as_adapted(loaded: LoadedRecipe, adapted: OomAdaptations, run_dir: Path) -> LoadedRecipe:
     """The recipe with the settings that earlier attempts of this run adapted.
 
     RecipeError if the recipe now gives one of them a value that no attempt had.
@@ -164,7 +164,7 @@ def run_attempts(
         restarts = Restarts(begun, int(bundle.plan.launch.max_restarts), say, first_pause_s)
         if nodes is not None:
             restarts.check = nodes.raise_if_over
-        following = _Following(loaded, facts, restarts, nodes, looking, read_adapted(run_dir), gpus)
+        following = _NextAttempt(loaded, facts, restarts, nodes, looking, read_adapted(run_dir), gpus)
         while True:
             with _naming_the_failure_before(failed):
                 try:
@@ -183,7 +183,7 @@ def run_attempts(
 
 
 @dataclass(slots=True)
-class _Following:
+class _NextAttempt:
     """What follows a failed attempt of a run."""
 
     loaded: LoadedRecipe
@@ -191,7 +191,7 @@ class _Following:
     restarts: Restarts
     nodes: Nodes | None
     looking: Callable[[Plan], Look]
-    adapted: Adapted
+    adapted: OomAdaptations
     gpus: Sequence[Gpu]
     """Of this node, in the next attempt."""
     _faulty: set[str] = field(default_factory=set)
@@ -273,7 +273,7 @@ def _is_adaptable(plan: Plan, failure: KnownFailure) -> bool:
 
 
 def _next_adaptation(
-    loaded: LoadedRecipe, facts: Facts, plan: Plan, failure: KnownFailure, adapted: Adapted
+    loaded: LoadedRecipe, facts: Facts, plan: Plan, failure: KnownFailure, adapted: OomAdaptations
 ) -> Adaptation:
     """The next adaptation. RunFailed if none is left."""
     calls = {frame.function for frame in failure.finding.error.frames}
@@ -295,8 +295,8 @@ def _next_adaptation(
 
 
 def _write_adapted(
-    begun: Begun, step: Adaptation, adapted: Adapted, say: Callable[[str], None]
-) -> tuple[Bundle, Adapted, str | None]:
+    begun: Begun, step: Adaptation, adapted: OomAdaptations, say: Callable[[str], None]
+) -> tuple[Bundle, OomAdaptations, str | None]:
     """Write the next attempt into the run directory and print what changes.
 
     Returns its bundle, all adaptations, and the checkpoint to resume.
@@ -314,7 +314,7 @@ def _write_adapted(
         "changed": {key: list(values) for key, values in step.changed.items()},
         "reason": step.reason,
     }
-    adapted = Adapted(step.changes, (*adapted.adaptations, entry))
+    adapted = OomAdaptations(step.changes, (*adapted.adaptations, entry))
     bundle = with_adapted(render(step.plan), adapted)
     aside = write_next_attempt(bundle, run_dir, keeps_checkpoints=step.keeps_checkpoints)
     say(f"\non_oom: adapt: {step.reason}")

@@ -16,7 +16,7 @@ from launcher.execute.following import Ended
 from launcher.execute.output import Report, read_reports
 from launcher.execute.run_dir import Stopped, last_step, read_stopped
 from launcher.execute.signals import STOPPING
-from launcher.execute.supervise import STATES, Stack, Watch, describe_lost
+from launcher.execute.supervise import STATES, CallStack, Watch, describe_lost
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.probe import OomKills, has_killed, read_oom_kills
 from launcher.facts.rank_status import LEFT_EARLY, PUSH_FAILED, PUSHING, RankStatus, fatal_log
@@ -445,7 +445,7 @@ def hang_problem(run_dir: Path, ended: Ended) -> Problem:
     return Problem(HANG, "; ".join(parts), file=file, hint=hint)
 
 
-def _position(status: RankStatus, stack: Stack, *, is_behind: bool) -> str:
+def _position(status: RankStatus, stack: CallStack, *, is_behind: bool) -> str:
     """What one rank of a run without progress executes."""
     if not stack.frames and stack.state in STATES:
         return f"rank {status.rank} (pid {status.pid}) {STATES[stack.state]}, after step {status.step}"

@@ -16,7 +16,7 @@ from launcher.execute.nodes import Part, Peers, Said
 from launcher.execute.output import LogFile, Output, Report, errors_in, unwritable_by
 from launcher.execute.processes import KILL_S, RUN, guarded, kill_all, marks, processes_of, send, tree_of
 from launcher.execute.signals import Stops
-from launcher.execute.supervise import Hang, Stack, Watch, read_stacks
+from launcher.execute.supervise import CallStack, Hang, Watch, read_stacks
 from launcher.facts.node_facts import HOST_LOST
 from launcher.facts.rank_status import RankStatus, is_alive, read_stage
 from launcher.facts.redaction import line_hider, secret_values
@@ -115,7 +115,7 @@ class Ended:
     """Whether this process asked ranks to stop whose launcher had ended."""
     elsewhere: Mapping[str, Part] = field(default_factory=dict)
     """Hosts of the other nodes -> how their part of the run went."""
-    stacks: Mapping[int, Stack] = field(default_factory=dict)
+    stacks: Mapping[int, CallStack] = field(default_factory=dict)
     """Where each rank stood when the run hung."""
     reports: Sequence[Report] = ()
     """Errors that processes reported in their output: of the agent of this node, and of those that could

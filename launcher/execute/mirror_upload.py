@@ -62,7 +62,7 @@ class _Vanished(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class UploadOrder:
     """What the run asks for."""
 
     url: str
@@ -76,7 +76,7 @@ class Order:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def of_line(cls, line: str) -> Order:
+    def of_line(cls, line: str) -> UploadOrder:
         found = parse_json(line)
         claim = found["claim"]
         whole = Claim(**{**claim, "superseded": tuple(claim["superseded"])})
@@ -84,7 +84,7 @@ class Order:
 
 
 @dataclass(slots=True)
-class Progress:
+class UploadRecord:
     """RUN_DIR/mirror.json."""
 
     url: str
@@ -108,7 +108,7 @@ class Uploader:
 
     run_dir: Path
     mirror: Mirror
-    order: Order
+    order: UploadOrder
     ending: queue.Queue[Ending] = field(default_factory=queue.Queue)
     _ending: Ending = ""
     _pause: float = 0.0
@@ -121,10 +121,10 @@ class Uploader:
     """Names of checkpoints that were removed here before their upload."""
     _written: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    progress: Progress = field(init=False)
+    progress: UploadRecord = field(init=False)
 
     def __post_init__(self) -> None:
-        self.progress = Progress(self.order.shown, self.order.claim.id, self.order.claim.start)
+        self.progress = UploadRecord(self.order.shown, self.order.claim.id, self.order.claim.start)
 
     def work(self) -> None:
         """Upload until the run asks to end, or another start owns the URL."""
@@ -403,7 +403,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)  # the run decides
     os.nice(_NICE)
     try:
-        order = Order.of_line(sys.stdin.readline())
+        order = UploadOrder.of_line(sys.stdin.readline())
         uploader = Uploader(Path(run_dir), Mirror(Store(order.url)), order)
         threading.Thread(target=_listen, args=(uploader,), daemon=True).start()
         uploader.work()

@@ -31,7 +31,15 @@ from launcher.execute.mirror import (
     new_claim,
     step_of,
 )
-from launcher.execute.mirror_upload import ERRORS, LINES, PATTERNS, Ending, Order, Progress, read_progress
+from launcher.execute.mirror_upload import (
+    ERRORS,
+    LINES,
+    PATTERNS,
+    Ending,
+    UploadOrder,
+    UploadRecord,
+    read_progress,
+)
 from launcher.execute.resume import Chosen
 from launcher.execute.run_dir import MARKER, STOPPED, free_name, scratch_run_dir, unwritable
 from launcher.execute.signals import Stops
@@ -114,7 +122,7 @@ class Mirroring:
     records: Path | None = None
     """Folder with the records of a run that is not on this disk."""
     run_dir: Path = Path()
-    _order: Order | None = None
+    _order: UploadOrder | None = None
     _process: subprocess.Popen[bytes] | None = None
     _read: int = 0
     """Characters of the lines that were shown."""
@@ -239,11 +247,11 @@ class Mirroring:
         _tried(lambda: self.mirror.write_claim(claim), self.url, "writing run.json")
         kept = plan.kept.get(KEY)
         shown = self.url if kept is None else kept.text
-        self._order = Order(self.url, shown, claim, plan.trainer.save_total_limit)
+        self._order = UploadOrder(self.url, shown, claim, plan.trainer.save_total_limit)
         with contextlib.suppress(OSError):
             (self.run_dir / "logs" / LINES).unlink(missing_ok=True)
         write_json(
-            self.run_dir / RECORD, {"schema_version": 1, **asdict(Progress(shown, claim.id, claim.start))}
+            self.run_dir / RECORD, {"schema_version": 1, **asdict(UploadRecord(shown, claim.id, claim.start))}
         )
         self.say(f"complete checkpoints are copied to {self.url}")
         self._start()

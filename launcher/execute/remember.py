@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.errors import MachineError
 from launcher.facts import probe
-from launcher.facts.measured_runs import Run
+from launcher.facts.measured_runs import MeasuredRun
 from launcher.memory.calibration import job_kind
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
@@ -35,13 +35,13 @@ def remember_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> str | N
     return None
 
 
-def finished_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> Run:
+def finished_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> MeasuredRun:
     """The record of a run: measured memory, and the estimate for the longest batch that it met."""
     memory = result["memory"]
     # Without calibration: a correction must not be corrected again.
     predicted = predict_as_run(plan, replace(facts, calibration=None), memory["tokens"]["largest"])
     is_cpu = plan.hardware.is_cpu
-    return Run(
+    return MeasuredRun(
         # The device at hand, since a plan may be for another one.
         device="cpu" if is_cpu else probe.probe_hardware().device,
         method=memory["method"],

@@ -64,7 +64,7 @@ class Stops:
         return number == signal.SIGINT or (number == signal.SIGTERM and self.first in asked)
 
 
-class Asked(KeyboardInterrupt):
+class StopSignal(KeyboardInterrupt):
     """A signal that asks to stop, raised like Ctrl-C in whatever the main thread does."""
 
 
@@ -75,7 +75,7 @@ class _Raising(Stops):
         before = self.first, self.at_once
         super()._note(number, frame)
         if (self.first, self.at_once) != before:
-            raise Asked(signal.Signals(number).name)
+            raise StopSignal(signal.Signals(number).name)
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ def ended_by_signals() -> Iterator[None]:
     with _Raising() as stops:
         try:
             yield
-        except Asked as asked:
+        except StopSignal as asked:
             if isinstance(asked.__context__, Interrupted):  # the command was ending already
                 raise asked.__context__ from None
             raise Interrupted(stopped_between(stops)) from asked

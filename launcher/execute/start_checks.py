@@ -195,7 +195,7 @@ _BUILD = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Builder:
+class _BuildMachine:
     build: BuildFacts
     stack: Stack
 
@@ -211,7 +211,7 @@ def check_operators(plan: Plan) -> None:
         return
     verdicts = {} if path is None else {"nvme": _nvme_folder(Path(path), plan)}
     if all(verdict.status != "fail" for verdict in verdicts.values()):
-        machine = _Builder(read_build(os.environ), ask_stack(plan.interpreter, os.environ))
+        machine = _BuildMachine(read_build(os.environ), ask_stack(plan.interpreter, os.environ))
         verdicts |= {name: check(machine, plan) for name, check in _BUILD.items()}
     failed = [_problem(name, verdict) for name, verdict in verdicts.items() if verdict.status == "fail"]
     if failed:
@@ -224,7 +224,7 @@ def missing_for_operators(plan: Plan) -> list[str]:
     if path is None and not cuda_ops(plan):
         return []
     # torch itself is not asked: a plan for GPUs runs with a build for CUDA.
-    machine = _Builder(read_build(os.environ), {"deepspeed": {}, "torch": {"cuda": "any"}})
+    machine = _BuildMachine(read_build(os.environ), {"deepspeed": {}, "torch": {"cuda": "any"}})
     verdicts = {} if path is None else {"nvme": _nvme_folder(Path(path), plan)}
     verdicts["libaio"] = libaio(machine, plan)
     if machine.build.nvcc is None:

@@ -265,7 +265,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class CallStack:
     """The calls of a rank's main thread, the innermost first."""
 
     frames: tuple[Frame, ...]
@@ -297,7 +297,7 @@ def read_stacks(
     wait_s: float,
     is_own: Callable[[int], bool] = lambda rank: True,
     ask_others: Callable[[], None] = lambda: None,
-) -> dict[int, Stack]:
+) -> dict[int, CallStack]:
     """Ask the ranks for their calls; rank -> what it wrote within `wait_s` seconds.
 
     is_own: whether a rank runs on this node. ask_others: makes the other nodes ask theirs; called once
@@ -308,14 +308,14 @@ def read_stacks(
     ask_others()
     send([s.pid for rank, s in statuses.items() if is_own(rank) and is_alive(s)], signal.SIGUSR2)
     deadline = time.monotonic() + wait_s
-    found: dict[int, Stack] = {}
+    found: dict[int, CallStack] = {}
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
         found = {rank: parse_stack(_text_after(logs[rank], sizes[rank])) for rank in statuses}
         if all(stack.frames and stack.frames[-1].function in _OUTERMOST for stack in found.values()):
             break
     return {
-        rank: stack if stack.frames or not is_own(rank) else Stack((), process_state(statuses[rank].pid))
+        rank: stack if stack.frames or not is_own(rank) else CallStack((), process_state(statuses[rank].pid))
         for rank, stack in found.items()
     }
 
@@ -329,7 +329,7 @@ def _text_after(log: Path, size: int) -> str:
         return ""
 
 
-def parse_stack(text: str) -> Stack:
+def parse_stack(text: str) -> CallStack:
     """The main thread's calls in a dump of all threads."""
     starts = [found.start() for found in _THREAD.finditer(text)]
     threads = [text[begin:end] for begin, end in pairwise([*starts, len(text)])]
@@ -338,4 +338,4 @@ def parse_stack(text: str) -> Stack:
         for thread in threads
     ]
     main = [frames for frames in stacks if frames and frames[-1].function != _OF_A_THREAD]
-    return Stack(main[-1] if main else ())
+    return CallStack(main[-1] if main else ())

@@ -21,7 +21,7 @@ _MOST_BYTES = 2**60
 """Upper limit of plausible sizes."""
 
 
-class Kind(NamedTuple):
+class JobKind(NamedTuple):
     """The properties of a job and its model that the error of an estimate depends on."""
 
     model_type: str
@@ -37,13 +37,13 @@ class Kind(NamedTuple):
     offload: str
     """none | optimizer | param | optimizer+param"""
 
-    def differences(self, other: Kind) -> int:
+    def differences(self, other: JobKind) -> int:
         """The number of properties that differ."""
         return sum(mine != theirs for mine, theirs in zip(self, other, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     """One finished run; bytes of the device with the highest peak."""
 
     device: str
@@ -51,7 +51,7 @@ class Run:
     """How the peak was measured: cuda-reserved+context | cpu-tensor-storages."""
     torch: str
     transformers: str
-    kind: Kind
+    kind: JobKind
     processes: int
     params: int
     steps: int
@@ -90,7 +90,7 @@ class Run:
 class Calibration:
     """Earlier runs on one device with one measuring method, the oldest first."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[MeasuredRun, ...]
     source: str
     """The file that they were read from."""
     skipped: int = 0
@@ -105,7 +105,7 @@ def measuring_method(hardware: Hardware) -> str:
 def read_calibration(text: str, hardware: Hardware, source: str) -> Calibration:
     """The newest runs on such a device in the text of a calibration file; counts invalid lines."""
     method = measuring_method(hardware)
-    found: list[Run] = []
+    found: list[MeasuredRun] = []
     skipped = 0
     for line in text.splitlines():
         if not line.strip():
@@ -118,7 +118,7 @@ def read_calibration(text: str, hardware: Hardware, source: str) -> Calibration:
     return Calibration(tuple(found[-KEPT:]), source, skipped)
 
 
-def read_run(line: str) -> Run | None:
+def read_run(line: str) -> MeasuredRun | None:
     """The run of one line; None for an invalid line or another version."""
     if not line.startswith("{"):  # fast on long files of another kind
         return None
@@ -126,18 +126,18 @@ def read_run(line: str) -> Run | None:
         fields = parse_json(line)
         if fields.pop("schema_version") != SCHEMA_VERSION:
             return None
-        kind = Kind(**fields.pop("kind"))
-        run = Run(kind=kind, **fields)
+        kind = JobKind(**fields.pop("kind"))
+        run = MeasuredRun(kind=kind, **fields)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     sound = _typed(kind) and _typed(run) and all(type(v) is int for v in run.components.values())
     return run if sound and _possible(run) else None
 
 
-_HINTS: dict[type, dict[str, Any]] = {cls: get_type_hints(cls) for cls in (Kind, Run)}
+_HINTS: dict[type, dict[str, Any]] = {cls: get_type_hints(cls) for cls in (JobKind, MeasuredRun)}
 
 
-def _possible(run: Run) -> bool:
+def _possible(run: MeasuredRun) -> bool:
     """Whether all sizes are plausible: not negative, not beyond the device's memory."""
     held = _MOST_BYTES if run.device_bytes is None else run.device_bytes
     sizes = (run.params, run.steps, run.predicted, run.context, run.allocated or 0, *run.components.values())
@@ -149,7 +149,7 @@ def _possible(run: Run) -> bool:
     )
 
 
-def _typed(value: Kind | Run) -> bool:
+def _typed(value: JobKind | MeasuredRun) -> bool:
     """Whether every field has its declared type (a bool is no int)."""
     for name, hint in _HINTS[type(value)].items():
         found = getattr(value, name)

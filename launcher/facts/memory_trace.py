@@ -31,7 +31,7 @@ class Untraceable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LinearBytes:
     """Bytes as a function of the micro-batch."""
 
     constant: float
@@ -47,10 +47,10 @@ class Moment:
 
     phase: str
     """step | forward | backward | clip"""
-    gradients: Line
-    activations: Line
-    logits: Line
-    temporary: Line
+    gradients: LinearBytes
+    activations: LinearBytes
+    logits: LinearBytes
+    temporary: LinearBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class TracedStep:
     """Those that may be the peak for some micro-batch."""
     gradients: int
     """Bytes of all gradients."""
-    fragmentation: Line | None
+    fragmentation: LinearBytes | None
     """Bytes that CUDA's caching allocator reserves beyond the peak of what is allocated; 0 on a CPU,
     None where the step was traced at other lengths than its own."""
 
@@ -83,11 +83,13 @@ class Trace:
         return replace(self, steps=(*self.steps, step), versions=dict(versions))
 
 
-def read_step(answer: Mapping[str, Any], covers: Mapping[str, Any], fragmentation: Line | None) -> TracedStep:
+def read_step(
+    answer: Mapping[str, Any], covers: Mapping[str, Any], fragmentation: LinearBytes | None
+) -> TracedStep:
     """The child's answer as a step."""
     lines = ("gradients", "activations", "logits", "temporary")
     moments = tuple(
-        Moment(entry["segment"].partition("/")[0], *(Line(*entry[name]) for name in lines))
+        Moment(entry["segment"].partition("/")[0], *(LinearBytes(*entry[name]) for name in lines))
         for entry in answer["moments"]
     )
     return TracedStep(dict(covers), moments, round(answer["states"]["gradients"]), fragmentation)

@@ -21,7 +21,7 @@ CHUNKED = "chunked"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RecordedType:
     """What passed for one type."""
 
     apart: frozenset[str] = frozenset()
@@ -35,13 +35,13 @@ class Found:
 
 
 @functools.cache
-def _found() -> Mapping[str, Found]:
+def _found() -> Mapping[str, RecordedType]:
     types = json.loads(facts_file("model_types.json").read_text("utf-8"))["types"]
-    return {kind: Found(**{**row, "apart": frozenset(row["apart"])}) for kind, row in types.items()}
+    return {kind: RecordedType(**{**row, "apart": frozenset(row["apart"])}) for kind, row in types.items()}
 
 
-def found(model_type: str) -> Found:
-    return _found().get(model_type, Found())
+def found(model_type: str) -> RecordedType:
+    return _found().get(model_type, RecordedType())
 
 
 def why_not_apart(config: Mapping[str, Any], kernel: str) -> str:

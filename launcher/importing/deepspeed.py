@@ -13,7 +13,7 @@ from launcher.facts.safe_files import parse_json
 from launcher.importing.conversions import To, as_number, offload, on, stage, whole
 from launcher.importing.reading import Effect, Given, Reading
 from launcher.knowledge.lint.check import PLAN_DECIDES, apply_fixes, lint_text
-from launcher.knowledge.lint.document import Finding, read_json
+from launcher.knowledge.lint.document import LintFinding, read_json
 
 TOOL = "DeepSpeed config"
 Lines = Callable[[str], int | None]
@@ -297,7 +297,7 @@ def _complete(config: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _drop_found(reading: Reading, finding: Finding, effect: Effect, value: Any, line: int | None) -> None:
+def _drop_found(reading: Reading, finding: LintFinding, effect: Effect, value: Any, line: int | None) -> None:
     reading.drop(Given(finding.path, value, line), effect, finding.message, finding.hint or "")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.redaction import hide_tokens, is_written_secret, looks_secret, names_secret
-from launcher.recipe.yaml_reader import Document, parse_yaml
+from launcher.recipe.yaml_reader import YamlDocument, parse_yaml
 from launcher.tasks import DEFAULT_TASK, task_named
 from launcher.tasks.task import Task
 
@@ -241,7 +241,7 @@ class Reading:
         return self.taken[key].value if key in self.taken else None
 
 
-def read_yaml(text: str, file: str, tool: str) -> tuple[Reading, Document]:
+def read_yaml(text: str, file: str, tool: str) -> tuple[Reading, YamlDocument]:
     """A new reading of a YAML whose later keys win, as in PyYAML. Raises RecipeError if it is no YAML."""
     document = parse_yaml(text, file, last_wins=True)
     twice = [problem for problem in document.problems if problem.code == "duplicate-key"]

@@ -19,7 +19,7 @@ from launcher.inputs.model_spec import find_spec
 from launcher.inputs.planning_facts import gather
 from launcher.plan.inputs import Facts
 from launcher.planner.planner import make_plan
-from launcher.planner.starting import Rows, Start, draft, first_length, methods, task_of
+from launcher.planner.starting import Rows, StartAnswers, draft, first_length, methods, task_of
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.yaml_writer import recipe_text
 from launcher.tasks import task_named
@@ -41,7 +41,7 @@ _INSTEAD: Mapping[str, Mapping[str, Any]] = {
 class Fitting:
     """The method and length that fit."""
 
-    start: Start
+    start: StartAnswers
     method: str
     length: int
     missed: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ def fit(model: str, goal: str, rows: Rows, hardware: Hardware) -> Fitting:
         has_template = _CHAT.search(name) is not None
     if rows.longest and task_named(task).reads_tokens and (count := token_counter(keys["name_or_path"])):
         rows = replace(rows, counted_tokens=sum(map(count, rows.longest)))
-    start = Start(goal, task, keys, spec, rows, hardware, has_template)
+    start = StartAnswers(goal, task, keys, spec, rows, hardware, has_template)
     while True:
         try:
             return _first_fitting(start)
@@ -74,7 +74,7 @@ def fit(model: str, goal: str, rows: Rows, hardware: Hardware) -> Fitting:
             start = changed
 
 
-def _first_fitting(start: Start) -> Fitting:
+def _first_fitting(start: StartAnswers) -> Fitting:
     """The first method that fits. Raises DoesNotFit, or RecipeError if every method is refused."""
     refused: dict[str, EffilaunchError] = {}
     with tempfile.TemporaryDirectory(prefix="effilaunch-") as folder:
@@ -104,7 +104,7 @@ def _first_fitting(start: Start) -> Fitting:
     raise RecipeError([replace(p, file=None, line=None) if p.file in gone else p for p in problems])
 
 
-def _tries(start: Start) -> Iterator[tuple[str, int]]:
+def _tries(start: StartAnswers) -> Iterator[tuple[str, int]]:
     """Methods at the length of the rows, then at shorter lengths that should still hold them."""
     lengths = [first_length(start)]
     task = task_named(start.task)

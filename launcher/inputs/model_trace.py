@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from launcher.errors import DoesNotFit
-from launcher.facts.memory_trace import Line, Trace, TracedStep, Untraceable, ask_child, read_step
+from launcher.facts.memory_trace import LinearBytes, Trace, TracedStep, Untraceable, ask_child, read_step
 from launcher.facts.recorded_traces import recorded
 from launcher.facts.software import require_modules
 from launcher.memory.allocator import expandable_in, reserved_beyond_allocated
@@ -103,7 +103,7 @@ def trace_plan(plan: Plan) -> tuple[TracedStep, Mapping[str, str]]:
     }
     answer = recorded(asked, plan.interpreter, ask, note)
     lost = answer["fragmentation"]
-    return read_step(answer, choices, None if lost is None else Line(*lost)), answer["versions"]
+    return read_step(answer, choices, None if lost is None else LinearBytes(*lost)), answer["versions"]
 
 
 def trace_request(plan: Plan) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from launcher.tasks.embedding import prompts_unused
 
 if TYPE_CHECKING:
     from launcher.facts.prepared_images import PreparedImages
-    from launcher.knowledge.lint.document import Finding
+    from launcher.knowledge.lint.document import LintFinding
     from launcher.plan.plan import Plan
 
 
@@ -198,7 +198,7 @@ def load_profile(recipe: Recipe) -> dict[str, Any] | None:
     return profile
 
 
-def _refused(finding: Finding) -> Problem:
+def _refused(finding: LintFinding) -> Problem:
     """A finding of `lint` as a problem of the recipe."""
     unread = finding.code.startswith("ds-json") or finding.code == "ds-not-an-object"
     return Problem(

@@ -71,7 +71,7 @@ Losses = Mapping[int, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class DrillFault:
     """Something that happens to a run."""
 
     id: str
@@ -91,15 +91,15 @@ class Fault:
 
 KILLED = ("SIGKILL", "killed", "signal 9", "was lost")
 FAULTS = (
-    Fault("terminate", "SIGTERM to the run", 130, ("SIGTERM",)),
-    Fault("kill-rank", "SIGKILL of one rank", 5, KILLED),
-    Fault("kill-all", "SIGKILL of all ranks", 5, KILLED),
-    Fault("disk-full", "a full disk during a save", 5, ("disk", "space", "too large"), in_save=True),
-    Fault("kill-save", "SIGKILL of all ranks during a save", 5, KILLED, in_save=True),
+    DrillFault("terminate", "SIGTERM to the run", 130, ("SIGTERM",)),
+    DrillFault("kill-rank", "SIGKILL of one rank", 5, KILLED),
+    DrillFault("kill-all", "SIGKILL of all ranks", 5, KILLED),
+    DrillFault("disk-full", "a full disk during a save", 5, ("disk", "space", "too large"), in_save=True),
+    DrillFault("kill-save", "SIGKILL of all ranks during a save", 5, KILLED, in_save=True),
 )
 
 
-def choose_faults(only: str | None) -> tuple[Fault, ...]:
+def choose_faults(only: str | None) -> tuple[DrillFault, ...]:
     """The faults that `--only` names, all without it."""
     return choose(only, {fault.id: fault for fault in FAULTS}, "fault")
 
@@ -157,7 +157,7 @@ def _check_states(plan: Plan) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedProcess:
     """A child process that has ended."""
 
     code: int | None
@@ -178,7 +178,7 @@ class Ended:
         return str(errors[0].get("message", ""))
 
 
-def watch_run(argv: Sequence[str], env: Mapping[str, str], log: Path, limit_s: float | None) -> Ended:
+def watch_run(argv: Sequence[str], env: Mapping[str, str], log: Path, limit_s: float | None) -> EndedProcess:
     """Run a command that prints one JSON object, until it and all of its descendants have ended.
 
     log: its stderr; its stdout goes into the same name with .json. limit_s: then it is killed. After a
@@ -199,9 +199,9 @@ def watch_run(argv: Sequence[str], env: Mapping[str, str], log: Path, limit_s: f
             process.wait()
     ended_at, seconds = time.time(), time.monotonic() - began
     try:
-        return Ended(code, read_record(answer), seconds, ended_at, left)
+        return EndedProcess(code, read_record(answer), seconds, ended_at, left)
     except RecipeError:  # not a JSON object
-        return Ended(code, {}, seconds, ended_at, left)
+        return EndedProcess(code, {}, seconds, ended_at, left)
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float | None) -> int | None:
@@ -225,7 +225,9 @@ def kill_marked(token: str, wait_s: float) -> int:
     return len(found)
 
 
-def bad_ending(fault: Fault, ended: Ended, injected: bool, seconds: float, stop_s: float) -> str | None:
+def bad_ending(
+    fault: DrillFault, ended: EndedProcess, injected: bool, seconds: float, stop_s: float
+) -> str | None:
     """What is wrong with the end of a run; None if nothing is.
 
     injected: whether the fault happened. seconds: from the fault until no process was left. stop_s: time for
@@ -248,7 +250,7 @@ def bad_ending(fault: Fault, ended: Ended, injected: bool, seconds: float, stop_
     return None
 
 
-def bad_checkpoint(fault: Fault, save_steps: int, found: int | None) -> str | None:
+def bad_checkpoint(fault: DrillFault, save_steps: int, found: int | None) -> str | None:
     """What is wrong with the last complete checkpoint (its step) after the fault; None if nothing is."""
     if found is None:
         return "no complete checkpoint was left"
@@ -326,7 +328,7 @@ class Drill:
         """Write drill.json with the results so far."""
         write_text(self.folder / "drill.json", dump_json(self.data))
 
-    def run(self, name: str, *more: str, fault: dict[str, Any] | None = None) -> Ended:
+    def run(self, name: str, *more: str, fault: dict[str, Any] | None = None) -> EndedProcess:
         """`effilaunch run` into the folder `name`, in a process of its own."""
         env = {key: value for key, value in os.environ.items() if key not in (VARIABLE, RESUME)}
         if fault is not None:
@@ -432,7 +434,7 @@ def _run_undisturbed(drill: Drill, say: Callable[[str], None]) -> None:
     }
 
 
-def _own_error(drill: Drill, name: str, ended: Ended) -> EffilaunchError:
+def _own_error(drill: Drill, name: str, ended: EndedProcess) -> EffilaunchError:
     """The error of a run that failed without a fault, as that run reported it."""
     kinds: dict[int | None, type[EffilaunchError]] = {
         kind.exit_code: kind for kind in (RecipeError, DoesNotFit, MachineError, Interrupted)
@@ -444,7 +446,7 @@ def _own_error(drill: Drill, name: str, ended: Ended) -> EffilaunchError:
     return kinds.get(ended.code, RunFailed)(problems)
 
 
-def new_record(fault: Fault) -> dict[str, Any]:
+def new_record(fault: DrillFault) -> dict[str, Any]:
     """The record of a fault before it is injected."""
     unknown = (
         "reason", "struck", "exit_code", "seconds", "left", "cause", "checkpoint", "resumed_at", "compared",
@@ -453,7 +455,7 @@ def new_record(fault: Fault) -> dict[str, Any]:
     return {"id": fault.id, "title": fault.title, "status": "not-run", **dict.fromkeys(unknown)}
 
 
-def _inject(drill: Drill, fault: Fault, record: dict[str, Any], name: str) -> None:
+def _inject(drill: Drill, fault: DrillFault, record: dict[str, Any], name: str) -> None:
     """Run into one fault and resume; the result goes into its record."""
     if fault.id == "kill-rank" and drill.plan.hardware.num_devices == 1:
         record |= {"status": "same", "reason": "one process: killing its only rank kills all"}
@@ -466,7 +468,7 @@ def _inject(drill: Drill, fault: Fault, record: dict[str, Any], name: str) -> No
         _drop_weights(run_dir)
 
 
-def _run_into(drill: Drill, fault: Fault, record: dict[str, Any], name: str) -> str | None:
+def _run_into(drill: Drill, fault: DrillFault, record: dict[str, Any], name: str) -> str | None:
     """Run into the fault; what is wrong with the end of the run."""
     run_dir, step = drill.folder / name, fault.step(drill.save_steps)
     rank = {"rank": drill.plan.hardware.num_devices - 1} if fault.id == "kill-rank" else {}

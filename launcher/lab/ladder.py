@@ -45,10 +45,10 @@ from launcher.planner.planner import make_plan, predict_as_run
 from launcher.recipe.loading import LoadedRecipe, load_recipe, with_changes
 from launcher.recipe.schema import Recipe
 from launcher.render.bundle import dump_json, render
-from launcher.report.html.charts import Bar, legend, stacked_bars
+from launcher.report.html.charts import StackedBar, legend, stacked_bars
 from launcher.report.html.elements import Markup, joined, tag
 from launcher.report.html.elements import table as html_table
-from launcher.report.html.page import Section, page
+from launcher.report.html.page import PageSection, page
 from launcher.report.outcome import SCHEMA_VERSION
 from launcher.report.run_display import Showing
 from launcher.report.tables import BYTES, amount, table
@@ -66,7 +66,7 @@ Changes = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class LadderStart:
     """What all rungs start from."""
 
     recipe: Recipe
@@ -124,8 +124,8 @@ class Rung:
     title: str
     keeps: tuple[str, ...]
     """Rungs whose changes it keeps."""
-    changes: Callable[[Start], Changes]
-    refusal: Callable[[Start], str | None] = lambda start: None
+    changes: Callable[[LadderStart], Changes]
+    refusal: Callable[[LadderStart], str | None] = lambda start: None
     """Why this rung is pointless here."""
     spread: bool = False
     """Uses all devices (on a CPU: two processes); the others use one."""
@@ -144,7 +144,7 @@ class Step:
     refusal: str | None
 
 
-def _smaller_batch(start: Start) -> Changes:
+def _smaller_batch(start: LadderStart) -> Changes:
     return {
         "global_batch_size": start.small_batch,
         "trainer.per_device_train_batch_size": start.small_batch,
@@ -152,11 +152,11 @@ def _smaller_batch(start: Start) -> Changes:
     }
 
 
-def _accumulation(start: Start) -> Changes:
+def _accumulation(start: LadderStart) -> Changes:
     return {"trainer.per_device_train_batch_size": start.micro_batch}
 
 
-def _sgd(start: Start) -> Changes:
+def _sgd(start: LadderStart) -> Changes:
     return {
         "trainer.optim": "sgd",
         "trainer.lr_scheduler_type": "cosine",
@@ -164,7 +164,7 @@ def _sgd(start: Start) -> Changes:
     }
 
 
-def _lora(start: Start) -> Changes:
+def _lora(start: LadderStart) -> Changes:
     given = start.recipe.adapter
     return {
         "adapter": {"type": "lora"} if given is None else given.model_dump(exclude_unset=True),
@@ -173,7 +173,7 @@ def _lora(start: Start) -> Changes:
     }
 
 
-def _zero3(start: Start, **offload: str) -> Changes:
+def _zero3(start: LadderStart, **offload: str) -> Changes:
     per_rank = _divisor(start.batch, start.spread.num_devices)
     return {
         "sharding": {"engine": DEEPSPEED.name, "zero_stage": 3, **offload},
@@ -183,20 +183,20 @@ def _zero3(start: Start, **offload: str) -> Changes:
     }
 
 
-def _offload(start: Start) -> Changes:
+def _offload(start: LadderStart) -> Changes:
     # adamw_torch: DeepSpeedCPUAdam is what updates in host memory.
     return {**_zero3(start, offload_optimizer="cpu", offload_param="cpu"), "trainer.optim": "adamw_torch"}
 
 
-def _one_sample(start: Start) -> str | None:
+def _one_sample(start: LadderStart) -> str | None:
     return "the batch is one sample already" if start.batch == 1 else None
 
 
-def _on_cpu(start: Start) -> str | None:
+def _on_cpu(start: LadderStart) -> str | None:
     return "a CPU has no second memory: the model is built where it stays" if start.hardware.is_cpu else None
 
 
-def _one_device(start: Start) -> str | None:
+def _one_device(start: LadderStart) -> str | None:
     alone = start.spread.num_devices == 1
     return f"{start.hardware.label} is one device: nothing to shard over" if alone else None
 
@@ -253,7 +253,7 @@ def plan_ladder(loaded: LoadedRecipe, facts: Facts, batch: int, steps: int) -> l
 
     loaded, facts: as `gather` returns them. batch: global batch size of the start.
     """
-    start = Start(loaded.recipe, facts.hardware, batch, steps)
+    start = LadderStart(loaded.recipe, facts.hardware, batch, steps)
     found: dict[str, Step] = {}
     for rung in RUNGS:
         kept = tuple(name for name in rung.keeps if found[name].plan is not None)
@@ -292,7 +292,7 @@ _UNSET = (
 )  # fmt: skip
 
 
-def _without_savings(start: Start) -> dict[str, Any]:
+def _without_savings(start: LadderStart) -> dict[str, Any]:
     """Changes that remove every saving; a few steps, one evaluation at the end and no checkpoint."""
     recipe = start.recipe
     changes: dict[str, Any] = {
@@ -552,7 +552,7 @@ def ladder_page(data: Mapping[str, Any]) -> str:
         f"Measured with {versions}.",
     ]
     bars = [
-        Bar(
+        StackedBar(
             rung["id"],
             {name: float(size) for name, size in (rung["components"] or {}).items()},
             "" if rung["status"] == "done" else _not_done(rung),
@@ -569,10 +569,10 @@ def ladder_page(data: Mapping[str, Any]) -> str:
     ]
     seconds = {rung["id"]: rung["seconds"] for rung in rungs if rung["seconds"] is not None}
     sections = [
-        Section("memory", "Memory", joined(memory)),
-        Section("time", "Seconds of training", _bars("Seconds", "s", seconds)),
+        PageSection("memory", "Memory", joined(memory)),
+        PageSection("time", "Seconds of training", _bars("Seconds", "s", seconds)),
         *_metric_sections(rungs),
-        Section("changes", "What each rung changes", _changes_table(rungs)),
+        PageSection("changes", "What each rung changes", _changes_table(rungs)),
     ]
     title = f"Memory ladder of {data['model']}"
     return page(title, [tag("h1", title)], sections, f"ladder.json of {data['recipe']}")
@@ -590,7 +590,7 @@ def _changes_table(rungs: Sequence[Mapping[str, Any]]) -> Markup:
 def _bars(title: str, unit: str, values: Mapping[str, float | None]) -> Markup:
     """One bar per rung; only text for a value without a bar."""
     bars = [
-        Bar(
+        StackedBar(
             rung, {title: value} if value and value > 0 else {}, "" if value and value > 0 else _number(value)
         )
         for rung, value in values.items()
@@ -598,12 +598,12 @@ def _bars(title: str, unit: str, values: Mapping[str, float | None]) -> Markup:
     return stacked_bars(title, bars, unit=unit)
 
 
-def _metric_sections(rungs: Sequence[Mapping[str, Any]]) -> list[Section]:
+def _metric_sections(rungs: Sequence[Mapping[str, Any]]) -> list[PageSection]:
     """One chart for each metric, since they have different scales."""
     found = [rung for rung in rungs if rung["metric"] is not None]
     sections = []
     for place, name in enumerate(dict.fromkeys(rung["metric"]["name"] for rung in found)):
         values = {r["id"]: r["metric"]["value"] for r in found if r["metric"]["name"] == name}
         body = _bars(f"{name} at the end", "", values)
-        sections.append(Section(f"metric-{place}", f"At the end: {name}", body))
+        sections.append(PageSection(f"metric-{place}", f"At the end: {name}", body))
     return sections

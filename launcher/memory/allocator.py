@@ -77,15 +77,15 @@ def _up(size: int, multiple: int) -> int:
 
 
 @dataclass(slots=True)
-class Block:
+class SegmentPart:
     """A stretch of a segment, with its neighbours there."""
 
     address: int
     size: int
     small: bool
     free: bool = False
-    before: Block | None = None
-    after: Block | None = None
+    before: SegmentPart | None = None
+    after: SegmentPart | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -102,13 +102,13 @@ class CachingAllocator:
     allocated: int = 0
     peak_allocated: int = 0
     _pools: dict[bool, list[tuple[int, int]]] = field(default_factory=lambda: {True: [], False: []})
-    _blocks: dict[int, Block] = field(default_factory=dict)
+    _blocks: dict[int, SegmentPart] = field(default_factory=dict)
     """Free blocks by address."""
-    _tails: dict[bool, Block] = field(default_factory=dict)
+    _tails: dict[bool, SegmentPart] = field(default_factory=dict)
     """Last block of each expandable segment."""
     _next_segment: int = 0
 
-    def allocate(self, size: int) -> Block:
+    def allocate(self, size: int) -> SegmentPart:
         wanted = round_request(size)
         small = wanted <= SMALL_REQUEST
         block = self._find(wanted, small) or self._grow(wanted, small)
@@ -120,7 +120,7 @@ class CachingAllocator:
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
-    def release(self, block: Block) -> None:
+    def release(self, block: SegmentPart) -> None:
         """Free a block and merge it with free neighbours."""
         self.allocated -= block.size
         for other in (block.before, block.after):
@@ -131,7 +131,7 @@ class CachingAllocator:
                 block = first
         self._put(block)
 
-    def _find(self, wanted: int, small: bool) -> Block | None:
+    def _find(self, wanted: int, small: bool) -> SegmentPart | None:
         pool = self._pools[small]
         index = bisect_left(pool, (wanted, -1))
         if index == len(pool):
@@ -143,10 +143,10 @@ class CachingAllocator:
         self._take(block)
         return block
 
-    def _grow(self, wanted: int, small: bool) -> Block:
+    def _grow(self, wanted: int, small: bool) -> SegmentPart:
         if not self.expandable:
             size = segment_size(wanted)
-            block = Block(self._next_segment, size, small)
+            block = SegmentPart(self._next_segment, size, small)
             # Segments do not touch: their blocks never merge.
             self._next_segment += size + SEGMENT_ROUND
             self.reserved += size
@@ -161,15 +161,15 @@ class CachingAllocator:
             more = _up(wanted, step)
             # Each pool has an address range of its own.
             start = tail.address + tail.size if tail is not None else (0 if small else 1 << 60)
-            block = Block(start, more, small, before=tail)
+            block = SegmentPart(start, more, small, before=tail)
             if tail is not None:
                 tail.after = block
             self._tails[small] = tail = block
         self.reserved += more
         return tail
 
-    def _split(self, block: Block, wanted: int) -> None:
-        rest = Block(block.address + wanted, block.size - wanted, block.small, True, block, block.after)
+    def _split(self, block: SegmentPart, wanted: int) -> None:
+        rest = SegmentPart(block.address + wanted, block.size - wanted, block.small, True, block, block.after)
         if block.after is not None:
             block.after.before = rest
         block.size, block.after = wanted, rest
@@ -177,7 +177,7 @@ class CachingAllocator:
             self._tails[block.small] = rest
         self._put(rest)
 
-    def _join(self, first: Block, second: Block) -> None:
+    def _join(self, first: SegmentPart, second: SegmentPart) -> None:
         first.size += second.size
         first.after = second.after
         if second.after is not None:
@@ -185,12 +185,12 @@ class CachingAllocator:
         if self._tails.get(first.small) is second:
             self._tails[first.small] = first
 
-    def _put(self, block: Block) -> None:
+    def _put(self, block: SegmentPart) -> None:
         block.free = True
         self._blocks[block.address] = block
         insort(self._pools[block.small], block.key)
 
-    def _take(self, block: Block) -> None:
+    def _take(self, block: SegmentPart) -> None:
         block.free = False
         del self._blocks[block.address]
         pool = self._pools[block.small]
@@ -203,7 +203,7 @@ def reserved_beyond_allocated(sizes: Sequence[int], events: Iterable[int], *, ex
     sizes: bytes of each piece. events: a piece's index where it is allocated, its complement where freed.
     """
     allocator = CachingAllocator(expandable)
-    held: dict[int, Block] = {}
+    held: dict[int, SegmentPart] = {}
     live = peak = 0
     for event in events:
         if event >= 0:

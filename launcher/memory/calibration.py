@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.facts.hardware import Hardware
-from launcher.facts.measured_runs import Calibration, Kind, Run
+from launcher.facts.measured_runs import Calibration, JobKind, MeasuredRun
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import MemoryJob
 from launcher.memory.published import overlap_comm_upper_bound
@@ -66,12 +66,12 @@ def prior_range(job: MemoryJob, hardware: Hardware, tensors: int) -> tuple[float
     return low, high
 
 
-def job_kind(spec: ModelSpec, job: MemoryJob) -> Kind:
+def job_kind(spec: ModelSpec, job: MemoryJob) -> JobKind:
     """What is compared between a job and an earlier run."""
     moved = [
         n for n, to in (("optimizer", job.offload_optimizer), ("param", job.offload_param)) if to != "none"
     ]
-    return Kind(
+    return JobKind(
         model_type=spec.model_type,
         task=spec.task,
         engine=job.engine.name + _sharing(job),
@@ -118,7 +118,9 @@ def _runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def similar_runs(kind: Kind, size: int, method: str, calibration: Calibration) -> list[tuple[Run, float]]:
+def similar_runs(
+    kind: JobKind, size: int, method: str, calibration: Calibration
+) -> list[tuple[MeasuredRun, float]]:
     """Runs that count for a job, with their weights in (0, 1].
 
     `size`: bytes of the job's estimate without context; `method`: how it was made. A run counts when its
@@ -162,7 +164,7 @@ def calibrated_ratios(
 def memory_range(
     tensors: int,
     context: int,
-    kind: Kind,
+    kind: JobKind,
     method: str,
     calibration: Calibration | None,
     prior: tuple[float, float],

@@ -1,6 +1,6 @@
 """What autograd keeps and allocates: a training step replayed on sizes alone. Pure arithmetic.
 
-A `Tape` records the operations of one block as torch's autograd does: each `Node` keeps the storages that
+A `Tape` records the operations of one block as torch's autograd does: each `TapeNode` keeps the storages that
 its derivative reads. `backward` runs them in reverse and follows every gradient from where it is allocated
 to where it is freed, by the rules of torch 2.13's engine: a node's saved tensors are freed when it has
 run, gradients of one value are added in place where nobody else holds the first, and views pass on the
@@ -23,13 +23,13 @@ class Storage:
         self.size, self.weight, self.holders = size, weight, 0
 
 
-class Node:
+class TapeNode:
     """One step of the backward pass."""
 
     __slots__ = ("fresh", "joined", "makes_views", "params", "pending", "routes", "saved", "temporary")
 
     def __init__(self) -> None:
-        self.routes: list[tuple[Node, int]] = []
+        self.routes: list[tuple[TapeNode, int]] = []
         """Where gradients go, with their bytes; 0 hands the incoming gradient on."""
         self.saved: list[Storage] = []
         self.temporary = 0
@@ -53,7 +53,7 @@ class Value:
     elements: int
     width: int
     storage: Storage
-    node: Node | None
+    node: TapeNode | None
 
     @property
     def size(self) -> int:
@@ -81,7 +81,7 @@ class Tape:
     """A CPU's kernels read operands of one width: they copy the narrower ones first."""
     learns: bool = True
     """False within torch.no_grad: nothing is kept, whatever asks for a gradient."""
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[TapeNode] = field(default_factory=list)
     held: list[Storage] = field(default_factory=list)
     """Kept until the complete graph is freed: attributes of an autograd function's context."""
     forward: list[tuple[tuple[Storage, ...], bool]] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Tape:
 
     def source(self, elements: int, width: int, *, grad: bool = True, counted: bool = True) -> Value:
         """The block's input; not `counted` where something outside keeps it."""
-        node = Node() if grad and self.learns else None
+        node = TapeNode() if grad and self.learns else None
         if node is not None:
             self.nodes.append(node)
         return Value(elements, width, Storage(elements * width if counted else 0), node)
@@ -120,7 +120,7 @@ class Tape:
         if not asking and not (params and self.learns):
             self.forward.append((touched, False))
             return Value(elements, width, storage, None)
-        node = Node()
+        node = TapeNode()
         for value, source in asking:
             alias = passes and value.width == width
             node.routes.append((source, 0 if alias else value.size))
@@ -215,7 +215,7 @@ class _Replay:
         self.flow = 0
         self.peak = Peak()
 
-    def run(self, output: Node, size: int, again: Peak | None) -> Peak:
+    def run(self, output: TapeNode, size: int, again: Peak | None) -> Peak:
         output.pending.append([size, 1, 0])
         self.flow = size
         self._note(0)
@@ -237,10 +237,10 @@ class _Replay:
         if total > self.peak.total:
             self.peak = Peak(total, self.saved, self.weights, self.gradients)
 
-    def _step(self, node: Node) -> list[tuple[Node, list[int]]]:
+    def _step(self, node: TapeNode) -> list[tuple[TapeNode, list[int]]]:
         """Runs a node: the gradients that it made, and where they go. Those that it read are freed then."""
         incoming = node.pending
-        made: list[tuple[Node, list[int]]] = []
+        made: list[tuple[TapeNode, list[int]]] = []
         for target, size in node.routes:
             gradient = [size, 0, int(node.makes_views)] if size else incoming[0]
             if size:
@@ -260,7 +260,7 @@ class _Replay:
         node.pending = []
         return made
 
-    def _arrive(self, target: Node, gradient: list[int]) -> None:
+    def _arrive(self, target: TapeNode, gradient: list[int]) -> None:
         if target.joined or not target.pending:
             target.pending.append(gradient)
             return

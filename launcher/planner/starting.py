@@ -79,7 +79,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartAnswers:
     """What the questions were answered with."""
 
     goal: str
@@ -104,7 +104,7 @@ def task_of(goal: str, fmt: str, tasks: Sequence[str]) -> str:
     return next((task for task in fitting if task.name in tasks), fitting[0]).name
 
 
-def methods(start: Start) -> tuple[str, ...]:
+def methods(start: StartAnswers) -> tuple[str, ...]:
     """What to train, in the order in which it is tried: the first that fits is written."""
     if (allowed := task_named(start.task).first_methods) != METHODS:
         return allowed
@@ -114,7 +114,7 @@ def methods(start: Start) -> tuple[str, ...]:
     return ("lora", "qlora")
 
 
-def first_length(start: Start) -> int:
+def first_length(start: StartAnswers) -> int:
     """data.max_length that holds the longest row, with some room for the guess, or the usual 2048."""
     longest, task = start.rows.longest_tokens, task_named(start.task)
     if start.goal == "text" or longest is None or task.sees_images:
@@ -127,7 +127,7 @@ def first_length(start: Start) -> int:
 
 
 def draft(
-    start: Start, method: str, length: int, missed: Sequence[str] = ()
+    start: StartAnswers, method: str, length: int, missed: Sequence[str] = ()
 ) -> tuple[dict[str, object], dict[str, str]]:
     """The recipe's values, and the reasons of some of them by dotted path.
 
@@ -160,7 +160,7 @@ def draft(
     return data, notes
 
 
-def _add_keys(start: Start, data: dict[str, object], notes: dict[str, str]) -> None:
+def _add_keys(start: StartAnswers, data: dict[str, object], notes: dict[str, str]) -> None:
     """The keys of the task alone; metrics only where rows are held out."""
     section = data["data"]
     assert isinstance(section, dict)
@@ -180,7 +180,7 @@ _WHY = {
 _NAMED = {"full": "a full fine-tune", "lora": "LoRA over 16-bit weights"}
 
 
-def _model(start: Start, method: str, notes: dict[str, str]) -> dict[str, object]:
+def _model(start: StartAnswers, method: str, notes: dict[str, str]) -> dict[str, object]:
     model: dict[str, object] = dict(start.model)
     if method == "qlora":
         model["quantization"] = "nf4"
@@ -194,7 +194,7 @@ def _model(start: Start, method: str, notes: dict[str, str]) -> dict[str, object
     return model
 
 
-def _adapter(start: Start, notes: dict[str, str]) -> dict[str, object]:
+def _adapter(start: StartAnswers, notes: dict[str, str]) -> dict[str, object]:
     experts = any(start.spec.config.get(name) for name in _EXPERTS)
     if experts:
         notes["adapter.target_modules"] = (
@@ -215,7 +215,7 @@ def _attention(spec: ModelSpec) -> list[str]:
     return list(dict.fromkeys(names)) or ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
-def _data(start: Start, length: int, notes: dict[str, str]) -> dict[str, object]:
+def _data(start: StartAnswers, length: int, notes: dict[str, str]) -> dict[str, object]:
     rows = start.rows
     source: dict[str, object] = {"path": rows.path, "format": rows.format}
     if rows.columns:
@@ -240,7 +240,7 @@ def _data(start: Start, length: int, notes: dict[str, str]) -> dict[str, object]
     return section
 
 
-def _length_words(start: Start, length: int) -> str:
+def _length_words(start: StartAnswers, length: int) -> str:
     """Why samples are as long as they are."""
     longest, most = start.rows.longest_tokens, start.spec.max_position_embeddings
     if start.goal == "text":
@@ -256,13 +256,13 @@ def _length_words(start: Start, length: int) -> str:
     return f"tokens, all that the model has; {guessed}" if length == most else f"tokens; {guessed}: cut"
 
 
-def _epochs(start: Start) -> int:
+def _epochs(start: StartAnswers) -> int:
     if start.goal == "text" or task_named(start.task).own_metrics or start.rows.count is None:
         return 1
     return 3 if start.rows.count < MANY_ROWS else 1
 
 
-def _batch_size(start: Start) -> int:
+def _batch_size(start: StartAnswers) -> int:
     """A multiple of the devices, 32 or so; less where few rows would make few steps."""
     size, devices = _BATCH, start.hardware.num_devices
     least = task_named(start.task).first_least_batch
@@ -272,12 +272,12 @@ def _batch_size(start: Start) -> int:
     return max(least, -(-size // devices)) * devices
 
 
-def _batch_words(start: Start) -> str:
+def _batch_words(start: StartAnswers) -> str:
     kind = "packs" if start.goal == "text" else task_named(start.task).samples_are
     return f"{kind} a step, over all devices"
 
 
-def _trainer(start: Start, method: str, notes: dict[str, str]) -> dict[str, object]:
+def _trainer(start: StartAnswers, method: str, notes: dict[str, str]) -> dict[str, object]:
     rate = _rate(start, method)
     notes["trainer.learning_rate"] = (
         "usual for "
@@ -297,7 +297,7 @@ def _trainer(start: Start, method: str, notes: dict[str, str]) -> dict[str, obje
     return trainer
 
 
-def _rate(start: Start, method: str) -> float:
+def _rate(start: StartAnswers, method: str) -> float:
     full, params = method == "full", start.spec.params
     own = task_named(start.task).first_rates.get("full" if full else "adapter")
     if own is not None:

@@ -26,7 +26,7 @@ _ALIASES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
+class HookFile:
     """The hooks of a file."""
 
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class Hooks:
     """The file."""
 
 
-def read_hooks(path: Path | str) -> Hooks:
+def read_hooks(path: Path | str) -> HookFile:
     """Read the file and check its hooks.
 
     RecipeError, with file and line, when the file is absent or not Python, defines no hook, a hook cannot be
@@ -72,7 +72,7 @@ def read_hooks(path: Path | str) -> Hooks:
         problems.append(_problem("hook-missing", "defines no hook at top level", file, 1, f"hooks: {names}"))
     if problems:
         raise RecipeError(sorted(problems, key=lambda problem: problem.line or 0))
-    return Hooks(tuple(name for name in _CALLS if name in found), text)
+    return HookFile(tuple(name for name in _CALLS if name in found), text)
 
 
 def _problem(code: str, message: str, file: str, line: int | None, hint: str | None = None) -> Problem:

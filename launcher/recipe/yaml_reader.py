@@ -47,7 +47,7 @@ for _name, _pattern, _first in (
 
 
 @dataclass(slots=True)
-class Document:
+class YamlDocument:
     """One parsed YAML text."""
 
     data: Any
@@ -57,7 +57,7 @@ class Document:
     problems: list[Problem]
 
 
-def parse_yaml(text: str, file: str, path: str = "", *, last_wins: bool = False) -> Document:
+def parse_yaml(text: str, file: str, path: str = "", *, last_wins: bool = False) -> YamlDocument:
     """Parse one document. Never raises: syntax errors and duplicate keys are in `problems`.
 
     path: the dotted path of the whole document. last_wins: of equal keys the last one wins, as other tools
@@ -67,15 +67,15 @@ def parse_yaml(text: str, file: str, path: str = "", *, last_wins: bool = False)
         too_deep = _too_deep(text)
         if too_deep is not None:
             message = f"nested more than {_DEEPEST} levels deep"
-            return Document(None, {}, [Problem("yaml-syntax", message, file, too_deep)])
+            return YamlDocument(None, {}, [Problem("yaml-syntax", message, file, too_deep)])
         root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        return Document(None, {}, [_syntax_problem(error, text, file)])
+        return YamlDocument(None, {}, [_syntax_problem(error, text, file)])
     except (UnicodeError, ValueError) as error:  # e.g. half a surrogate pair in an argument
-        return Document(None, {}, [Problem("yaml-syntax", f"not valid YAML: {error}", file)])
+        return YamlDocument(None, {}, [Problem("yaml-syntax", f"not valid YAML: {error}", file)])
     builder = _Builder(file, last_wins)
     data = None if root is None else builder.build(root, path)
-    return Document(data, builder.lines, builder.problems)
+    return YamlDocument(data, builder.lines, builder.problems)
 
 
 def parse_scalar(text: str) -> Any:

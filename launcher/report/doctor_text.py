@@ -6,19 +6,19 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.knowledge.doctor import Finding
+from launcher.knowledge.doctor import CheckResult
 from launcher.knowledge.lint.document import printable
 from launcher.report.tables import table, wrapped
 
 _SIGNS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "skip": "-"}
 
 
-def doctor_text(findings: Sequence[Finding], asked: str | None) -> str:
+def doctor_text(findings: Sequence[CheckResult], asked: str | None) -> str:
     """One line per check, with an explanation of problems."""
     return "\n".join([*finding_lines(findings), "", verdict_line(findings, asked)]) + "\n"
 
 
-def finding_lines(findings: Sequence[Finding]) -> list[str]:
+def finding_lines(findings: Sequence[CheckResult]) -> list[str]:
     """The checks without the conclusion."""
     lines = []
     width = max(len(finding.title) for finding in findings)
@@ -34,7 +34,7 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
     return lines
 
 
-def verdict_line(findings: Sequence[Finding], asked: str | None) -> str:
+def verdict_line(findings: Sequence[CheckResult], asked: str | None) -> str:
     """The conclusion in one sentence."""
     failed = [finding.id for finding in findings if finding.verdict.status == "fail"]
     warned = sum(finding.verdict.status == "warn" for finding in findings)

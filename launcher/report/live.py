@@ -23,8 +23,8 @@ from launcher.execute.record import read_run
 from launcher.facts.rank_status import read_statuses
 from launcher.facts.safe_files import opened
 from launcher.report.html.live_sections import SCRIPT, logs_section, ranks_section
-from launcher.report.html.page import Section
-from launcher.report.loopback import Answer, Asked, listening
+from launcher.report.html.page import PageSection
+from launcher.report.loopback import HttpRequest, Reply, listening
 from launcher.report.run_pages import compare_page, hide_secrets, made, run_page, shown_record
 
 LOOK_S = 1.0
@@ -68,7 +68,7 @@ class Live:
         ranks = ranks_section(read_statuses(self.folders[0]))
         return run_page(records[0], made(), more=[ranks, self._logs()], script=(nonce, SCRIPT))
 
-    def _logs(self) -> Section:
+    def _logs(self) -> PageSection:
         return logs_section(list(self.logs()))
 
     def logs(self) -> dict[str, Path]:
@@ -115,22 +115,22 @@ class Live:
 
     # What the browser asks for.
 
-    def answer_page(self, _asked: Asked) -> Answer:
+    def answer_page(self, _asked: HttpRequest) -> Reply:
         try:
-            return Answer(self.page(secrets.token_urlsafe(12)), "text/html")
+            return Reply(self.page(secrets.token_urlsafe(12)), "text/html")
         except EffilaunchError as error:
-            return Answer(str(error), status=HTTPStatus.GONE)
+            return Reply(str(error), status=HTTPStatus.GONE)
 
-    def answer_log(self, asked: Asked) -> Answer:
+    def answer_log(self, asked: HttpRequest) -> Reply:
         try:
             text = self.log(asked.query.get("name", ""), asked.query.get("search", ""))
         except OSError as error:
             text = f"cannot be read: {error.strerror}"
-        return Answer("no such log", status=HTTPStatus.NOT_FOUND) if text is None else Answer(text)
+        return Reply("no such log", status=HTTPStatus.NOT_FOUND) if text is None else Reply(text)
 
-    def answer_events(self, _asked: Asked) -> Answer:
+    def answer_events(self, _asked: HttpRequest) -> Reply:
         parts = (b"data: changed\n\n" if changed else b": waiting\n\n" for changed in self.changes())
-        return Answer(parts, "text/event-stream")
+        return Reply(parts, "text/event-stream")
 
 
 @contextlib.contextmanager

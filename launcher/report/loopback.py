@@ -32,7 +32,7 @@ _MOST_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HttpRequest:
     """One request."""
 
     query: Mapping[str, str]
@@ -40,7 +40,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """A whole text, or its parts as they come."""
 
     text: str | bytes | Iterator[bytes]
@@ -48,7 +48,7 @@ class Answer:
     status: HTTPStatus = HTTPStatus.OK
 
 
-Routes = Mapping[str, Callable[[Asked], Answer]]
+Routes = Mapping[str, Callable[[HttpRequest], Reply]]
 """Path -> what answers it."""
 
 
@@ -95,9 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(ConnectionError, TimeoutError):  # the browser has gone
             if refused is not None:
                 self.close_connection = True  # what it sent is not read
-                self._answer(Answer(refused[1], status=refused[0]))
+                self._answer(Reply(refused[1], status=refused[0]))
             else:
-                self._answer(_answered(routes[path], Asked(query, self.rfile.read(length or 0))))
+                self._answer(_answered(routes[path], HttpRequest(query, self.rfile.read(length or 0))))
 
     def _length(self) -> int | None:
         """Bytes of the body; None where the request does not say, as when it comes in chunks."""
@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         return int(given.lstrip("0")[:_MOST_DIGITS] or "0")
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: Reply) -> None:
         text = answer.text
         body = text.encode("utf-8", errors="replace") if isinstance(text, str) else text
         self.send_response(answer.status)
@@ -130,12 +130,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is printed for a request."""
 
 
-def _answered(route: Callable[[Asked], Answer], asked: Asked) -> Answer:
+def _answered(route: Callable[[HttpRequest], Reply], asked: HttpRequest) -> Reply:
     try:
         return route(asked)
     except Exception as error:  # a bug of ours: the page shows it, and the terminal has no traceback
         message = f"this is a bug of effilaunch: {type(error).__name__}: {error}"
-        return Answer(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)
+        return Reply(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 class _Server(ThreadingHTTPServer):

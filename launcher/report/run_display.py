@@ -62,7 +62,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class RunState:
     """The state of a run."""
 
     phase: str = "start"
@@ -84,7 +84,7 @@ class Moment:
     unit: str = ""
 
 
-def live_line(now: Moment, columns: int) -> str:
+def live_line(now: RunState, columns: int) -> str:
     """As much as fits, the most important first; empty when all ranks have ended."""
     if now.phase == "ended":
         return ""
@@ -103,7 +103,7 @@ def live_line(now: Moment, columns: int) -> str:
     return cut(shown, columns)
 
 
-def _doing(now: Moment) -> str:
+def _doing(now: RunState) -> str:
     """The long operation: with a bar if its length is known, else with the amount done."""
     since = f", {duration(now.for_s)}" if now.for_s >= _LONG_S else ""
     if not now.title:
@@ -117,26 +117,26 @@ def _doing(now: Moment) -> str:
     return f"{title} [{bar:.<{_BAR}}] {share:.0%}, {of_total(now.done, now.total, unit)}"
 
 
-def _this_step(now: Moment) -> str:
+def _this_step(now: RunState) -> str:
     long = _LONG_STEP_S if now.step else _LONG_S
     shown = now.phase == "train" and not now.title and now.for_s >= long
     return f"this step {duration(now.for_s)} so far" if shown else ""
 
 
-def _left(now: Moment) -> str:
+def _left(now: RunState) -> str:
     return "" if now.left_s is None else f"{duration(now.left_s)} left"
 
 
-def _memory(now: Moment) -> str:
+def _memory(now: RunState) -> str:
     memory = now.memory
     return "" if memory is None else f"{memory.of} {gib(memory.used)} of {gib(memory.planned)} planned"
 
 
-def _restarts(now: Moment) -> str:
+def _restarts(now: RunState) -> str:
     return f"restarted {now.restarts} time{'' if now.restarts == 1 else 's'}" if now.restarts else ""
 
 
-def row_line(row: Mapping[str, Any], now: Moment) -> str:
+def row_line(row: Mapping[str, Any], now: RunState) -> str:
     """A row of metrics.jsonl as a line that stays."""
     step = f"step {row.get('step', 0):,}" + (f"/{now.steps:,}" if now.steps else "")
     if "loss" not in row:
@@ -334,9 +334,9 @@ class Showing:
 
     def look(self, statuses: Mapping[int, RankStatus]) -> None:
         """Show the status of a process that is no rank."""
-        self.draw(Moment(**_activity(statuses[min(statuses)])) if statuses else Moment("ended"))
+        self.draw(RunState(**_activity(statuses[min(statuses)])) if statuses else RunState("ended"))
 
-    def draw(self, now: Moment) -> None:
+    def draw(self, now: RunState) -> None:
         """Update the status line."""
         if self.screen is not None:
             self.screen.draw(partial(live_line, now))
@@ -391,7 +391,7 @@ class _Attempt:
         if self.showing.says_rows and not (has_loss and self.showing.is_live):
             self.showing.say(row_line(row, self._moment(statuses)))
 
-    def _moment(self, statuses: Mapping[int, RankStatus]) -> Moment:
+    def _moment(self, statuses: Mapping[int, RankStatus]) -> RunState:
         first = statuses[min(statuses)]
         step = min(status.step for status in statuses.values())
         median = max((s.median for s in statuses.values() if s.median is not None), default=None)
@@ -401,7 +401,7 @@ class _Attempt:
         left = None if median is None or first.steps is None else median * max(0, first.steps - step)
         if left and median and first.phase == "train":
             left -= min(activity["for_s"], median)  # of the current step
-        return Moment(
+        return RunState(
             step=step,
             steps=first.steps,
             left_s=left,

@@ -23,7 +23,7 @@ from launcher.render.new_file import write_new, writing
 from launcher.report.html import compare, plan_sections, run_sections
 from launcher.report.html.elements import Markup, tag
 from launcher.report.html.memory import memory_section
-from launcher.report.html.page import Section, page
+from launcher.report.html.page import PageSection, page
 from launcher.report.outcome import note
 
 REPORT = "report.html"
@@ -52,7 +52,7 @@ _FIRST = 4
 def run_page(
     record: RunRecord,
     footer: str,
-    more: Sequence[Section | None] = (),
+    more: Sequence[PageSection | None] = (),
     script: tuple[str, Markup] | None = None,
 ) -> str:
     """The page of one run, or of a plan. more, script: of a page that is served (live.py)."""
@@ -65,7 +65,7 @@ def compare_page(
     records: Sequence[RunRecord],
     names: Sequence[str],
     footer: str,
-    more: Sequence[Section | None] = (),
+    more: Sequence[PageSection | None] = (),
     script: tuple[str, Markup] | None = None,
 ) -> str:
     """The page of several runs. names: of the runs, each different; the others as of `run_page`."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 NONE = "-"
 
 
-class Row(NamedTuple):
+class ScoreRow(NamedTuple):
     """One metric of one task, each score with its standard error."""
 
     task: str
@@ -20,16 +20,16 @@ class Row(NamedTuple):
     """Of the trained model from the base; with the standard error of a difference of independent scores."""
 
 
-HEAD = Row("task", "metric", "base", "trained", "change")
+HEAD = ScoreRow("task", "metric", "base", "trained", "change")
 
 
-def rows(suites: Any) -> list[Row]:
+def rows(suites: Any) -> list[ScoreRow]:
     """The rows of `suites` in result.json; what has another form is left out."""
     found = suites if isinstance(suites, Mapping) else {}
     return [row for task, suite in found.items() for row in _rows(str(task), suite)]
 
 
-def _rows(task: str, suite: Any) -> Iterator[Row]:
+def _rows(task: str, suite: Any) -> Iterator[ScoreRow]:
     metrics = suite.get("metrics") if isinstance(suite, Mapping) else None
     for metric in metrics if isinstance(metrics, list) else ():
         if not isinstance(metric, Mapping):
@@ -37,7 +37,7 @@ def _rows(task: str, suite: Any) -> Iterator[Row]:
         base, trained = _score(metric, "base"), _score(metric, "trained")
         name = str(metric.get("metric"))
         name += f" ({metric['filter']})" if metric.get("filter") else ""
-        yield Row(task, name, _text(base), _text(trained), _change(base, trained))
+        yield ScoreRow(task, name, _text(base), _text(trained), _change(base, trained))
 
 
 def settings(suites: Any) -> list[tuple[str, str]]:

@@ -23,8 +23,8 @@ from launcher.execute.endings import LAUNCHER_LOG, run_failure
 from launcher.execute.run_dir import MARKER, read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.safe_files import parse_json, read_jsonl
-from launcher.schedulers.queue import ASKED_TO_STOP, EXIT, RESULT, START, Job, Queue
-from launcher.schedulers.submitted import Run, Submitted
+from launcher.schedulers.queue import ASKED_TO_STOP, EXIT, RESULT, START, Queue, QueuedJob
+from launcher.schedulers.submitted import Submitted, SubmittedRun
 
 FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
 """A scheduler serves all users: it is asked rarely while nothing changes."""
@@ -35,7 +35,7 @@ _ERROR = re.compile(r"^(?:\d+: )?error: (.+)$")
 
 
 @dataclass(slots=True)
-class _Seen:
+class _SeenJob:
     """What was printed about a job, and how often in a row it was seen in a state."""
 
     text: str = ""
@@ -48,13 +48,13 @@ class _Seen:
 
 def follow(
     queue: Queue, submitted: Submitted, say: Callable[[str], None], poll_s: float = FIRST_POLL_S
-) -> dict[str, Job | None]:
+) -> dict[str, QueuedJob | None]:
     """Return when all jobs have ended: id -> its last state, None for one that the scheduler has forgotten.
 
     MachineError for a job that will never start; it stays in the queue.
     """
-    seen = {number: _Seen() for number in submitted.jobs}
-    ended: dict[str, Job | None] = {}
+    seen = {number: _SeenJob() for number in submitted.jobs}
+    ended: dict[str, QueuedJob | None] = {}
     wait, counts, is_silent = poll_s, "", False
     while True:
         spoke = False
@@ -83,7 +83,7 @@ def follow(
 
 
 def _print_output(
-    queue: Queue, submitted: Submitted, found: Mapping[str, Job], say: Callable[[str], None]
+    queue: Queue, submitted: Submitted, found: Mapping[str, QueuedJob], say: Callable[[str], None]
 ) -> bool:
     """Fetch what the jobs have printed, where they do not write it here; whether there was anything new."""
     logs = {run.job: run.log for run in submitted.runs}
@@ -97,7 +97,7 @@ def _print_output(
     return any(texts)
 
 
-def _is_over(submitted: Submitted, number: str, job: Job | None, seen: _Seen) -> bool:
+def _is_over(submitted: Submitted, number: str, job: QueuedJob | None, seen: _SeenJob) -> bool:
     """Whether a job has ended, or was forgotten. MachineError where it will never start."""
     if job is None:
         seen.gone += 1
@@ -115,7 +115,7 @@ def _is_over(submitted: Submitted, number: str, job: Job | None, seen: _Seen) ->
     return seen.ended >= (_CERTAIN if job.may_return else 1)
 
 
-def _counts(submitted: Submitted, known: Mapping[str, Job | None]) -> str:
+def _counts(submitted: Submitted, known: Mapping[str, QueuedJob | None]) -> str:
     """How many runs of a sweep are in which state, `2 pending, 1 running`, and what keeps them waiting."""
     jobs = [known.get(run.job) for run in submitted.runs]
     states = ["unknown" if job is None else job.state.lower() for job in jobs]
@@ -124,7 +124,7 @@ def _counts(submitted: Submitted, known: Mapping[str, Job | None]) -> str:
 
 
 def _print_state(
-    submitted: Submitted, number: str, job: Job | None, seen: _Seen, say: Callable[[str], None]
+    submitted: Submitted, number: str, job: QueuedJob | None, seen: _SeenJob, say: Callable[[str], None]
 ) -> bool:
     """Print what is new of a job, also the newest loss; whether anything was."""
     name = f"job {number}" + (" (prepare)" if number == submitted.prepare else "")
@@ -139,7 +139,7 @@ def _print_state(
     return _print_loss(run.run_dir, seen, say) or new
 
 
-def _print_loss(run_dir: Path, seen: _Seen, say: Callable[[str], None]) -> bool:
+def _print_loss(run_dir: Path, seen: _SeenJob, say: Callable[[str], None]) -> bool:
     """Print the newest loss of a run; whether there is a new one."""
     path = run_dir / "metrics.jsonl"
     try:
@@ -155,7 +155,9 @@ def _print_loss(run_dir: Path, seen: _Seen, say: Callable[[str], None]) -> bool:
     return bool(rows)
 
 
-def judge(queue: Queue, submitted: Submitted, run: Run, jobs: Mapping[str, Job | None]) -> dict[str, Any]:
+def judge(
+    queue: Queue, submitted: Submitted, run: SubmittedRun, jobs: Mapping[str, QueuedJob | None]
+) -> dict[str, Any]:
     """result.json of a run whose job has ended; raises what `run` would raise where it did not finish."""
     if (run.run_dir / MARKER).is_file():
         result: dict[str, Any] = parse_json((run.run_dir / "result.json").read_text("utf-8"))
@@ -178,7 +180,7 @@ def judge(queue: Queue, submitted: Submitted, run: Run, jobs: Mapping[str, Job |
     raise _failed(run, job)
 
 
-def _failed_prepare(submitted: Submitted, job: Job) -> EffilaunchError:
+def _failed_prepare(submitted: Submitted, job: QueuedJob) -> EffilaunchError:
     if job.phase == "cancelled":
         return Interrupted(Problem("cancelled", "the job that prepares the data was cancelled"))
     errors = printed_errors(submitted.prepare_log)
@@ -188,7 +190,7 @@ def _failed_prepare(submitted: Submitted, job: Job) -> EffilaunchError:
     return kind(Problem("prepare-failed", message, file=str(submitted.prepare_log)))
 
 
-def _stopped(run: Run, job: Job, again: str) -> Interrupted:
+def _stopped(run: SubmittedRun, job: QueuedJob, again: str) -> Interrupted:
     complete, stopped = complete_checkpoints(run.run_dir / "checkpoints"), read_stopped(run.run_dir)
     newest = f"its newest complete checkpoint is {complete[max(complete)].name}" if complete else ""
     how = f"{stopped.signal} stopped the run" if stopped and stopped.signal else "the run was stopped"
@@ -197,7 +199,7 @@ def _stopped(run: Run, job: Job, again: str) -> Interrupted:
     return Interrupted(Problem("interrupted", message, file=str(run.run_dir), hint=again))
 
 
-def _failed(run: Run, job: Job) -> EffilaunchError:
+def _failed(run: SubmittedRun, job: QueuedJob) -> EffilaunchError:
     errors = printed_errors(run.log)
     kind = _CODES.get(job.code or 0)
     if kind is not None and errors:

@@ -21,7 +21,7 @@ from launcher.facts.bash_syntax import check_shell
 from launcher.facts.hardware import Hardware
 from launcher.recipe.schema import LaunchSection
 from launcher.schedulers.kubernetes_manifests import LABEL, NODE, Object, manifests
-from launcher.schedulers.queue import Checked, Ids, Job, Phase, Queue, Submission, asked, submit_each
+from launcher.schedulers.queue import Checked, Ids, Phase, Queue, QueuedJob, Submission, asked, submit_each
 from launcher.schedulers.remote import check_paths, dump_yaml
 
 JOB = "job.yaml"
@@ -80,7 +80,7 @@ class Kubernetes(Queue):
         context = job.launch.kubernetes.context
         return submit_each(self, job, (partial(_create, text, context) for text in files.values()))
 
-    def jobs(self, ids: Sequence[str]) -> Mapping[str, Job]:
+    def jobs(self, ids: Sequence[str]) -> Mapping[str, QueuedJob]:
         found = {}
         for number in ids:
             context, namespace, kind, name = _parts(number)
@@ -89,7 +89,7 @@ class Kubernetes(Queue):
                 if there is not None:
                     found[number] = _state(number, there, api.pods(namespace, name))
                 elif api.is_cancelled(namespace, name):
-                    found[number] = Job(number, "cancelled", "Cancelled", "is cancelled")
+                    found[number] = QueuedJob(number, "cancelled", "Cancelled", "is cancelled")
         return found
 
     def log(self, job: str, file: Path) -> str:
@@ -222,7 +222,7 @@ def _create(text: str, context: str | None) -> str:
 # --- states
 
 
-def _state(number: str, there: Object, pods: Sequence[Any]) -> Job:
+def _state(number: str, there: Object, pods: Sequence[Any]) -> QueuedJob:
     """A job and its pods as one state."""
     conditions = [one for one in there.get("status", {}).get("conditions", ()) if one.get("status") == "True"]
     ended = next((one for one in conditions if one["type"] in _ENDED), None)
@@ -233,19 +233,19 @@ def _state(number: str, there: Object, pods: Sequence[Any]) -> Job:
         code = next((code for code in codes if code), int(said[1]) if said else None)
         phase = _ENDED[ended["type"]]
         if phase == "done":
-            return Job(number, phase, ended["type"], "is done", 0)
+            return QueuedJob(number, phase, ended["type"], "is done", 0)
         why = "" if code is not None else f"Kubernetes ended the job: {message}"
-        return Job(number, phase, ended["type"], f"has failed ({message})", code, why)
+        return QueuedJob(number, phase, ended["type"], f"has failed ({message})", code, why)
     running = [pod.metadata.name for pod in pods if pod.status.phase == "Running"]
     if running:
-        return Job(number, "running", "Running", f"runs in {', '.join(sorted(running)[:3])}")
+        return QueuedJob(number, "running", "Running", f"runs in {', '.join(sorted(running)[:3])}")
     reason = next((why for pod in pods for why in _waits(pod)), "")
     if not reason and any(one["type"] == "Suspended" for one in conditions):
         reason = "Suspended: a queue such as Kueue starts it"
     stuck = reason if reason.startswith(_NEVER) else ""
     text = f"waits ({reason})" if reason else "waits"
     blocked = text if reason.startswith("Unschedulable") else ""
-    return Job(number, "waiting", "Pending", text, obstacle=blocked, never_starts=stuck)
+    return QueuedJob(number, "waiting", "Pending", text, obstacle=blocked, never_starts=stuck)
 
 
 def _exit_code(pod: Any) -> int | None:

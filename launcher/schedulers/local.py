@@ -7,7 +7,7 @@ import re
 from launcher.errors import Problem, RecipeError
 from launcher.facts.job_member import RENDEZVOUS_PORT, JobMember
 from launcher.schedulers.hostfile import is_host
-from launcher.schedulers.scheduler import Gathering, Request, Scheduler
+from launcher.schedulers.scheduler import Gathering, Scheduler, StartRequest
 
 _LAST_PORT = 65535
 _ADDRESS = re.compile(r"(?:\[([^]]+)\]|([^:]+))(?::([0-9]{1,5}))?")
@@ -16,10 +16,10 @@ _ADDRESS = re.compile(r"(?:\[([^]]+)\]|([^:]+))(?::([0-9]{1,5}))?")
 class Local(Scheduler):
     """Starts nothing on other machines; the last one that `run` asks."""
 
-    def starts(self, request: Request) -> bool:
+    def starts(self, request: StartRequest) -> bool:
         return True
 
-    def gathering(self, request: Request) -> Gathering | None:
+    def gathering(self, request: StartRequest) -> Gathering | None:
         if not request.is_manual:
             return None
         if request.alone:
@@ -34,7 +34,7 @@ class Local(Scheduler):
 SCHEDULER = Local()
 
 
-def rendezvous(request: Request) -> JobMember:
+def rendezvous(request: StartRequest) -> JobMember:
     """The place that --node-rank and --master-addr name. RecipeError (2)."""
     rank, address = request.node_rank, request.master_addr
     if rank is None or address is None:

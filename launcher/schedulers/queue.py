@@ -111,7 +111,7 @@ class Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class QueuedJob:
     """The present state of a job."""
 
     id: str
@@ -169,7 +169,7 @@ class Queue(ABC):
         """Submit the files, which are in the folder. After an error no job is queued."""
 
     @abstractmethod
-    def jobs(self, ids: Sequence[str]) -> Mapping[str, Job]:
+    def jobs(self, ids: Sequence[str]) -> Mapping[str, QueuedJob]:
         """The jobs that the scheduler knows. MachineError (4) where it does not answer."""
 
     def log(self, job: str, file: Path) -> str:

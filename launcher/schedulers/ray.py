@@ -28,10 +28,10 @@ from launcher.schedulers.queue import (
     START,
     Checked,
     Ids,
-    Job,
     Phase,
     PlannedRun,
     Queue,
+    QueuedJob,
     Submission,
     asked,
     submit_each,
@@ -82,7 +82,7 @@ class Ray(Queue):
         address = job.launch.ray.address
         return submit_each(self, job, (partial(_submit, run.run_dir, address) for run in job.runs))
 
-    def jobs(self, ids: Sequence[str]) -> Mapping[str, Job]:
+    def jobs(self, ids: Sequence[str]) -> Mapping[str, QueuedJob]:
         found = {}
         for number in ids:
             address, _, own = number.rpartition("/")
@@ -219,7 +219,7 @@ def _submit(run_dir: Path, address: str | None) -> str:
         return f"{client.get_address()}/{client.submit_job(**given)}"
 
 
-def as_job(number: str, info: Any) -> Job:
+def as_job(number: str, info: Any) -> QueuedJob:
     """A job of Ray's as the state of ours."""
     state = str(info.status.value)
     phase, code = _PHASES[state], info.driver_exit_code
@@ -230,7 +230,7 @@ def as_job(number: str, info: Any) -> Job:
     text = {"waiting": "waits", "running": "runs", "done": "is done", "cancelled": "is cancelled"}.get(
         phase, why or f"has failed with exit code {code}"
     )
-    return Job(number, phase, state, text, 0 if phase == "done" else code, why)
+    return QueuedJob(number, phase, state, text, 0 if phase == "done" else code, why)
 
 
 @contextlib.contextmanager

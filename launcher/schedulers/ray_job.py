@@ -30,7 +30,7 @@ from launcher.execute.run_dir import SUBMITTED
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.safe_files import parse_json
 from launcher.recipe.loading import load_recipe
-from launcher.schedulers.ray_node import Node
+from launcher.schedulers.ray_node import RayNode
 
 JOB = "ray.json"
 """In the run directory: what is submitted (`job`) and what this driver does (`driver`)."""
@@ -74,7 +74,7 @@ class Spec:
 
 
 @dataclass(slots=True)
-class Stop:
+class RayStop:
     """The signal that asked the job to stop."""
 
     number: int = 0
@@ -115,7 +115,7 @@ def drive(run_dir: Path) -> int:
     spec = read_spec(run_dir)
     load_recipe(str(run_dir / SUBMITTED))  # variables that are not set, keys that this version does not have
     ray.init(log_to_driver=False, logging_level="warning")
-    stop = Stop()
+    stop = RayStop()
     for number in (signal.SIGTERM, signal.SIGINT):  # after ray.init, which installs its own
         signal.signal(number, stop)
     require_room(spec, frozenset(), stop)
@@ -182,7 +182,7 @@ def suitable(spec: Spec, lost: frozenset[str]) -> list[str]:
     ]
 
 
-def require_room(spec: Spec, lost: frozenset[str], stop: Stop) -> None:
+def require_room(spec: Spec, lost: frozenset[str], stop: RayStop) -> None:
     """Return when the cluster has enough nodes. MachineError (4) if it has not after `wait_seconds`."""
     deadline, told = time.monotonic() + spec.wait_seconds, False
     while (count := len(suitable(spec, lost))) < spec.least:
@@ -203,7 +203,7 @@ def shown(bundle: Mapping[str, float]) -> str:
 
 def check_candidates(spec: Spec, run_dir: Path) -> None:
     """MachineError (4) where nodes that could run the job lack effilaunch or the files. Uses no resources."""
-    actor = ray.remote(Node)
+    actor = ray.remote(RayNode)
     actors = [
         actor.options(
             num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
@@ -245,10 +245,10 @@ def reason(error: BaseException) -> str:
     return (named or lines or [type(error).__name__])[-1]
 
 
-def prepare(spec: Spec, run_dir: Path, stop: Stop) -> int:
+def prepare(spec: Spec, run_dir: Path, stop: RayStop) -> int:
     """Prepare the data on one CPU, before devices are reserved; the exit code."""
     say("preparing the data")
-    actor = ray.remote(Node).options(num_cpus=1, max_concurrency=2).remote()
+    actor = ray.remote(RayNode).options(num_cpus=1, max_concurrency=2).remote()
     nodes = Reserved([actor], facts_of([actor], spec, run_dir))
     words = ["prepare", str(run_dir / SUBMITTED), *(["--tiny"] if spec.tiny else [])]
     try:
@@ -261,7 +261,7 @@ def prepare(spec: Spec, run_dir: Path, stop: Stop) -> int:
 
 
 @contextlib.contextmanager
-def reserved(spec: Spec, run_dir: Path, lost: frozenset[str], stop: Stop) -> Iterator[Reserved]:
+def reserved(spec: Spec, run_dir: Path, lost: frozenset[str], stop: RayStop) -> Iterator[Reserved]:
     """The nodes, once all are free at the same time; released at the end."""
     count = min(spec.nodes, len(suitable(spec, lost)))
     strategy = "STRICT_SPREAD" if count > 1 else "PACK"
@@ -273,7 +273,7 @@ def reserved(spec: Spec, run_dir: Path, lost: frozenset[str], stop: Stop) -> Ite
             stop.raise_if_asked()
             require_room(spec, lost, stop)
         options = {"num_cpus": spec.bundle.get("CPU", 0), "num_gpus": spec.bundle.get("GPU", 0)}
-        actor = ray.remote(Node)
+        actor = ray.remote(RayNode)
         nodes = Reserved(
             [
                 actor.options(
@@ -291,7 +291,7 @@ def reserved(spec: Spec, run_dir: Path, lost: frozenset[str], stop: Stop) -> Ite
         remove_placement_group(group)  # kills the actors
 
 
-def run_on(nodes: Reserved, spec: Spec, run_dir: Path, stop: Stop) -> list[Ending]:
+def run_on(nodes: Reserved, spec: Spec, run_dir: Path, stop: RayStop) -> list[Ending]:
     """Run the recipe on all nodes to its end."""
     words = ["run", str(run_dir / SUBMITTED), "--output-dir", str(run_dir), "--resume", "auto"]
     words += ["--tiny"] if spec.tiny else []
@@ -306,7 +306,7 @@ def run_on(nodes: Reserved, spec: Spec, run_dir: Path, stop: Stop) -> list[Endin
 
 
 def follow(
-    nodes: Reserved, commands: Sequence[Sequence[str]], spec: Spec, run_dir: Path, stop: Stop
+    nodes: Reserved, commands: Sequence[Sequence[str]], spec: Spec, run_dir: Path, stop: RayStop
 ) -> list[Ending]:
     """Start a command on each node and return when all have ended, in the order of the ranks.
 

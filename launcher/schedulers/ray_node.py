@@ -23,7 +23,7 @@ _OF_OTHERS = ("SLURM_",)
 """Variables that describe the job in which the raylet was started, not this one."""
 
 
-class Node:
+class RayNode:
     """An actor. Its two threads are one for `run` and one for everything else."""
 
     def __init__(self) -> None:

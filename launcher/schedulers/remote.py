@@ -69,14 +69,14 @@ def check_paths(paths: Mapping[str, str], places: Sequence[str], code: str, key:
     return found
 
 
-class _Dumper(yaml.SafeDumper):
+class _ScriptDumper(yaml.SafeDumper):
     """Scripts as blocks of lines."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-_Dumper.add_representer(
+_ScriptDumper.add_representer(
     str,
     lambda dumper, text: dumper.represent_scalar(
         "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
@@ -85,4 +85,4 @@ _Dumper.add_representer(
 
 
 def dump_yaml(documents: Sequence[Mapping[str, Any]]) -> str:
-    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
+    return yaml.dump_all(documents, Dumper=_ScriptDumper, sort_keys=False, width=1000, allow_unicode=True)

@@ -14,10 +14,10 @@ from launcher.execute.nodes import Nodes
 from launcher.facts.job_member import JobMember
 from launcher.recipe.loading import LoadedRecipe
 from launcher.schedulers import SCHEDULERS, scheduler_named
-from launcher.schedulers.scheduler import Gathering, Request, Say
+from launcher.schedulers.scheduler import Gathering, Say, StartRequest
 
 
-def find_gathering(request: Request) -> Gathering | None:
+def find_gathering(request: StartRequest) -> Gathering | None:
     """How the nodes of this run meet; None for a run on one node. RecipeError (2)."""
     chosen = next(one for one in map(scheduler_named, SCHEDULERS) if one.starts(request))
     found = chosen.gathering(request)

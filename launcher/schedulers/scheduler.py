@@ -17,7 +17,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StartRequest:
     """What decides where the run of a command starts."""
 
     loaded: LoadedRecipe
@@ -62,11 +62,11 @@ class Scheduler(ABC):
     """How the nodes of a run are started and find each other."""
 
     @abstractmethod
-    def starts(self, request: Request) -> bool:
+    def starts(self, request: StartRequest) -> bool:
         """Whether the nodes of this run are started by this scheduler."""
 
     @abstractmethod
-    def gathering(self, request: Request) -> Gathering | None:
+    def gathering(self, request: StartRequest) -> Gathering | None:
         """The place of this process among the nodes; None for a run on one node.
 
         RecipeError (2) for an impossible request.

@@ -29,10 +29,10 @@ from launcher.schedulers.queue import (
     ASKED_TO_STOP,
     Checked,
     Ids,
-    Job,
     Phase,
     PlannedRun,
     Queue,
+    QueuedJob,
     Submission,
     submit_each,
 )
@@ -99,7 +99,7 @@ class SkyPilot(Queue):
     def submit(self, job: Submission, files: Mapping[str, str]) -> Ids:
         return submit_each(self, job, (partial(_launch, job.folder / file) for file in files))
 
-    def jobs(self, ids: Sequence[str]) -> Mapping[str, Job]:
+    def jobs(self, ids: Sequence[str]) -> Mapping[str, QueuedJob]:
         words = ("jobs", "queue", "--all", "--output", "json")
         answer = _sky(*words)
         try:
@@ -274,7 +274,7 @@ def _own_lines(text: str) -> Iterator[str]:
             yield line[found.end() :]
 
 
-def _state(row: Mapping[str, Any]) -> Job:
+def _state(row: Mapping[str, Any]) -> QueuedJob:
     name, state = str(row["job_name"]), str(row["status"])
     failed = state.startswith("FAILED")
     phase = _PHASES.get(state, "failed" if failed else "running")
@@ -285,4 +285,4 @@ def _state(row: Mapping[str, Any]) -> Job:
         if failed
         else ""
     )
-    return Job(name, phase, state, f"is {state.lower()}{where}{again}", failure=why)
+    return QueuedJob(name, phase, state, f"is {state.lower()}{where}{again}", failure=why)

@@ -11,7 +11,7 @@ from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.bash_syntax import check_shell
 from launcher.facts.hardware import Hardware
 from launcher.recipe.schema import LaunchSection
-from launcher.schedulers.queue import Checked, Ids, Job, PlannedRun, Queue, Submission, asked
+from launcher.schedulers.queue import Checked, Ids, PlannedRun, Queue, QueuedJob, Submission, asked
 from launcher.schedulers.slurm_check import check_scripts
 from launcher.schedulers.slurm_commands import as_job, ask, has_slurm, read_rows, sbatch
 from launcher.schedulers.slurm_script import (
@@ -78,7 +78,7 @@ class Slurm(Queue):
         runs = [f"{number}_{index}" for index in range(len(job.runs))] if job.is_sweep else [number]
         return Ids(number, runs, prepare)
 
-    def jobs(self, ids: Sequence[str]) -> Mapping[str, Job]:
+    def jobs(self, ids: Sequence[str]) -> Mapping[str, QueuedJob]:
         return {number: as_job(row) for number, row in read_rows(ids).items()}
 
     def cancel(self, ids: Sequence[str]) -> None:

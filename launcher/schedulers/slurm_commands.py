@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import MachineError, Problem
-from launcher.schedulers.queue import Job
+from launcher.schedulers.queue import QueuedJob
 from launcher.schedulers.slurm_allocation import time_seconds
 
 ANSWER_S = 60.0
@@ -49,7 +49,7 @@ _VARIABLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SlurmResult:
     """The result of a Slurm command."""
 
     code: int
@@ -70,16 +70,16 @@ def has_slurm() -> bool:
 
 def ask(
     *words: str, stdin: str = "", environ: Mapping[str, str] | None = None, limit_s: float = ANSWER_S
-) -> Answer:
+) -> SlurmResult:
     """Run one Slurm command; its result, also where it is not installed or does not answer in time."""
     env = slurm_environ(os.environ) if environ is None else dict(environ)
     try:
         done = subprocess.run(words, input=stdin, env=env, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return Answer(124, "", f"{words[0]} gave no answer within {limit_s:.0f} s")
+        return SlurmResult(124, "", f"{words[0]} gave no answer within {limit_s:.0f} s")
     except OSError as error:
-        return Answer(127, "", f"{words[0]} cannot be started: {error.strerror}")
-    return Answer(done.returncode, done.stdout, done.stderr)
+        return SlurmResult(127, "", f"{words[0]} cannot be started: {error.strerror}")
+    return SlurmResult(done.returncode, done.stdout, done.stderr)
 
 
 def slurm_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -128,7 +128,7 @@ def _accounted(ids: Sequence[str]) -> dict[str, dict[str, str]]:
     return found
 
 
-def as_job(row: Mapping[str, str]) -> Job:
+def as_job(row: Mapping[str, str]) -> QueuedJob:
     """A row of `squeue` as the state of a job."""
     number, state, code = row["JobArrayID"], row["State"], row["exit_code"]
     again = f", after {row['RestartCnt']} requeue(s)" if row["RestartCnt"] not in ("", "0") else ""
@@ -137,7 +137,7 @@ def as_job(row: Mapping[str, str]) -> Job:
         reason = row["Reason"].partition(",")[0]
         elsewhere = "," in row["Partition"] and reason in _OF_ONE_PARTITION
         text = f"waits ({row['Reason']}){again}" if reason else f"waits{again}"
-        return Job(
+        return QueuedJob(
             number, "waiting", state, text, obstacle=text if reason in _HINDERED else "",
             never_starts=reason if reason in _STUCK and not elsewhere else "",
             lost_its_dependency=reason == "DependencyNeverSatisfied",
@@ -145,16 +145,16 @@ def as_job(row: Mapping[str, str]) -> Job:
     if state not in (*_FAILED, "COMPLETED", "CANCELLED"):
         running = state in ("RUNNING", "COMPLETING")
         text = f"runs on {row['NodeList']}{again}" if running else f"is {state.lower()}"
-        return Job(number, "running", state, text)
+        return QueuedJob(number, "running", state, text)
     ended = int(code) if re.fullmatch("-?[0-9]+", code) else None
     if state == "COMPLETED":
-        return Job(number, "done", state, "is done", ended)
+        return QueuedJob(number, "done", state, "is done", ended)
     if state == "CANCELLED":
-        return Job(number, "cancelled", state, "is cancelled", ended)
+        return QueuedJob(number, "cancelled", state, "is cancelled", ended)
     if state == "FAILED":
-        return Job(number, "failed", state, f"failed with exit code {ended}", ended)
+        return QueuedJob(number, "failed", state, f"failed with exit code {ended}", ended)
     why = f"Slurm ended the job: {state}" + (" (launch.slurm.mem)" if state == "OUT_OF_MEMORY" else "")
-    return Job(number, "failed", state, f"is {state.lower()}", ended, why, may_return=state in _PASSING)
+    return QueuedJob(number, "failed", state, f"is {state.lower()}", ended, why, may_return=state in _PASSING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +199,12 @@ def _number(text: str) -> int:
     return int(found[0]) if found else 0
 
 
-def test_only(script: str) -> Answer:
+def test_only(script: str) -> SlurmResult:
     """Let Slurm check a script without submitting it."""
     return ask("sbatch", "--test-only", stdin=script, environ=without_defaults(os.environ, script))
 
 
-def sbatch(script: Path, *, dependency: str | None = None) -> Answer:
+def sbatch(script: Path, *, dependency: str | None = None) -> SlurmResult:
     """Submit a script; its number is the output's first word."""
     words = ["sbatch", "--parsable"]
     if dependency is not None:

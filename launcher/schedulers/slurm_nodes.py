@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.errors import RecipeError
-from launcher.schedulers.scheduler import Gathering, Request, Scheduler
+from launcher.schedulers.scheduler import Gathering, Scheduler, StartRequest
 from launcher.schedulers.slurm_allocation import (
     forgotten_srun,
     place_in,
@@ -24,11 +24,11 @@ from launcher.schedulers.slurm_commands import ask
 class SlurmNodes(Scheduler):
     """The nodes of a Slurm job."""
 
-    def starts(self, request: Request) -> bool:
+    def starts(self, request: StartRequest) -> bool:
         elsewhere = request.is_manual or request.alone == "--dry-run"
         return not elsewhere and read_allocation(os.environ) is not None
 
-    def gathering(self, request: Request) -> Gathering | None:
+    def gathering(self, request: StartRequest) -> Gathering | None:
         allocation = read_allocation(os.environ, socket.gethostname())
         assert allocation is not None, "asked inside a job"
         line = _line(request.words)

@@ -26,7 +26,7 @@ from launcher.facts.job_member import JobMember
 from launcher.facts.probe import free_port
 from launcher.recipe.env import reference_names
 from launcher.schedulers.hostfile import Host, check_hosts, hostfile_warnings, read_hostfile
-from launcher.schedulers.scheduler import Gathering, Request, Say, Scheduler
+from launcher.schedulers.scheduler import Gathering, Say, Scheduler, StartRequest
 from launcher.schedulers.slurm_allocation import read_allocation
 
 ANSWER_S = 15.0
@@ -96,11 +96,11 @@ class HostGathering(Gathering):
 class Ssh(Scheduler):
     """Starts the hosts of `launch.hostfile`."""
 
-    def starts(self, request: Request) -> bool:
+    def starts(self, request: StartRequest) -> bool:
         has_hostfile = request.loaded.recipe.launch.hostfile is not None
         return has_hostfile and not request.is_manual and request.alone != "--tiny"
 
-    def gathering(self, request: Request) -> Gathering | None:
+    def gathering(self, request: StartRequest) -> Gathering | None:
         recipe = request.loaded.recipe
         if request.alone:
             for warning in hostfile_warnings(recipe, request.hardware()):

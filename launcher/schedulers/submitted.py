@@ -18,7 +18,7 @@ RECORD, SWEEP = "submit.json", "sweep.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SubmittedRun:
     """One run of a submission."""
 
     run_dir: Path
@@ -40,7 +40,7 @@ class Submitted:
     """Id of the job that prepares the data."""
     job: str
     """Id of the job, or of the array."""
-    runs: tuple[Run, ...]
+    runs: tuple[SubmittedRun, ...]
     to: str
     """Name of the scheduler."""
 
@@ -118,7 +118,7 @@ def read_submitted(folder: Path) -> Submitted:
         try:
             found = parse_json((folder / name).read_text("utf-8"))
             runs = tuple(
-                Run(Path(run["run_dir"]), run["job"], Path(run["log"]), run["values"])
+                SubmittedRun(Path(run["run_dir"]), run["job"], Path(run["log"]), run["values"])
                 for run in found["runs"]
             )
             ids, first = found["jobs"], found.get("folder") or runs[0].log.parent.parent

@@ -24,7 +24,7 @@ METERED_STEPS = 3
 first makes the optimizer's states."""
 
 
-class Held(NamedTuple):
+class PeakBytes(NamedTuple):
     """Peak bytes of one device; on CPU both are those of live tensor storages."""
 
     allocated: int = 0
@@ -43,7 +43,7 @@ class Meter:
     def __init__(self, *, on_cuda: bool) -> None:
         self._gauge: _CudaGauge | _CpuGauge = _CudaGauge() if on_cuda else _CpuGauge()
         self._open: list[str] = []
-        self._peaks: dict[str, dict[int, Held]] = {}
+        self._peaks: dict[str, dict[int, PeakBytes]] = {}
         self._largest: dict[str, int] = {}
         self.held: Callable[[], Iterable[torch.Tensor]] = tuple
         """Long-lived tensors, which may have been made while nothing was measured."""
@@ -106,7 +106,7 @@ class Meter:
         """Count tensors that another thread or process made, or that were made outside of a phase."""
         self._gauge.watch(tensors)
 
-    def peak(self, name: str) -> Held | None:
+    def peak(self, name: str) -> PeakBytes | None:
         """The phase's peak on its fullest device, None for a phase that did not occur."""
         if name not in self._peaks:
             return None
@@ -131,8 +131,8 @@ class Meter:
             return
         before = self._peaks.setdefault(self._open[-1], {})
         for device, now in self._gauge.read().items():
-            old = before.get(device, Held())
-            before[device] = Held(max(old.allocated, now.allocated), max(old.reserved, now.reserved))
+            old = before.get(device, PeakBytes())
+            before[device] = PeakBytes(max(old.allocated, now.allocated), max(old.reserved, now.reserved))
 
 
 class _CudaGauge:
@@ -157,9 +157,9 @@ class _CudaGauge:
         for device in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(device)
 
-    def read(self) -> dict[int, Held]:
+    def read(self) -> dict[int, PeakBytes]:
         return {
-            device: Held(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+            device: PeakBytes(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
             for device in range(torch.cuda.device_count())
         }
 
@@ -204,8 +204,8 @@ class _CpuGauge:
     def restart(self) -> None:
         self._storages.peak = self._storages.live
 
-    def read(self) -> dict[int, Held]:
-        return {0: Held(self._storages.peak, self._storages.peak)}
+    def read(self) -> dict[int, PeakBytes]:
+        return {0: PeakBytes(self._storages.peak, self._storages.peak)}
 
     def context(self, device: int) -> int:
         return 0

@@ -24,7 +24,7 @@ from test_report_in_chromium import CONTRAST, OUTSIDE
 from launcher.commands.plan_page import answer
 from launcher.facts.shipped import facts_file, recipes_dir
 from launcher.recipe.merged_yaml import shipped_names
-from launcher.report.planner_page.page import Start, serving
+from launcher.report.planner_page.page import PageStart, serving
 from tools import planner_site
 
 pytestmark = [pytest.mark.browser]
@@ -364,7 +364,7 @@ def test_fast_typing_makes_no_queue_of_plans(page):
 
 # --- with a server, as at `plan --browser`
 
-OWN = Start("tune.yaml", RECIPE, on=("1xH100-80GB",), sets=("data.max_length=3000",))
+OWN = PageStart("tune.yaml", RECIPE, on=("1xH100-80GB",), sets=("data.max_length=3000",))
 UNSAVED = "[...document.querySelectorAll('#files > p')].map(one => one.textContent)"
 
 

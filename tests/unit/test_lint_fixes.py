@@ -9,7 +9,7 @@ from every import every
 from lint_cases import BROKEN
 
 from launcher.knowledge.lint.check import applied, apply_fixes, lint_text
-from launcher.knowledge.lint.document import Edit, read_json
+from launcher.knowledge.lint.document import TextEdit, read_json
 
 MENDED = {
     "typo": (
@@ -194,4 +194,4 @@ def test_mending_never_makes_it_worse(name):
 
 
 def test_edits_that_touch_are_made_one_after_the_other():
-    assert applied("abcdef", [[Edit(0, 2)], [Edit(1, 3)], [Edit(4, 5, "X")]]) == "cdXf"
+    assert applied("abcdef", [[TextEdit(0, 2)], [TextEdit(1, 3)], [TextEdit(4, 5, "X")]]) == "cdXf"

@@ -53,13 +53,13 @@ def test_an_object_that_is_emptied_stays_json(tail):
 
 
 def test_edits_that_touch_are_left_for_the_next_round():
-    from launcher.knowledge.lint.document import Edit
+    from launcher.knowledge.lint.document import TextEdit
 
     groups = [
-        [Edit(4, 6, "X")],
-        [Edit(6, 7, "Y")],
-        [Edit(0, 1, "A"), Edit(5, 6, "B")],
-        [Edit(8, 9), Edit(1, 2, "C")],
+        [TextEdit(4, 6, "X")],
+        [TextEdit(6, 7, "Y")],
+        [TextEdit(0, 1, "A"), TextEdit(5, 6, "B")],
+        [TextEdit(8, 9), TextEdit(1, 2, "C")],
     ]
     assert applied("0123456789", groups) == "0C23X679"
 

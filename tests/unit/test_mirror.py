@@ -26,7 +26,7 @@ from store import BUCKET, SECRET, Server, s3_server
 from launcher.errors import MachineError, RecipeError
 from launcher.execute import mirror_upload, mirroring
 from launcher.execute.mirror import Mirror, TakenOver, new_claim
-from launcher.execute.mirror_upload import Order, Uploader, read_progress
+from launcher.execute.mirror_upload import Uploader, UploadOrder, read_progress
 from launcher.execute.mirroring import mirrored, missing
 from launcher.execute.resume import Chosen
 from launcher.execute.start_point import Beginning
@@ -80,7 +80,7 @@ def uploader(run_dir: Path, limit: int | None = None, claim=None) -> Uploader:
     mirror = Mirror(Store(URL))
     claim = claim or new_claim("tune", mirror.claim())
     mirror.write_claim(claim)
-    return Uploader(run_dir, mirror, Order(URL, URL, claim, limit))
+    return Uploader(run_dir, mirror, UploadOrder(URL, URL, claim, limit))
 
 
 def uploaded(run_dir: Path, limit: int | None = None, ending: str = "all", claim=None) -> Uploader:
@@ -459,7 +459,7 @@ def test_a_folder_is_a_store_too(run_dir, tmp_path):
     mirror.write_claim(claim)
     for step in (2, 4):
         saved(run_dir, step)
-        found = Uploader(run_dir, mirror, Order(url, url, claim, 1))
+        found = Uploader(run_dir, mirror, UploadOrder(url, url, claim, 1))
         found.ending.put("all")
         found.work()
     assert [stored.step for stored in mirror.complete()] == [4]

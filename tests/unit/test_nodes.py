@@ -45,7 +45,7 @@ from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
 from launcher.schedulers.local import rendezvous
 from launcher.schedulers.rendezvous import digest_of_request, leading, shared_run_dir
-from launcher.schedulers.scheduler import Gathering, Request
+from launcher.schedulers.scheduler import Gathering, StartRequest
 
 RECIPE = (
     "model: {name_or_path: Qwen/Qwen3-0.6B}\ndata: {train: [{path: none.jsonl}], max_length: 32}\n"
@@ -415,7 +415,7 @@ def test_the_first_node_may_be_written_in_another_way_on_each(tmp_path):
     (tmp_path / "r.yaml").write_text(RECIPE)
     loaded = load_recipe(str(tmp_path / "r.yaml"), [])
     jobs = {
-        rendezvous(Request(loaded, lambda: parse_hardware("2x1xcpu"), print, rank, f"{name}:29500")).job
+        rendezvous(StartRequest(loaded, lambda: parse_hardware("2x1xcpu"), print, rank, f"{name}:29500")).job
         for rank, name in enumerate(("127.0.0.1", "localhost"))
     }
     assert jobs == {"port 29500"}

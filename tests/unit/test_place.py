@@ -30,7 +30,7 @@ from launcher.facts.node_facts import (
 )
 from launcher.render.bundle import render
 from launcher.schedulers import slurm_nodes
-from launcher.schedulers.slurm_commands import Answer
+from launcher.schedulers.slurm_commands import SlurmResult
 from launcher.schedulers.ssh import forwarded
 from launcher.train.agent import Agent, bind_interfaces, elastic_arguments, read_agent
 from launcher.train.job import RANKS, take_rank
@@ -152,7 +152,7 @@ def test_a_text_that_is_no_name_leads_nowhere(monkeypatch):
     assert not is_this_machine("a..b")
     with pytest.raises(OSError, match="label empty"):
         own_address_towards("a..b")
-    monkeypatch.setattr(slurm_nodes, "ask", lambda *words: Answer(1, "", "no such node"))
+    monkeypatch.setattr(slurm_nodes, "ask", lambda *words: SlurmResult(1, "", "no such node"))
     assert slurm_nodes.node_address("a..b") == "a..b"
 
 

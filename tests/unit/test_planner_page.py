@@ -21,7 +21,7 @@ from patience import patience
 from launcher.cli import main
 from launcher.commands.plan_page import answer
 from launcher.facts.shipped import recipes_dir
-from launcher.report.planner_page.page import Start, planner_page, serving
+from launcher.report.planner_page.page import PageStart, planner_page, serving
 
 RECIPE = """\
 model: {name_or_path: meta-llama/Llama-3.1-8B}
@@ -140,7 +140,7 @@ ODD = (None, 3, [1], {"a": 1}, "\ud800", "\0")
      b'{"ask": []}', b'{"ask": "chart", "columns": [[]]}', b'{"ask": "chart", "columns": 1}'],
 )  # fmt: skip
 def test_another_question_is_refused(question, capfd):
-    with serving(Start("tune.yaml", RECIPE, (ON,)), answer, 0) as address:
+    with serving(PageStart("tune.yaml", RECIPE, (ON,)), answer, 0) as address:
         assert ask(address, question)[0] == 400
     assert capfd.readouterr() == ("", "")
 
@@ -176,7 +176,7 @@ def test_a_text_that_no_recipe_file_may_have_is_refused():
 )  # fmt: skip
 def test_a_malformed_request_is_answered_and_prints_nothing(capfd, head, status):
     """status: None where the connection is reset before the request is whole."""
-    with serving(Start("tune.yaml", RECIPE, (ON,)), answer, 0) as address:
+    with serving(PageStart("tune.yaml", RECIPE, (ON,)), answer, 0) as address:
         parts = urlsplit(address)
         with socket.create_connection((parts.hostname, parts.port), timeout=patience(60)) as connection:
             connection.sendall(head.format(parts.query).encode("latin-1"))
@@ -193,7 +193,7 @@ def test_a_bug_is_answered_and_prints_nothing(capfd):
     def broken(_text):
         raise AttributeError("x")
 
-    with serving(Start("tune.yaml", RECIPE, (ON,)), broken, 0) as address:
+    with serving(PageStart("tune.yaml", RECIPE, (ON,)), broken, 0) as address:
         assert ask(address, b"{}")[0] == 500
     assert capfd.readouterr() == ("", "")
 
@@ -212,7 +212,7 @@ def ask(address, body, token=None, path="/ask", host=None, method="POST", length
 
 def test_only_who_knows_the_token_and_asks_for_the_loopback_is_answered():
     question = json.dumps({"ask": "plan", "path": "tune.yaml", "text": RECIPE, "on": ON}).encode()
-    with serving(Start("tune.yaml", RECIPE, (ON,)), answer, 0) as address:
+    with serving(PageStart("tune.yaml", RECIPE, (ON,)), answer, 0) as address:
         status, said = ask(address, question)
         assert (status, json.loads(said)["status"]) == (200, 0)
         assert ask(address, question, token="x" * 22)[0] == 403
@@ -225,7 +225,7 @@ def test_only_who_knows_the_token_and_asks_for_the_loopback_is_answered():
 
 
 def test_a_recipe_is_text_in_the_page():
-    page = planner_page(Start("x.yaml", "# </script><script>alert(1)</script>", (ON,)))
+    page = planner_page(PageStart("x.yaml", "# </script><script>alert(1)</script>", (ON,)))
     assert page.count("<script") == 2
     assert "alert(1)" in page
 

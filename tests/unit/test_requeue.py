@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.schedulers import slurm_commands, slurm_requeue
-from launcher.schedulers.slurm_commands import Answer
+from launcher.schedulers.slurm_commands import SlurmResult
 
 # As `squeue --Format` of 22.05 writes them.
 ARRAY = (
@@ -23,9 +23,9 @@ def slurm(monkeypatch):
     """Answers from a list, the last one again and again; what was asked."""
     asked: list[tuple[str, ...]] = []
     answers = {
-        "squeue": [Answer(0, ARRAY, "")],
-        "requeue": [Answer(0, "", "")],
-        "update": [Answer(0, "", "")],
+        "squeue": [SlurmResult(0, ARRAY, "")],
+        "requeue": [SlurmResult(0, "", "")],
+        "update": [SlurmResult(0, "", "")],
     }
 
     def ask(*words, **_):
@@ -59,7 +59,7 @@ LOST = (
 )
 def test_a_lost_node_is_excluded_where_there_are_others(nodes, change, slurm, tmp_path):
     asked, answers = slurm
-    answers |= {"srun": [Answer(1, "", LOST)], "sinfo": [Answer(0, f"{nodes}\n", "")]}
+    answers |= {"srun": [SlurmResult(1, "", LOST)], "sinfo": [SlurmResult(0, f"{nodes}\n", "")]}
     slurm_requeue.main([str(tmp_path), "--lost", "2"])
     update = [("scontrol", "update", "JobId=21_1", change)] if change else []
     assert [words for words in asked if words[0] == "scontrol"] == [
@@ -82,7 +82,10 @@ def test_a_lost_node_is_excluded_where_there_are_others(nodes, change, slurm, tm
 )
 def test_the_node_of_a_faulty_gpu_is_excluded(code, host, excluded, slurm, tmp_path, monkeypatch):
     asked, answers = slurm
-    answers |= {"srun": [Answer(0, "", "")], "sinfo": [Answer(0, "n1|mixed\nn2|mixed\nn3|idle\n", "")]}
+    answers |= {
+        "srun": [SlurmResult(0, "", "")],
+        "sinfo": [SlurmResult(0, "n1|mixed\nn2|mixed\nn3|idle\n", "")],
+    }
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -97,7 +100,7 @@ def test_the_node_of_a_faulty_gpu_is_excluded(code, host, excluded, slurm, tmp_p
 
 def test_a_run_that_failed_on_sound_nodes_is_not_requeued(slurm, tmp_path):
     asked, answers = slurm
-    answers["srun"] = [Answer(0, "", "")]
+    answers["srun"] = [SlurmResult(0, "", "")]
     slurm_requeue.main([str(tmp_path), "--lost", "2"])
     assert [words[0] for words in asked] == ["srun", "squeue"]
 
@@ -110,8 +113,8 @@ def test_one_task_of_an_array_requeues_itself_alone(slurm, tmp_path, capsys):
     assert "requeued: the job was preempted" in capsys.readouterr().out
 
 
-SILENT = Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
-GONE = Answer(1, "", "slurm_load_jobs error: Invalid job id specified")
+SILENT = SlurmResult(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+GONE = SlurmResult(1, "", "slurm_load_jobs error: Invalid job id specified")
 
 
 def clock(monkeypatch) -> list[float]:
@@ -128,7 +131,7 @@ def clock(monkeypatch) -> list[float]:
 def test_a_silent_controller_is_asked_again(slurm, tmp_path, capsys, monkeypatch):
     asked, answers = slurm
     clock(monkeypatch)
-    answers["squeue"][:0] = [SILENT, Answer(124, "", "squeue gave no answer within 20 s")]
+    answers["squeue"][:0] = [SILENT, SlurmResult(124, "", "squeue gave no answer within 20 s")]
     answers["requeue"][:0] = [SILENT]
     slurm_requeue.main([str(tmp_path)])
     assert [words[1] for words in asked].count("requeue") == 2
@@ -156,7 +159,7 @@ def test_a_job_that_is_cancelled_between_two_tries_is_left_alone(slurm, tmp_path
     asked, answers = slurm
     clock(monkeypatch)
     answers["requeue"] = [SILENT]
-    answers["squeue"].append(Answer(0, ARRAY.replace("RUNNING", "CANCELLED"), ""))
+    answers["squeue"].append(SlurmResult(0, ARRAY.replace("RUNNING", "CANCELLED"), ""))
     slurm_requeue.main([str(tmp_path)])
     assert [words[1] for words in asked].count("requeue") == 1
     assert "not requeued: the job is CANCELLED" in capsys.readouterr().out

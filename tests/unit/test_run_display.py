@@ -24,7 +24,7 @@ from launcher.facts.rank_status import RankStatus
 from launcher.report.outcome import Outcome, echo, emit, harmless, note
 from launcher.report.run_display import (
     Memory,
-    Moment,
+    RunState,
     Screen,
     Showing,
     columns_of,
@@ -45,7 +45,7 @@ def of_a_terminal(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-NOW = Moment(
+NOW = RunState(
     phase="train", step=120, steps=2000, left_s=4321.0, loss=1.23456, speed="3,073 tokens/s",
     memory=Memory("GPU", 61 * GIB, 64 * GIB), restarts=1,
 )  # fmt: skip
@@ -60,7 +60,7 @@ def test_a_run_is_one_line():
 
 @every("columns", range(1, 140))
 def test_the_line_fits_every_width(columns):
-    wide = Moment(phase="load", title="重みを読み込む", done=3, total=7, unit="B")
+    wide = RunState(phase="load", title="重みを読み込む", done=3, total=7, unit="B")
     assert columns_of(live_line(NOW, columns)) <= columns
     assert columns_of(live_line(wide, columns)) <= columns
     assert live_line(NOW, columns)
@@ -72,20 +72,22 @@ def test_parts_that_do_not_fit_are_left_out():
 
 
 def test_long_operations_have_a_progress_bar():
-    load = Moment(phase="load", title="Loading weights", done=68, total=272)
+    load = RunState(phase="load", title="Loading weights", done=68, total=272)
     assert live_line(load, 100) == "Loading weights [#####...............] 25%, 68 of 272"
-    unknown = Moment(phase="load", title="Downloading", done=3 * GIB, unit="B")
+    unknown = RunState(phase="load", title="Downloading", done=3 * GIB, unit="B")
     assert live_line(unknown, 100) == "Downloading: 3.00 GiB"
-    save = Moment(phase="save", step=5, steps=9, title="Hashing", done=GIB, total=2 * GIB, unit="B", loss=1.0)
+    save = RunState(
+        phase="save", step=5, steps=9, title="Hashing", done=GIB, total=2 * GIB, unit="B", loss=1.0
+    )
     assert live_line(save, 100).startswith(
         "step 5/9 · Hashing [##########..........] 50%, 1.00 GiB of 2.00 GiB"
     )
-    assert live_line(Moment(phase="load"), 100) == "loading"
-    assert live_line(Moment(phase="load", for_s=64.0), 100) == "loading, 1 min 4 s"
-    assert live_line(Moment(phase="load", for_s=1.0), 100) == "loading, 1 s"
-    assert live_line(Moment(phase="load", title="Converting x.gguf"), 100) == "Converting x.gguf"
-    assert live_line(Moment(phase="load", title="Converting", for_s=9.0), 100) == "Converting, 9 s"
-    assert live_line(Moment(phase="ended", steps=3), 100) == ""
+    assert live_line(RunState(phase="load"), 100) == "loading"
+    assert live_line(RunState(phase="load", for_s=64.0), 100) == "loading, 1 min 4 s"
+    assert live_line(RunState(phase="load", for_s=1.0), 100) == "loading, 1 s"
+    assert live_line(RunState(phase="load", title="Converting x.gguf"), 100) == "Converting x.gguf"
+    assert live_line(RunState(phase="load", title="Converting", for_s=9.0), 100) == "Converting, 9 s"
+    assert live_line(RunState(phase="ended", steps=3), 100) == ""
 
 
 def test_a_loss_that_is_not_finite_is_shown():
@@ -103,7 +105,7 @@ def test_a_long_step_shows_its_time():
 @pytest.mark.parametrize("columns", [20, 40, 70])
 def test_a_title_stays_on_its_line(columns):
     title = "model\x1b[31m\tpart\x07\n\x1b]0;owned\x07 of all"
-    line = live_line(Moment(phase="load", title=title, done=1, unit="fi\nles"), columns)
+    line = live_line(RunState(phase="load", title=title, done=1, unit="fi\nles"), columns)
     assert columns_of(harmless(line)) <= columns
     assert harmless(line) == line
     assert "\t" not in line
@@ -122,7 +124,7 @@ def test_rows_as_lines():
         "step 10/2,000: loss 1.273, learning rate 8.333e-05, gradients 0.4, 3,073 tokens/s, 1 h 12 min left, "
         "GPU 61.00 GiB of 64.00 GiB planned, restarted 1 time"
     )
-    assert row_line({"step": 3, "loss": None}, Moment()) == "step 3: loss not finite"
+    assert row_line({"step": 3, "loss": None}, RunState()) == "step 3: loss not finite"
     scores = {"step": 20, "eval_loss": 1.5, "eval_accuracy": 0.25, "eval_runtime": 3.0}
     assert row_line(scores, NOW) == "step 20/2,000: evaluated: eval_loss 1.5, eval_accuracy 0.25"
 

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from launcher.errors import RecipeError
 from launcher.execute import run_dir
-from launcher.execute.attempts import Adapted, read_adapted
+from launcher.execute.attempts import OomAdaptations, read_adapted
 from launcher.facts import safe_files
 from launcher.schedulers import following
 from launcher.train import tracking
@@ -129,7 +129,7 @@ def test_an_older_checkpoint_puts_rows_aside_whatever_their_steps_are(tmp_path, 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"adapted": 3}', '{"adapted": {"changes": 1}}'])
 def test_adaptations_are_not_lost_with_a_damaged_plan(tmp_path, content):
-    assert read_adapted(tmp_path) == Adapted()
+    assert read_adapted(tmp_path) == OomAdaptations()
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(RecipeError) as caught:
         read_adapted(tmp_path)
@@ -156,5 +156,5 @@ def test_the_id_of_a_tracked_run_stays_where_it_cannot_be_read(tmp_path, monkeyp
 def test_a_loss_that_is_not_finite_is_no_end_of_following(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": null}\n')
     said: list[str] = []
-    assert following._print_loss(tmp_path, following._Seen(), said.append)
+    assert following._print_loss(tmp_path, following._SeenJob(), said.append)
     assert len(said) == 1

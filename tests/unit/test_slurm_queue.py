@@ -21,10 +21,10 @@ from launcher.recipe.sweep import combine, folder_name, swept_overrides
 from launcher.schedulers import following, slurm_commands
 from launcher.schedulers import slurm as scheduler
 from launcher.schedulers.following import follow, judge, printed_errors
-from launcher.schedulers.queue import Job, PlannedRun, Submission
+from launcher.schedulers.queue import PlannedRun, QueuedJob, Submission
 from launcher.schedulers.slurm import QUEUE
-from launcher.schedulers.slurm_commands import Answer, as_job, read_partitions, read_rows
-from launcher.schedulers.submitted import Run, Submitted, read_submitted
+from launcher.schedulers.slurm_commands import SlurmResult, as_job, read_partitions, read_rows
+from launcher.schedulers.submitted import Submitted, SubmittedRun, read_submitted
 
 # As `squeue --Format` of 22.05 wrote them.
 ROWS = """\
@@ -41,7 +41,7 @@ def row(state: str, reason: str = "", **more: str) -> dict[str, str]:
             **more}  # fmt: skip
 
 
-def job(state: str, reason: str = "", **more: str) -> Job:
+def job(state: str, reason: str = "", **more: str) -> QueuedJob:
     return as_job(row(state, reason, **more))
 
 
@@ -57,7 +57,7 @@ def slurm(monkeypatch):
     """Answers as Slurm's, from a table."""
 
     def ask(*words, **_):
-        return Answer(0, SINFO if words[0] == "sinfo" else ROWS, "")
+        return SlurmResult(0, SINFO if words[0] == "sinfo" else ROWS, "")
 
     monkeypatch.setattr(slurm_commands, "ask", ask)
     monkeypatch.setattr(slurm_commands.shutil, "which", lambda name: None)
@@ -73,8 +73,8 @@ def test_jobs(slurm):
 
 
 def test_jobs_that_the_controller_has_forgotten_are_those_of_accounting(monkeypatch):
-    answers = {"squeue": Answer(1, "", "slurm_load_jobs error: Invalid job id specified"),
-               "sacct": Answer(0, "4|CANCELLED by 0|0:15|n1\n21_0|FAILED|5:0|n2\n", "")}  # fmt: skip
+    answers = {"squeue": SlurmResult(1, "", "slurm_load_jobs error: Invalid job id specified"),
+               "sacct": SlurmResult(0, "4|CANCELLED by 0|0:15|n1\n21_0|FAILED|5:0|n2\n", "")}  # fmt: skip
     monkeypatch.setattr(slurm_commands, "ask", lambda *words, **_: answers[words[0]])
     monkeypatch.setattr(slurm_commands.shutil, "which", lambda name: name)
     found = QUEUE.jobs(["4", "21_0", "7"])
@@ -84,7 +84,7 @@ def test_jobs_that_the_controller_has_forgotten_are_those_of_accounting(monkeypa
 
 
 def test_silence_is_not_the_word_that_a_job_is_gone(slurm, monkeypatch):
-    answer = Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    answer = SlurmResult(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     monkeypatch.setattr(slurm_commands, "ask", lambda *words, **_: answer)
     with pytest.raises(MachineError, match=r"no answer about job 4: .*Unable to contact"):
         read_rows(["4"])
@@ -100,7 +100,7 @@ def test_partitions(slurm):
 
 def submission(folder: Path, *, prepare: str | None = None, number: str = "4") -> Submitted:
     (folder / "logs").mkdir()
-    run = Run(folder, number, folder / "logs" / f"slurm-{number}.out", {})
+    run = SubmittedRun(folder, number, folder / "logs" / f"slurm-{number}.out", {})
     return Submitted(folder, "r.yaml", prepare, number, (run,), "slurm")
 
 
@@ -201,7 +201,7 @@ def test_of_a_sweep_is_told_what_hinders_it(tmp_path, monkeypatch):
     ]
     monkeypatch.setattr(scheduler, "read_rows", lambda ids: answers.pop(0))
     monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
-    runs = tuple(Run(tmp_path, f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
+    runs = tuple(SubmittedRun(tmp_path, f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
     said: list[str] = []
     assert len(follow(QUEUE, Submitted(tmp_path, "r.yaml", None, "4", runs, "slurm"), said.append)) == 2
     assert said == [
@@ -220,7 +220,9 @@ def test_a_sweep_ends_as_its_worst_run(last, code, tmp_path, monkeypatch):
         if one.code == 0:
             (tmp_path / str(number) / "COMPLETED").touch()
             (tmp_path / str(number) / "result.json").write_text('{"loss": {"last": 1.0}, "seconds": 2}')
-    runs = tuple(Run(tmp_path / str(n), f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
+    runs = tuple(
+        SubmittedRun(tmp_path / str(n), f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2)
+    )
     outcome = submit.follow_submitted(Submitted(tmp_path, "r.yaml", None, "4", runs, "slurm"), print)
     assert (outcome.exit_code, len(outcome.problems)) == (code, bool(code))
 
@@ -287,14 +289,14 @@ def test_a_failed_prepare_job_is_the_cause(tmp_path):
     ("answer", "kind", "said", "hint"),
     [
         (
-            Answer(124, "", "sbatch gave no answer within 60 s"),
+            SlurmResult(124, "", "sbatch gave no answer within 60 s"),
             MachineError,
             "may have been submitted",
             "squeue --me",
         ),
-        (Answer(127, "", "sbatch cannot be started"), MachineError, "rejects the job", "nothing was"),
+        (SlurmResult(127, "", "sbatch cannot be started"), MachineError, "rejects the job", "nothing was"),
         (
-            Answer(1, "", "sbatch: error: no"),
+            SlurmResult(1, "", "sbatch: error: no"),
             RecipeError,
             "rejects the job: no",
             "nothing was submitted",
@@ -332,8 +334,10 @@ def swept(tmp_path, monkeypatch) -> list[tuple[str, ...]]:
     """A sweep of two runs that was submitted as the array 12; what Slurm is asked."""
     asked: list[tuple[str, ...]] = []
     numbers = iter(["11", "12", "13", "14"])
-    monkeypatch.setattr(scheduler, "sbatch", lambda script, dependency: Answer(0, f"{next(numbers)}\n", ""))
-    monkeypatch.setattr(scheduler, "ask", lambda *words: asked.append(words) or Answer(0, "", ""))
+    monkeypatch.setattr(
+        scheduler, "sbatch", lambda script, dependency: SlurmResult(0, f"{next(numbers)}\n", "")
+    )
+    monkeypatch.setattr(scheduler, "ask", lambda *words: asked.append(words) or SlurmResult(0, "", ""))
     monkeypatch.setattr(scheduler, "read_rows", lambda ids: {})
     values = [{"seed": 1}, {"seed": 2}]
     run_dirs = [tmp_path / folder_name(number, v, 2) for number, v in enumerate(values)]

@@ -14,7 +14,7 @@ from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
 from launcher.facts.shipped import facts_file
 from launcher.inputs.fitting_method import default_model, fit, model_keys
 from launcher.parsing import parse
-from launcher.planner.starting import GOALS, LONGEST, Rows, Start, draft, first_length
+from launcher.planner.starting import GOALS, LONGEST, Rows, StartAnswers, draft, first_length
 from launcher.recipe.yaml_writer import recipe_text
 
 MACHINES = ("cpu", "1xT4-16GB", "1xRTX4090-24GB", "8xA100-80GB", "2x8xH100-80GB", "3x48GB")
@@ -123,7 +123,7 @@ def test_a_family_that_cannot_pack_gets_texts_that_are_not_packed(tmp_path):
     assert draft(packed.start, packed.method, packed.length)[0]["data"]["packing"] is True
 
 
-def start(goal="chat", model="Qwen/Qwen3-0.6B", label="1xRTX4090-24GB", **changes) -> Start:
+def start(goal="chat", model="Qwen/Qwen3-0.6B", label="1xRTX4090-24GB", **changes) -> StartAnswers:
     return fit(model, goal, rows(goal, **changes), machine(label)).start
 
 

@@ -344,7 +344,7 @@ def test_an_error_of_the_users_own_code_is_not_restarted(kind, passes, tmp_path)
 def test_a_job_that_leaves_out_faulty_nodes_is_not_restarted_on_them(code, monkeypatch):
     failure, bundle = known(code), SimpleNamespace(plan=SimpleNamespace(elastic=(), on_oom="fail"))
     restarts = SimpleNamespace(next=lambda *_, **__: "again", allowed=1)
-    following = attempts._Following(None, None, restarts, None, None, None, ())
+    following = attempts._NextAttempt(None, None, restarts, None, None, None, ())
     assert following.after(failure, bundle) == (bundle, "again")
     monkeypatch.setenv(EXCLUDES, "1")
     if code in FAULTY_GPU:

@@ -15,7 +15,15 @@ from launcher.engines.deepspeed import DEEPSPEED
 from launcher.engines.fsdp import FSDP
 from launcher.errors import MachineError
 from launcher.facts.hardware import parse_hardware
-from launcher.facts.memory_trace import Line, Moment, Trace, TracedStep, Untraceable, ask_child, read_step
+from launcher.facts.memory_trace import (
+    LinearBytes,
+    Moment,
+    Trace,
+    TracedStep,
+    Untraceable,
+    ask_child,
+    read_step,
+)
 from launcher.memory.estimate import estimate_memory, max_micro_batch
 from launcher.memory.job import MemoryJob
 from launcher.memory.traced import choices_of, traced_phases, why_not
@@ -31,14 +39,20 @@ JOB = MemoryJob(
     checkpointing=False, attention="sdpa", reduce_bucket_size=200_000_000,
     allgather_bucket_size=200_000_000, overlap_comm=False, eval_batch=1, accumulation=1,
 )  # fmt: skip
-NOTHING = Line(0.0, 0.0)
+NOTHING = LinearBytes(0.0, 0.0)
 
 
 def traced(job=JOB, hardware=A100, fragmentation=NOTHING, *moments):
     full = 2.0 * SPEC.params
     moments = moments or (
-        Moment("forward", NOTHING, Line(1.0 * GIB, 10.0 * GIB), Line(0, GIB), Line(0.5 * GIB, 0)),
-        Moment("backward", Line(full, 0), Line(2.0 * GIB, 0), NOTHING, NOTHING),
+        Moment(
+            "forward",
+            NOTHING,
+            LinearBytes(1.0 * GIB, 10.0 * GIB),
+            LinearBytes(0, GIB),
+            LinearBytes(0.5 * GIB, 0),
+        ),
+        Moment("backward", LinearBytes(full, 0), LinearBytes(2.0 * GIB, 0), NOTHING, NOTHING),
     )
     return Trace((TracedStep(choices_of(job, hardware), moments, int(full), fragmentation),))
 
@@ -72,13 +86,13 @@ def test_the_step_of_an_engine_is_the_closed_forms():
 
 def test_torchs_own_step_is_traced_under_ddp():
     job = replace(JOB, engine=DDP, zero_stage=0)
-    step = Moment("step", Line(2.0 * SPEC.params, 0), NOTHING, NOTHING, Line(7.0 * GIB, 0))
+    step = Moment("step", LinearBytes(2.0 * SPEC.params, 0), NOTHING, NOTHING, LinearBytes(7.0 * GIB, 0))
     assert traced_phases(traced(job, A100, NOTHING, step), SPEC, job, A100)["step"].temporary == 7 * GIB
 
 
 def test_fragmentation_is_temporary_at_every_moment():
     plain = traced_phases(traced(), SPEC, JOB, A100)
-    lost = traced_phases(traced(fragmentation=Line(GIB, GIB)), SPEC, JOB, A100)
+    lost = traced_phases(traced(fragmentation=LinearBytes(GIB, GIB)), SPEC, JOB, A100)
     assert {name: lost[name].temporary - plain[name].temporary for name in plain} == dict.fromkeys(
         plain, 3 * GIB
     )
@@ -149,8 +163,8 @@ def test_a_trace_is_of_the_engine_that_casts():
 def test_what_the_engine_holds_comes_and_goes_with_the_traced_moments():
     held = held_of(SPEC, JOB)
     assert held.layers > held.head == held.forward == 0
-    loss = Moment("backward", NOTHING, NOTHING, Line(GIB, 0), NOTHING)
-    layer = Moment("backward", NOTHING, Line(GIB, 0), NOTHING, NOTHING)
+    loss = Moment("backward", NOTHING, NOTHING, LinearBytes(GIB, 0), NOTHING)
+    layer = Moment("backward", NOTHING, LinearBytes(GIB, 0), NOTHING, NOTHING)
     for moment, expected in ((loss, 0), (layer, held.layers)):
         phases = traced_phases(traced(JOB, A100, NOTHING, moment), SPEC, JOB, A100)
         assert phases["backward"].buffers == WORKSPACES + expected
@@ -168,7 +182,7 @@ def test_an_answer_becomes_a_step():
         "moments": [{"segment": "backward/stack0-first", **moment}],
         "states": {"gradients": 7.0, "weights": 8.0, "optimizer": 9.0},
     }
-    step = read_step(answer, {"a": 1}, Line(1.5, 0.0))
+    step = read_step(answer, {"a": 1}, LinearBytes(1.5, 0.0))
     assert step.moments[0].phase == "backward"
     assert step.moments[0].activations.at(10) == 21
     assert step.moments[0].temporary.at(10) == 0  # never below nothing

@@ -41,7 +41,7 @@ from launcher.knowledge.diagnose.run_dir import (
     read_lost,
     recorded_errors,
 )
-from launcher.knowledge.diagnose.symptoms import Watch
+from launcher.knowledge.diagnose.symptoms import TrainingWatch
 from launcher.knowledge.diagnose.tracebacks import Errors
 from launcher.knowledge.diagnose.versions import version_fix
 from launcher.knowledge.failures.catalogue import Failure
@@ -53,7 +53,7 @@ class Examination:
     def __init__(self, registry: Sequence[Failure]) -> None:
         self.registry = registry
         self.errors = Errors()
-        self.watch = Watch()
+        self.watch = TrainingWatch()
         self.lines = Lines(registry)
         self.ranks: set[int] = set()
         self.tasks: set[int] = set()

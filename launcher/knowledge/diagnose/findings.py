@@ -15,7 +15,7 @@ _INNERMOST = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class TracebackFrame:
     """One call of a traceback."""
 
     file: str
@@ -33,7 +33,7 @@ class Error:
     """The exception's class as printed, with its module; empty where the log has none."""
     message: str
     """The text after the class, all lines, perhaps with a line that another program printed after them."""
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[TracebackFrame, ...] = ()
     """The calls as printed: the innermost last."""
     kind: Kind = "traceback"
     """A complete traceback, only the last line of one, or a line that is an error by its form."""

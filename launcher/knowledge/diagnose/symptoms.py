@@ -56,7 +56,7 @@ NO_STEP = Failure(
 
 
 @dataclass(slots=True)
-class Watch:
+class TrainingWatch:
     """The progress of training, from its log lines and metrics."""
 
     rows: int = 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from launcher.knowledge.diagnose import forms
-from launcher.knowledge.diagnose.findings import Announced, Error, Frame, Kind
+from launcher.knowledge.diagnose.findings import Announced, Error, Kind, TracebackFrame
 from launcher.knowledge.diagnose.reading import Line
 
 _STARTS = re.compile(r"^=+ test session starts =+$")
@@ -187,7 +187,7 @@ class _Open:
     """How the open traceback was."""
     dumped: bool = False
     """Whether its innermost call comes first."""
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[TracebackFrame] = field(default_factory=list)
     indent: int | None = None
     """Of its calls."""
     named: str = ""
@@ -360,7 +360,7 @@ class Errors:
         state.inside, state.foreign = True, 0
         if len(state.frames) < _MOST_FRAMES:
             function = found["function"] or "<module>"
-            frame = Frame(found["file"], int(found["line"] or 0), function.strip())
+            frame = TracebackFrame(found["file"], int(found["line"] or 0), function.strip())
             state.frames.insert(0 if state.dumped else len(state.frames), frame)
 
     def _inside(self, state: _Open, line: Line, text: str) -> None:
@@ -470,7 +470,9 @@ class Errors:
     def _line(self, line: Line, text: str, kind: Kind, name: str = "") -> None:
         self.add(self._error(line, name, text.strip(), kind, ()))
 
-    def _error(self, line: Line, name: str, message: str, kind: Kind, frames: Iterable[Frame]) -> Error:
+    def _error(
+        self, line: Line, name: str, message: str, kind: Kind, frames: Iterable[TracebackFrame]
+    ) -> Error:
         return Error(
             name,
             message,

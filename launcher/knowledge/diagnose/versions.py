@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.knowledge.diagnose.findings import Error, Frame
+from launcher.knowledge.diagnose.findings import Error, TracebackFrame
 
 NAMED = re.compile(
     rb"\b(accelerate|bitsandbytes|datasets|deepspeed|huggingface[_-]hub|numpy|peft|tokenizers|torch|torchao|"
@@ -76,7 +76,7 @@ def version_fix(error: Error, versions: Mapping[str, str]) -> str | None:
     return f"`pip install -U {importer}`{_installed(importer, versions)}: {name} was removed from {package}"
 
 
-def _package_of(frame: Frame) -> str | None:
+def _package_of(frame: TracebackFrame) -> str | None:
     found = _INSTALLED.search(frame.file)
     return found[1] if found else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.facts.machine_facts import Machine
 from launcher.knowledge.doctor.build_checks import BUILD_CHECKS
-from launcher.knowledge.doctor.check import Check, Finding, Verdict
+from launcher.knowledge.doctor.check import Check, CheckResult, Verdict
 from launcher.knowledge.doctor.gpu_checks import GPU_CHECKS
 from launcher.knowledge.doctor.launch_checks import LAUNCH_CHECKS
 from launcher.knowledge.doctor.software_checks import SOFTWARE_CHECKS
@@ -19,9 +19,9 @@ PLAN_CHECK_ID, DATA_CHECK_ID = "plan", "data"
 """Ids of the results of planning a recipe, which come first."""
 
 
-def examine(machine: Machine, plan: Plan | None) -> list[Finding]:
+def examine(machine: Machine, plan: Plan | None) -> list[CheckResult]:
     """Run all checks."""
-    return [Finding(check.id, check.title, check.verdict(machine, plan)) for check in CHECKS]
+    return [CheckResult(check.id, check.title, check.verdict(machine, plan)) for check in CHECKS]
 
 
-__all__ = ["CHECKS", "DATA_CHECK_ID", "PLAN_CHECK_ID", "Check", "Finding", "Verdict", "examine"]
+__all__ = ["CHECKS", "DATA_CHECK_ID", "PLAN_CHECK_ID", "Check", "CheckResult", "Verdict", "examine"]

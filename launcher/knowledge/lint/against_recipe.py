@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.knowledge.lint.consistency import ZERO, overlap, stage, trainers_checkpointing
-from launcher.knowledge.lint.document import Document, Finding
+from launcher.knowledge.lint.document import Document, LintFinding
 from launcher.knowledge.lint.values import for_trainer
 from launcher.plan.draft import EXPLICIT
 from launcher.plan.plan import Plan
@@ -42,7 +42,7 @@ class AgainstRecipe:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
-    def __call__(self, document: Document) -> Iterator[Finding]:
+    def __call__(self, document: Document) -> Iterator[LintFinding]:
         if document.root is None:
             return
         yield from self._values(document)
@@ -75,7 +75,7 @@ class AgainstRecipe:
             if known is not None and known.source in EXPLICIT:
                 yield key, name, self.plan.at(name), "ds-recipe-conflict"
 
-    def _values(self, document: Document) -> Iterator[Finding]:
+    def _values(self, document: Document) -> Iterator[LintFinding]:
         """Values that differ from the plan's."""
         for key, name, ours, code in self._planned():
             if ours is not None and document.value(key) not in (None, "auto", ours):
@@ -85,13 +85,13 @@ class AgainstRecipe:
             if isinstance(given, bool) and given != (ours == kind):
                 yield self._differs(document, f"{kind}.enabled", "precision", ours, "ds-hf-mismatch")
 
-    def _differs(self, document: Document, key: str, name: str, ours: Any, code: str) -> Finding:
+    def _differs(self, document: Document, key: str, name: str, ours: Any, code: str) -> LintFinding:
         new = json.dumps(ours) if code == "ds-recipe-conflict" else '"auto"'
         message = f"{document.source(key)} here, but the recipe plans {name} = {ours}"
         hint = f"write {new}, or set {name} in the recipe"
         return document.report(key, code, message, hint, at_value=True, new=new)
 
-    def _missing(self, document: Document) -> Iterator[Finding]:
+    def _missing(self, document: Document) -> Iterator[LintFinding]:
         """Keys without which a setting of the plan is not used."""
         key, planned = "gradient_accumulation_steps", self.plan.batch.accumulation
         if document.member(key) is None and planned > 1:
@@ -103,7 +103,7 @@ class AgainstRecipe:
             message += f"trainer.max_grad_norm = {ours} is not used"
             yield document.report(key, "ds-clip-default", message, f'write "{key}": "auto"')
 
-    def _blocks(self, document: Document) -> Iterator[Finding]:
+    def _blocks(self, document: Document) -> Iterator[LintFinding]:
         for name, code, ours, effect in (
             ("scheduler", "ds-scheduler-overrides", "trainer.lr_scheduler_type", "silently"),
             ("optimizer", "ds-optimizer-block", "trainer.optim", "and may have to be compiled first (nvcc)"),
@@ -113,7 +113,7 @@ class AgainstRecipe:
                 hint = f"remove the block and set {ours}, or train without the recipe's"
                 yield document.report(name, code, message, hint)
 
-    def _zero(self, document: Document) -> Iterator[Finding]:
+    def _zero(self, document: Document) -> Iterator[LintFinding]:
         where = f"{ZERO}.offload_optimizer.device"
         optim = str(self.setting("trainer.optim") or "adamw_torch")
         own = document.value("zero_force_ds_cpu_optimizer") is False or optim.startswith(_OFFLOADED)

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from launcher.knowledge.lint.consistency import check_blocks, check_conflicts, check_effects
-from launcher.knowledge.lint.document import Document, Edit, Finding, Node, read_json
+from launcher.knowledge.lint.document import Document, LintFinding, Node, TextEdit, read_json
 from launcher.knowledge.lint.keys import RENAMED, check_keys, known_keys, sections_with, spellings, vocabulary
 from launcher.knowledge.lint.values import check_autos, check_types
 from launcher.recipe.field_tables import trainer_fields
@@ -44,7 +44,7 @@ KINDS = (
 DeepSpeed's."""
 
 
-def another_kind(document: Document) -> Finding | None:
+def another_kind(document: Document) -> LintFinding | None:
     """Return the single finding of a file that is not a DeepSpeed config, else None."""
     root = document.root
     if root is None or not root.members:
@@ -92,7 +92,7 @@ LARGEST = 100_000
 """Bytes; real configs are below a tenth of it."""
 MOST = 500
 """Findings per rule that are reported."""
-Rule = Callable[[Document], Iterator[Finding]]
+Rule = Callable[[Document], Iterator[LintFinding]]
 RULES: tuple[Rule, ...] = (
     check_keys,
     check_types,
@@ -103,7 +103,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def lint_text(text: str, file: str, *more: Rule) -> list[Finding]:
+def lint_text(text: str, file: str, *more: Rule) -> list[LintFinding]:
     """Findings of a ds_config's text; `more` are rules besides RULES."""
     document = read_json(text, file, in_part=True)
     found = list(document.findings)
@@ -127,7 +127,7 @@ def lint_text(text: str, file: str, *more: Rule) -> list[Finding]:
     return sorted(found, key=lambda finding: (finding.line, finding.column, finding.code))
 
 
-def decoded(raw: bytes, file: str) -> tuple[str | None, Finding | None]:
+def decoded(raw: bytes, file: str) -> tuple[str | None, LintFinding | None]:
     """Return the text of a file, or the finding that explains why it is unreadable."""
     if len(raw) > LARGEST:
         return None, _of_file(file, f"larger than {LARGEST} bytes, which no DeepSpeed config is")
@@ -139,18 +139,18 @@ def decoded(raw: bytes, file: str) -> tuple[str | None, Finding | None]:
         before = raw[: error.start].decode("utf-8")
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         message = f"byte {raw[error.start]:#04x} is not valid UTF-8"
-        return None, Finding(file, line, column, "", "ds-json-syntax", message, "save the file as UTF-8")
+        return None, LintFinding(file, line, column, "", "ds-json-syntax", message, "save the file as UTF-8")
     if file.endswith((".yaml", ".yml")) and not text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         hint = "convert it to JSON; to check a recipe, use `effilaunch validate`"
         return None, _of_file(file, "this is YAML; DeepSpeed and the Trainer read only JSON", hint)
     return text, None
 
 
-def _of_file(file: str, message: str, hint: str | None = None) -> Finding:
-    return Finding(file, 1, 1, "", "ds-json-syntax", message, hint)
+def _of_file(file: str, message: str, hint: str | None = None) -> LintFinding:
+    return LintFinding(file, 1, 1, "", "ds-json-syntax", message, hint)
 
 
-def lint_bytes(raw: bytes, file: str, *more: Rule) -> list[Finding]:
+def lint_bytes(raw: bytes, file: str, *more: Rule) -> list[LintFinding]:
     """`lint_text` of a file's content."""
     text, finding = decoded(raw, file)
     return [finding] if finding is not None else lint_text(text or "", file, *more)
@@ -160,7 +160,7 @@ def lint_bytes(raw: bytes, file: str, *more: Rule) -> list[Finding]:
 PLAN_DECIDES = frozenset({"ds-auto-unresolved", "ds-no-batch-size", "ds-no-zero-block", "ds-not-enabled"})
 
 
-def read_profile(raw: bytes, file: str) -> tuple[dict[str, Any] | None, list[Finding]]:
+def read_profile(raw: bytes, file: str) -> tuple[dict[str, Any] | None, list[LintFinding]]:
     """Return a recipe's base profile, or the findings that make it unusable."""
     wrong = [f for f in lint_bytes(raw, file) if f.severity == "error" and f.code not in PLAN_DECIDES]
     if wrong:
@@ -174,7 +174,7 @@ ROUNDS = 20
 """A fixed key may reveal the next mistake; each round applies all edits that do not overlap."""
 
 
-def apply_fixes(text: str, file: str, *more: Rule) -> tuple[str, list[Finding]]:
+def apply_fixes(text: str, file: str, *more: Rule) -> tuple[str, list[LintFinding]]:
     """Return the fixed text and the remaining findings. Ambiguous mistakes are not changed."""
     left = lint_text(text, file, *more)
     for _ in range(ROUNDS):
@@ -188,9 +188,9 @@ def apply_fixes(text: str, file: str, *more: Rule) -> tuple[str, list[Finding]]:
     return text, left
 
 
-def applied(text: str, groups: Sequence[Sequence[Edit]]) -> str:
+def applied(text: str, groups: Sequence[Sequence[TextEdit]]) -> str:
     """The text after all edits of each group that touches none of the groups before it."""
-    taken: list[Edit] = []  # by their place; no two touch
+    taken: list[TextEdit] = []  # by their place; no two touch
     for group in groups:
         if not any(_touches(edit, taken) for edit in group):
             for edit in group:
@@ -205,7 +205,7 @@ def applied(text: str, groups: Sequence[Sequence[Edit]]) -> str:
 _start = attrgetter("start")
 
 
-def _touches(edit: Edit, taken: Sequence[Edit]) -> bool:
+def _touches(edit: TextEdit, taken: Sequence[TextEdit]) -> bool:
     """Whether one of the edits, sorted by their place, overlaps this one or ends where it starts."""
     after = bisect_left(taken, edit.start, key=_start)
     before = after > 0 and taken[after - 1].end >= edit.start

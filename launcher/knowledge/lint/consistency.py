@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.engines.deepspeed_config import STAGE3_ONLY
-from launcher.knowledge.lint.document import Document, Edit, Finding, Member
+from launcher.knowledge.lint.document import Document, LintFinding, Member, TextEdit
 from launcher.knowledge.lint.keys import deepspeed_version, fits, vocabulary
 from launcher.knowledge.lint.values import check_value, for_trainer
 from launcher.recipe.suggestions import close_key, is_spelling
@@ -79,7 +79,7 @@ def _number(document: Document, where: str) -> int | float | None:
     return found if isinstance(found, int | float) and not isinstance(found, bool) else None
 
 
-def check_conflicts(document: Document) -> Iterator[Finding]:
+def check_conflicts(document: Document) -> Iterator[LintFinding]:
     """Find contradictions within one file."""
     yield from _precision(document)
     yield from _batch(document)
@@ -92,7 +92,7 @@ def check_conflicts(document: Document) -> Iterator[Finding]:
                 yield document.report(where, code, message, hint, at_value=True)
 
 
-def _precision(document: Document) -> Iterator[Finding]:
+def _precision(document: Document) -> Iterator[LintFinding]:
     for name in ("fp16", "bf16"):
         section = document.member(name)
         if section is not None and section.node.members is not None and section.node.get("enabled") is None:
@@ -107,7 +107,7 @@ def _precision(document: Document) -> Iterator[Finding]:
             yield document.report(where, "ds-fp16-and-bf16", message, "disable one of them", at_value=True)
 
 
-def _batch(document: Document) -> Iterator[Finding]:
+def _batch(document: Document) -> Iterator[LintFinding]:
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     if document.member(keys[0]) is None and document.member(keys[1]) is None:
         message = (
@@ -127,7 +127,7 @@ def _batch(document: Document) -> Iterator[Finding]:
     yield document.report(keys[0], "ds-batch-mismatch", message, hint, at_value=True)
 
 
-def _zero(document: Document) -> Iterator[Finding]:
+def _zero(document: Document) -> Iterator[LintFinding]:
     if document.member(ZERO) is None:
         if for_trainer(document):
             message = "zero_optimization is missing: accelerate requires it"
@@ -141,7 +141,7 @@ def _zero(document: Document) -> Iterator[Finding]:
         yield document.report(old, "ds-alias-twice", message, "remove cpu_offload", remove=is_same)
 
 
-def overlap(document: Document, device_bytes: float | None) -> Iterator[Finding]:
+def overlap(document: Document, device_bytes: float | None) -> Iterator[LintFinding]:
     """Buckets of overlap_comm that use more than a quarter of the device; without one, of the largest."""
     level = stage(document)
     if document.value(f"{ZERO}.overlap_comm") is not True or level == 0:
@@ -243,7 +243,7 @@ def _refused_warmup(document: Document, _: int | None) -> _Refusals:
         yield "optimizer.params.lr", why, "write one rate for both", "ds-rate-replaced"
 
 
-def check_effects(document: Document) -> Iterator[Finding]:
+def check_effects(document: Document) -> Iterator[LintFinding]:
     """Find keys without effect, and keys that the stage refuses."""
     if document.value("fp16.enabled") in (True, "auto") and not _scales_dynamically(document):
         for key in _DYNAMIC_SCALE:
@@ -268,7 +268,9 @@ def check_effects(document: Document) -> Iterator[Finding]:
             yield document.report(where, "ds-stage-refuses", message, "remove it", member=member, remove=True)
 
 
-def _no_effect(document: Document, where: str, why: str, hint: str, member: Member | None = None) -> Finding:
+def _no_effect(
+    document: Document, where: str, why: str, hint: str, member: Member | None = None
+) -> LintFinding:
     message = f"`{where.rpartition('.')[2]}` has no effect {why}"
     remove = hint == "remove it"
     return document.report(
@@ -305,7 +307,7 @@ def _gathers_parts(document: Document, key: str) -> bool:
     return "weights_on_model_save" in key and isinstance(size, int) and size > 1
 
 
-def _offload(document: Document, section: Member, where: str, level: int | None) -> Iterator[Finding]:
+def _offload(document: Document, section: Member, where: str, level: int | None) -> Iterator[LintFinding]:
     given = section.node.plain()
     device = given.get("device", "none") if isinstance(given, dict) else "none"
     if device not in ("cpu", "nvme"):
@@ -336,7 +338,7 @@ def _offload(document: Document, section: Member, where: str, level: int | None)
 
 def _offload_key(
     document: Document, name: str, member: Member, level: int | None, device: str
-) -> Iterator[Finding]:
+) -> Iterator[LintFinding]:
     """One key of an offload section whose device is `cpu` or `nvme`."""
     where, given = f"{ZERO}.{name}.{member.key}", member.node.plain()
     if given is None or given is False:
@@ -357,7 +359,7 @@ def _offload_key(
     yield _no_effect(document, where, why, "remove it", member)
 
 
-def trainers_checkpointing(document: Document) -> Iterator[Finding]:
+def trainers_checkpointing(document: Document) -> Iterator[LintFinding]:
     """A section that neither the Trainer nor accelerate passes to deepspeed.checkpointing.configure."""
     block = "activation_checkpointing"
     section = document.value(block)
@@ -366,7 +368,7 @@ def trainers_checkpointing(document: Document) -> Iterator[Finding]:
         yield _no_effect(document, block, "under the Trainer: it checkpoints activations itself", hint)
 
 
-def _contiguous_checkpoints(document: Document) -> Iterator[Finding]:
+def _contiguous_checkpoints(document: Document) -> Iterator[LintFinding]:
     """What `configure` of runtime/activation_checkpointing/checkpointing.py asserts."""
     block = "activation_checkpointing"
     where = f"{block}.contiguous_memory_optimization"
@@ -390,7 +392,7 @@ _GONE = (*_ONE_BIT, "deepspeed_adam", "cpuadam", "fusedadam")
 """Optimizers of earlier versions, in small letters."""
 
 
-def check_blocks(document: Document) -> Iterator[Finding]:
+def check_blocks(document: Document) -> Iterator[LintFinding]:
     """Find classes and parameters of `optimizer` and `scheduler` that DeepSpeed does not have."""
     for block in ("optimizer", "scheduler"):
         name = document.value(f"{block}.type")
@@ -412,7 +414,7 @@ def check_blocks(document: Document) -> Iterator[Finding]:
                 yield from _untested(document, name)
 
 
-def _untested(document: Document, name: str) -> Iterator[Finding]:
+def _untested(document: Document, name: str) -> Iterator[LintFinding]:
     """`_do_optimizer_sanity_check` of runtime/engine.py."""
     key = "zero_allow_untested_optimizer"
     if document.value(key) is not True:
@@ -421,7 +423,7 @@ def _untested(document: Document, name: str) -> Iterator[Finding]:
         yield document.report("optimizer.type", "ds-untested-optimizer", message, hint, at_value=True)
 
 
-def _unknown_class(document: Document, block: str, name: str, names: list[str]) -> Finding:
+def _unknown_class(document: Document, block: str, name: str, names: list[str]) -> LintFinding:
     if block == "optimizer" and name.lower() in _GONE:
         message = f"DeepSpeed {deepspeed_version()} has no {name}; the engine fails to start"
         near, hint = None, "use Adam or AdamW: offload selects the CPU version"
@@ -444,7 +446,7 @@ def _accepted(document: Document, row: dict[str, Any]) -> list[str]:
     return list(row["offload"] if offloads(document) and "offload" in row else row["device"])
 
 
-def _params(document: Document, block: str, name: str, accepted: list[str]) -> Iterator[Finding]:
+def _params(document: Document, block: str, name: str, accepted: list[str]) -> Iterator[LintFinding]:
     params = document.member(f"{block}.params")
     for member in (params.node.members or ()) if params is not None else ():
         where = f"{block}.params.{member.key}"
@@ -469,12 +471,12 @@ def _params(document: Document, block: str, name: str, accepted: list[str]) -> I
             free = near is not None and params is not None and params.node.get(near) is None
             row = rows.get(f"{name}.{near}") or rows.get(near)
             is_sure = near and (near == "lr" or is_spelling(member.key, near)) and fits(row, member.node)
-            edits = (Edit(member.start, member.end, f'"{near}"'),) if free and is_sure else ()
+            edits = (TextEdit(member.start, member.end, f'"{near}"'),) if free and is_sure else ()
             message = f"`{member.key}` is not a parameter of {name}; {effect}"
             yield document.found(member.start, where, "ds-typo-nested", message, hint, edits=edits)
 
 
-def _scheduler(document: Document, name: str, row: dict[str, Any]) -> Iterator[Finding]:
+def _scheduler(document: Document, name: str, row: dict[str, Any]) -> Iterator[LintFinding]:
     yield from _params(document, "scheduler", name, list(row))
     for key, needed in row.items():
         if needed and document.member(f"scheduler.params.{key}") is None:

@@ -29,7 +29,7 @@ def printable(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class TextEdit:
     """Replace the characters from `start` up to `end` of the text."""
 
     start: int
@@ -38,7 +38,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """One problem of a ds_config."""
 
     file: str
@@ -54,7 +54,7 @@ class Finding:
     severity: Severity = "error"
     """error: the run stops or trains differently from what is written. warning: no effect, or accepted only
     because DeepSpeed converts it."""
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[TextEdit, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         names = ("file", "line", "column", "path", "code", "message", "hint", "severity")
@@ -141,7 +141,7 @@ class Document:
     file: str
     text: str
     root: Node | None = None
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[LintFinding] = field(default_factory=list)
     is_broken: bool = False
     is_cut: bool = False
     _starts: list[int] = field(default_factory=list)
@@ -162,12 +162,12 @@ class Document:
         hint: str | None = None,
         *,
         severity: Severity = "error",
-        edits: tuple[Edit, ...] = (),
-    ) -> Finding:
+        edits: tuple[TextEdit, ...] = (),
+    ) -> LintFinding:
         """A finding at this character."""
         line, column = self.place(offset)
         path, message, hint = printable(path), printable(message), None if hint is None else printable(hint)
-        return Finding(self.file, line, column, path, code, message, hint, severity, edits)
+        return LintFinding(self.file, line, column, path, code, message, hint, severity, edits)
 
     def report(
         self,
@@ -181,17 +181,17 @@ class Document:
         severity: Severity = "error",
         remove: bool = False,
         new: str | None = None,
-    ) -> Finding:
+    ) -> LintFinding:
         """A finding at a dotted key, or at its value; at the beginning of the file where the key is missing.
 
         member: the key's, where it is known. Fixes: `remove` the key, or write `new` for its value.
         """
         member = member or self.member(where)
-        edits: tuple[Edit, ...] = ()
+        edits: tuple[TextEdit, ...] = ()
         offset = 0 if self.root is None else self.root.start
         if member is not None:
             offset = member.node.start if at_value else member.start
-            edits = () if new is None else (Edit(member.node.start, member.node.end, new),)
+            edits = () if new is None else (TextEdit(member.node.start, member.node.end, new),)
         if remove:
             edits = self.removal(where)
         return self.found(offset, where, code, message, hint, severity=severity, edits=edits)
@@ -216,7 +216,7 @@ class Document:
         member = self.member(dotted)
         return "" if member is None else self.text[member.node.start : member.node.end]
 
-    def removal(self, dotted: str) -> tuple[Edit, ...]:
+    def removal(self, dotted: str) -> tuple[TextEdit, ...]:
         """The edit that removes a member and one of the commas next to it."""
         parent, _, key = dotted.rpartition(".")
         outer = self.member(parent) if parent else None
@@ -225,15 +225,15 @@ class Document:
         return () if holder is None or member is None else removal(holder, member)
 
 
-def removal(holder: Node, member: Member) -> tuple[Edit, ...]:
+def removal(holder: Node, member: Member) -> tuple[TextEdit, ...]:
     """The edit that removes `member` from its object."""
     members = holder.members or []
     at = next(index for index, other in enumerate(members) if other is member)
     if at + 1 < len(members):
-        return (Edit(member.start, members[at + 1].start),)
+        return (TextEdit(member.start, members[at + 1].start),)
     if at > 0:
-        return (Edit(members[at - 1].node.end, member.node.end),)
-    return (Edit(member.start, member.node.end),)
+        return (TextEdit(members[at - 1].node.end, member.node.end),)
+    return (TextEdit(member.start, member.node.end),)
 
 
 def read_json(text: str, file: str, *, in_part: bool = False) -> Document:
@@ -251,7 +251,7 @@ def read_json(text: str, file: str, *, in_part: bool = False) -> Document:
     return document
 
 
-def _duplicates(document: Document, node: Node, path: str) -> Iterator[Finding]:
+def _duplicates(document: Document, node: Node, path: str) -> Iterator[LintFinding]:
     seen: dict[str, Member] = {}
     values: dict[str, set[str]] = {}
     for member in node.members or ():
@@ -294,7 +294,7 @@ class _Reader:
         """Read the complete text, or as much of it as can be read; None where that is nothing."""
         if self.text.startswith("\ufeff"):
             message = "starts with a byte order mark, which the Trainer cannot read"
-            self.note(0, "", "ds-json-syntax", message, Edit(0, 1))
+            self.note(0, "", "ds-json-syntax", message, TextEdit(0, 1))
             self.at = 1
         self.skip("")
         if self.at == len(self.text):
@@ -308,7 +308,7 @@ class _Reader:
             )
         return None if root.unread else root
 
-    def note(self, offset: int, path: str, code: str, message: str, *edits: Edit) -> None:
+    def note(self, offset: int, path: str, code: str, message: str, *edits: TextEdit) -> None:
         if len(self.into.findings) < MOST:
             self.into.findings.append(self.into.found(offset, path, code, message, edits=edits))
 
@@ -334,7 +334,7 @@ class _Reader:
             if comment is None:
                 return
             message = "comment: only DeepSpeed accepts it, the Trainer reads strict JSON"
-            self.note(self.at, path, "ds-json-comments", message, Edit(self.at, comment.end()))
+            self.note(self.at, path, "ds-json-comments", message, TextEdit(self.at, comment.end()))
             self.at = comment.end()
 
     def peek(self) -> str:
@@ -388,7 +388,7 @@ class _Reader:
             right = _PYTHON[word]
             message = f"{word} is Python, in JSON it is {right}: the Trainer refuses it, and DeepSpeed reads "
             message += "the rest of the line as a string"
-            self.note(start, path, "ds-json-word", message, Edit(start, self.at, right))
+            self.note(start, path, "ds-json-word", message, TextEdit(start, self.at, right))
             return Node(start, self.at, _WORDS[right])
         if word in _NOT_NUMBERS:
             self.note(start, path, "ds-json-number", f"{word} is not a valid number")
@@ -466,6 +466,6 @@ class _Reader:
             return True
         if comma != self.at and self.text[comma] == ",":
             message = "trailing comma: only DeepSpeed accepts it, the Trainer reads strict JSON"
-            self.note(comma, path, "ds-json-comma", message, Edit(comma, comma + 1))
+            self.note(comma, path, "ds-json-comma", message, TextEdit(comma, comma + 1))
         self.at += 1
         return False

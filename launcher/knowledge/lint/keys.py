@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.knowledge.lint.document import Document, Edit, Finding, Member, Node, join
+from launcher.knowledge.lint.document import Document, LintFinding, Member, Node, TextEdit, join
 from launcher.recipe.suggestions import close_key, is_spelling
 
 TABLE = Path(__file__).parent / "tables" / "deepspeed.json"
@@ -93,7 +93,7 @@ def sections(document: Document) -> Iterator[tuple[str, Node, dict[str, Row], bo
                 pending.append((join(path, member.key), member.node, row["keys"], row["strict"], below))
 
 
-def check_keys(document: Document) -> Iterator[Finding]:
+def check_keys(document: Document) -> Iterator[LintFinding]:
     """Find unknown, removed and renamed keys at every depth."""
     for path, node, known, strict, is_open in sections(document):
         for member in (node.members or ()) if not is_open else ():
@@ -106,7 +106,7 @@ def check_keys(document: Document) -> Iterator[Finding]:
                 yield _unknown(document, node, member, path, known, strict)
 
 
-def _removed(document: Document, where: str, member: Member) -> Finding:
+def _removed(document: Document, where: str, member: Member) -> LintFinding:
     reason = vocabulary()["removed"][where].split(" See https")[0].rstrip(".")
     message = f"DeepSpeed {deepspeed_version()} refuses `{member.key}` with any value: {reason}"
     given = member.node.plain()
@@ -116,7 +116,7 @@ def _removed(document: Document, where: str, member: Member) -> Finding:
 
 def _unknown(
     document: Document, holder: Node, member: Member, path: str, known: Mapping[str, Row], strict: bool
-) -> Finding:
+) -> LintFinding:
     where = join(path, member.key)
     near, is_sure = RENAMED.get(where), where in RENAMED
     if near is None:
@@ -129,7 +129,7 @@ def _unknown(
             is_sure &= has_type
     effect = "refuses it" if strict else "ignores it silently"
     level = f"`{path}`" if path else "the top level"
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[TextEdit, ...] = ()
     homes = [home for home in sections_with(member.key) if home != path]
     # At the top level a common name, such as seed or debug, is rather another tool's.
     is_common = not path and "_" not in member.key and "zero_optimization" not in homes
@@ -140,7 +140,7 @@ def _unknown(
         # A section for a number, or the other way round: the name is only a guess.
         alike = ("keys" in known[near]) == (member.node.members is not None)
         if is_sure and alike and holder.get(near) is None:
-            edits = (Edit(member.start, member.end, f'"{near}"'),)
+            edits = (TextEdit(member.start, member.end, f'"{near}"'),)
     elif path in ("bf16", "bfloat16") and "fp16" in homes:
         hint, edits = "remove it: bf16 needs no loss scaling", document.removal(where)
     elif homes and len(homes) <= 2 and not is_common and member.key != path:
@@ -172,7 +172,7 @@ def _longer(name: str, known: Mapping[str, Row]) -> str | None:
     return None
 
 
-def _known(document: Document, holder: Node, member: Member, where: str, row: Row) -> Iterator[Finding]:
+def _known(document: Document, holder: Node, member: Member, where: str, row: Row) -> Iterator[LintFinding]:
     """Old names of keys, and two names of one key."""
     if "deprecated" in row:
         yield _deprecated(document, holder, member, where, str(row["deprecated"]))
@@ -184,35 +184,35 @@ def _known(document: Document, holder: Node, member: Member, where: str, row: Ro
         yield _bfloat16(document, holder, member)
 
 
-def _deprecated(document: Document, holder: Node, member: Member, where: str, new: str) -> Finding:
-    edits: tuple[Edit, ...] = ()
+def _deprecated(document: Document, holder: Node, member: Member, where: str, new: str) -> LintFinding:
+    edits: tuple[TextEdit, ...] = ()
     hint = f"write `{new}`"
     value = member.node.value
     if new.startswith("offload_") and " or " not in new:
         hint = f'write "{new}": {{"device": "cpu"}}'
         if value is True and holder.get(new) is None:
-            edits = (Edit(member.start, member.node.end, f'"{new}": {{"device": "cpu"}}'),)
+            edits = (TextEdit(member.start, member.node.end, f'"{new}": {{"device": "cpu"}}'),)
         elif not value:
             hint, edits = "remove it", document.removal(where)
     elif " or " in new:
         hint = "it has no effect: set `pin_memory` in the offload section"
     elif holder.get(new) is None:
-        edits = (Edit(member.start, member.end, f'"{new}"'),)
+        edits = (TextEdit(member.start, member.end, f'"{new}"'),)
     message = f"`{member.key}` is deprecated"
     return document.found(
         member.start, where, "ds-deprecated-key", message, hint, severity="warning", edits=edits
     )
 
 
-def _bfloat16(document: Document, holder: Node, member: Member) -> Finding:
+def _bfloat16(document: Document, holder: Node, member: Member) -> LintFinding:
     message = (
         "`bfloat16` is the old name: the Trainer does not fill it, and accelerate's own `bf16` overrides it, "
         "so the run is silently fp32"
     )
     hint, other = "remove it: `bf16` is set", holder.get("bf16")
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[TextEdit, ...] = ()
     if other is None:
-        hint, edits = "write `bf16`", (Edit(member.start, member.end, '"bf16"'),)
+        hint, edits = "write `bf16`", (TextEdit(member.start, member.end, '"bf16"'),)
     elif other.node.plain() == member.node.plain():
         edits = document.removal("bfloat16")
     return document.found(member.start, "bfloat16", "ds-bfloat16-alias", message, hint, edits=edits)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.knowledge.lint.document import PYTHON_NUMBER, Document, Finding, Member, join
+from launcher.knowledge.lint.document import PYTHON_NUMBER, Document, LintFinding, Member, join
 from launcher.knowledge.lint.keys import Row, sections, vocabulary
 from launcher.recipe.suggestions import close_key, is_spelling
 
@@ -56,13 +56,13 @@ class _Spot:
 
     def found(
         self, code: str, message: str, hint: str | None = None, new: str | None = None, **more: Any
-    ) -> Finding:
+    ) -> LintFinding:
         return self.document.report(
             self.where, code, message, hint, member=self.member, at_value=True, new=new, **more
         )
 
 
-def check_types(document: Document) -> Iterator[Finding]:
+def check_types(document: Document) -> Iterator[LintFinding]:
     """Find values of the wrong type or out of range."""
     for path, node, known, strict, _ in sections(document):
         for member in node.members or ():
@@ -73,7 +73,7 @@ def check_types(document: Document) -> Iterator[Finding]:
 
 def check_value(
     document: Document, member: Member, where: str, row: Row, *, converted: bool
-) -> Iterator[Finding]:
+) -> Iterator[LintFinding]:
     """Find what is wrong with one value, or with the items of a list; converted: see `_Spot`."""
     finding = _check(_Spot(document, member, where, row, converted))
     if finding is not None:
@@ -84,7 +84,7 @@ def check_value(
             yield from check_value(document, item, f"{where}[{at}]", row["items"], converted=converted)
 
 
-def check_autos(document: Document) -> Iterator[Finding]:
+def check_autos(document: Document) -> Iterator[LintFinding]:
     """Find each "auto" that neither the Trainer nor accelerate replaces."""
     if not for_trainer(document):
         return
@@ -114,7 +114,7 @@ def autos(document: Document) -> Iterator[tuple[str, Member]]:
             pending.append((join(path, member.key), member.node))
 
 
-def _check(spot: _Spot) -> Finding | None:
+def _check(spot: _Spot) -> LintFinding | None:
     node, types = spot.member.node, spot.row["types"]
     if node.unread:
         return None
@@ -134,7 +134,7 @@ def _check(spot: _Spot) -> Finding | None:
     return _wrong(spot, kind)
 
 
-def _section(spot: _Spot) -> Finding | None:
+def _section(spot: _Spot) -> LintFinding | None:
     node = spot.member.node
     key = spot.member.key
     # Other sections break DeepSpeed's reader.
@@ -165,7 +165,7 @@ def _shown(spot: _Spot) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _wrong(spot: _Spot, kind: str) -> Finding | None:
+def _wrong(spot: _Spot, kind: str) -> LintFinding | None:
     """A value of a wrong type, and the value that was probably meant."""
     value, types, key = spot.value, spot.row["types"], spot.member.key
     number = "int" in types or "float" in types
@@ -188,7 +188,7 @@ def _wrong(spot: _Spot, kind: str) -> Finding | None:
     return spot.found("ds-wrong-type", expected)
 
 
-def _decimal(spot: _Spot, expected: str, value: float) -> Finding | None:
+def _decimal(spot: _Spot, expected: str, value: float) -> LintFinding | None:
     """A number with a point or an exponent where an integer is required."""
     if not value.is_integer():
         code = "ds-float-bucket" if spot.converted else "ds-wrong-type"
@@ -204,7 +204,7 @@ def _decimal(spot: _Spot, expected: str, value: float) -> Finding | None:
     )
 
 
-def _number_text(spot: _Spot, expected: str, *, lax: bool) -> Finding | None:
+def _number_text(spot: _Spot, expected: str, *, lax: bool) -> LintFinding | None:
     """ "8" for 8."""
     text = spot.value.strip().replace("_", "")
     whole = re.fullmatch(r"[-+]?[0-9]+", text) is not None
@@ -224,7 +224,7 @@ def _number_text(spot: _Spot, expected: str, *, lax: bool) -> Finding | None:
     return spot.found(code, f"{expected}{note}", f"write {new}", new, severity=severity)
 
 
-def _range(spot: _Spot) -> Finding | None:
+def _range(spot: _Spot) -> LintFinding | None:
     row, value, key = spot.row, spot.value, spot.member.key
     choices = row.get("choices")
     if choices and value is not None:
@@ -249,7 +249,7 @@ def _range(spot: _Spot) -> Finding | None:
     return None
 
 
-def _choice(spot: _Spot, choices: list[Any]) -> Finding:
+def _choice(spot: _Spot, choices: list[Any]) -> LintFinding:
     value, key = spot.value, spot.member.key
     listed = ", ".join(str(choice) for choice in choices)
     near, is_sure = None, False

@@ -25,7 +25,7 @@ from launcher.facts.node_facts import HOST_LOST
 from launcher.facts.rank_status import read_statuses
 from launcher.facts.safe_files import read_record, write_text
 from launcher.inputs.planning_facts import find_hardware, gather
-from launcher.knowledge.doctor import Finding
+from launcher.knowledge.doctor import CheckResult
 from launcher.knowledge.lint.document import printable
 from launcher.lab.rehearsal.verdicts import Planned, amount, duration, judge, rate
 from launcher.memory.tensor_parallel import on_rank
@@ -38,7 +38,7 @@ from launcher.report.doctor_text import finding_lines
 from launcher.report.outcome import Outcome, echo, note
 from launcher.report.tables import table
 from launcher.schedulers.rendezvous import digest_of_request, find_gathering, leading, shared_run_dir
-from launcher.schedulers.scheduler import Request
+from launcher.schedulers.scheduler import StartRequest
 
 SECONDS = 20.0
 LEAST_SECONDS, MOST_SECONDS = 1.0, 600.0
@@ -146,7 +146,7 @@ def rehearse_recipe(
     say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
     hardware = partial(find_hardware, loaded.recipe, on)
-    gathering = find_gathering(Request(loaded, hardware, note, node_rank, master_addr, command_line))
+    gathering = find_gathering(StartRequest(loaded, hardware, note, node_rank, master_addr, command_line))
     digest = digest_of_request(loaded, overrides, on=on, rehearse=True, seconds=seconds)
     default = default_run_dir(str(loaded.path), Path.cwd()).absolute()  # on the disk of the run
     folder = Path(output_dir).absolute() if output_dir else default.with_name(PREFIX + default.name)
@@ -292,7 +292,7 @@ def start_line(planned: Rehearsal, ranks: int, run_dir: str) -> str:
 
 
 def rehearsal_text(
-    findings: Sequence[Finding], measured: Mapping[str, Any], subject: str, run_dir: str
+    findings: Sequence[CheckResult], measured: Mapping[str, Any], subject: str, run_dir: str
 ) -> str:
     """The numbers as tables, then a line per check, in the form of `doctor`."""
     failed = [finding.id for finding in findings if finding.verdict.status == "fail"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.facts.interfaces import LOOPBACK, UNKNOWN
-from launcher.knowledge.doctor.check import Finding, Verdict, fail, ok, skip, warn
+from launcher.knowledge.doctor.check import CheckResult, Verdict, fail, ok, skip, warn
 from launcher.lab.rehearsal.outliers import (
     ABSURD_BYTES_PER_S,
     Slow,
@@ -54,7 +54,9 @@ class Planned:
     """runtime.stop_seconds."""
 
 
-def judge(measured: Mapping[str, Any], planned: Planned, problems: Sequence[Problem] = ()) -> list[Finding]:
+def judge(
+    measured: Mapping[str, Any], planned: Planned, problems: Sequence[Problem] = ()
+) -> list[CheckResult]:
     """Every verdict that the measurements allow. problems: why the rehearsal did not finish."""
     names = Names(measured.get("ranks", []))
     verdicts: dict[str, Verdict | None] = {"rehearsal-start": _start(measured, planned, problems)}
@@ -78,7 +80,9 @@ def judge(measured: Mapping[str, Any], planned: Planned, problems: Sequence[Prob
         verdicts["rehearsal-shared"] = _shared(rows, names)
         verdicts["rehearsal-save"] = _save(rows, names)
         verdicts["rehearsal-stop"] = _stop(rows, planned)
-    return [Finding(name, title, found) for name, title in TITLES.items() if (found := verdicts.get(name))]
+    return [
+        CheckResult(name, title, found) for name, title in TITLES.items() if (found := verdicts.get(name))
+    ]
 
 
 class Names:

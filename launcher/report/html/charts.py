@@ -293,7 +293,7 @@ def _at(point: tuple[float, float]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class StackedBar:
     """One row of stacked parts."""
 
     label: str
@@ -331,7 +331,7 @@ def swatched(component: str) -> Markup:
     return joined([tag("span", class_=f"swatch {_colour(component)}"), Markup(component)], "")
 
 
-def legend(bars: Sequence[Bar]) -> Markup:
+def legend(bars: Sequence[StackedBar]) -> Markup:
     """The colours of the components that these bars have."""
     shown = [name for name in COMPONENTS if any(bar.parts.get(name) for bar in bars)]
     return tag("p", *(tag("span", swatched(name), class_="entry") for name in shown), class_="legend")
@@ -339,7 +339,7 @@ def legend(bars: Sequence[Bar]) -> Markup:
 
 def stacked_bars(
     title: str,
-    bars: Sequence[Bar],
+    bars: Sequence[StackedBar],
     *,
     unit: str = BYTES,
     limit: tuple[str, float] | None = None,
@@ -374,7 +374,7 @@ def _bar_axis(scale: Scale, unit: str, bottom: float) -> Iterator[Markup]:
         yield tag("text", named, x=at, y=bottom + 16, text_anchor=anchor)
 
 
-def _bar(bar: Bar, scale: Scale, unit: str, top: float) -> Iterator[Markup]:
+def _bar(bar: StackedBar, scale: Scale, unit: str, top: float) -> Iterator[Markup]:
     start, y = 0.0, top + _ABOVE
     for part, value in bar.parts.items():
         left, width = scale.at(start), scale.at(value)
@@ -407,7 +407,7 @@ def _haloed(kind: str, text: str, lines: Sequence[tuple[str, str, float, float]]
     return tag("g", tag("title", text), *drawn)
 
 
-def _bar_label(bar: Bar, unit: str, top: float) -> Markup:
+def _bar_label(bar: StackedBar, unit: str, top: float) -> Markup:
     name = tag("tspan", f"{bar.label}  ", class_="name")
     measured = "" if bar.measured is None else f", measured {_valued(bar.measured, unit)}"
     text = bar.text or f"{_valued(bar.total, unit)}{measured}"
@@ -423,7 +423,7 @@ def _line_through(line: tuple[str, float], scale: Scale, unit: str, bottom: floa
                                text_anchor="end" if place > 50 else "start", class_="ink"))  # fmt: skip
 
 
-def _bar_described(bar: Bar, unit: str) -> str:
+def _bar_described(bar: StackedBar, unit: str) -> str:
     """The row as text, for screen readers."""
     parts = ", ".join(f"{name} {_valued(value, unit)}" for name, value in bar.parts.items() if value)
     span = f", between {_valued(bar.span[0], unit)} and {_valued(bar.span[1], unit)}" if bar.span else ""

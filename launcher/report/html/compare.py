@@ -25,7 +25,7 @@ from launcher.report.html.elements import (
     tag,
 )
 from launcher.report.html.memory import limit_of, memory_rows
-from launcher.report.html.page import Section
+from launcher.report.html.page import PageSection
 from launcher.report.html.plan_sections import hardware_text, method_text
 from launcher.report.html.run_sections import STATES, charts, losses, points, scores, steps_done, time_text
 
@@ -48,9 +48,9 @@ def about(records: Sequence[RunRecord], names: Sequence[str]) -> Markup:
     return table("Runs", ("run", "state", "model", "trains", "on", "run directory"), rows, "stack")
 
 
-def sections(records: Sequence[RunRecord], names: Sequence[str]) -> list[Section | None]:
+def sections(records: Sequence[RunRecord], names: Sequence[str]) -> list[PageSection | None]:
     return [
-        Section("results", "Results", _results(records, names)),
+        PageSection("results", "Results", _results(records, names)),
         _training(records, names),
         _settings(records, names),
         _memory(records, names),
@@ -88,7 +88,7 @@ def _results(records: Sequence[RunRecord], names: Sequence[str]) -> Markup:
     return table("Results", ("", *names), rows, "numbers")
 
 
-def _training(records: Sequence[RunRecord], names: Sequence[str]) -> Section | None:
+def _training(records: Sequence[RunRecord], names: Sequence[str]) -> PageSection | None:
     lines = {
         column: [
             Curve(name, points(record, column), marked=column == "eval_loss")
@@ -98,7 +98,7 @@ def _training(records: Sequence[RunRecord], names: Sequence[str]) -> Section | N
     }
     if not any(line.found for found in lines.values() for line in found):
         return None
-    return Section("training", "Training", charts(lines))
+    return PageSection("training", "Training", charts(lines))
 
 
 def differing(records: Sequence[RunRecord]) -> dict[str, list[Any]]:
@@ -113,31 +113,31 @@ def _differing(every: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
 
 
-def _settings(records: Sequence[RunRecord], names: Sequence[str]) -> Section:
+def _settings(records: Sequence[RunRecord], names: Sequence[str]) -> PageSection:
     found = differing(records)
     equal = len({key for record in records for key in mapping(record.plan.get("settings"))}) - len(found)
     rows = [(code(key), *(code(shown(v)[:_VALUE]) for v in values)) for key, values in found.items()]
     text = f"The other {equal} settings are equal." if rows else f"None of the {equal} settings differs."
     parts = [table("Settings that differ", ("setting", *names), rows)] if rows else []
     body = joined([*parts, tag("p", text, class_="soft small")])
-    return Section("settings", "Settings that differ", body)
+    return PageSection("settings", "Settings that differ", body)
 
 
-def _memory(records: Sequence[RunRecord], names: Sequence[str]) -> Section | None:
+def _memory(records: Sequence[RunRecord], names: Sequence[str]) -> PageSection | None:
     bars = [bar for r, name in zip(records, names, strict=True) for bar in memory_rows(r, name)]
     if not bars:
         return None
     limits = {limit_of(record) for record in records}
     limit = limits.pop() if len(limits) == 1 else None
     body = joined([legend(bars), stacked_bars("Memory of each run", bars, limit=limit)])
-    return Section("memory", "Memory of each device", body)
+    return PageSection("memory", "Memory of each device", body)
 
 
-def _software(records: Sequence[RunRecord], names: Sequence[str]) -> Section | None:
+def _software(records: Sequence[RunRecord], names: Sequence[str]) -> PageSection | None:
     """Versions that differ."""
     every = [{k: v for k, v in record.environment.items() if isinstance(v, str)} for record in records]
     if not any(every):
         return None
     rows = [(key, *(value or NONE for value in values)) for key, values in _differing(every).items()]
     body = table("Versions that differ", ("", *names), rows) if rows else tag("p", "All versions are equal.")
-    return Section("versions", "Versions", body)
+    return PageSection("versions", "Versions", body)

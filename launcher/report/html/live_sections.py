@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.facts.rank_status import RankStatus
 from launcher.report.html.elements import NONE, Markup, count, duration, joined, size, table, tag
-from launcher.report.html.page import Section
+from launcher.report.html.page import PageSection
 
 SCRIPT = Markup("""
 const token = new URLSearchParams(location.search).get('token');
@@ -52,7 +52,7 @@ log();
 """Sections are replaced by their ids; opened details, the chosen log and what is searched for stay."""
 
 
-def ranks_section(statuses: Mapping[int, RankStatus]) -> Section | None:
+def ranks_section(statuses: Mapping[int, RankStatus]) -> PageSection | None:
     """The last status of every rank; None before the first has one."""
     if not statuses:
         return None
@@ -71,14 +71,14 @@ def ranks_section(statuses: Mapping[int, RankStatus]) -> Section | None:
         )
         for rank, status in sorted(statuses.items())
     ]
-    return Section("ranks", "Ranks", table("Ranks", head, rows, "stack"))
+    return PageSection("ranks", "Ranks", table("Ranks", head, rows, "stack"))
 
 
-def logs_section(names: Sequence[str]) -> Section:
+def logs_section(names: Sequence[str]) -> PageSection:
     """A log that is chosen, and a word that is searched for in it; the script fills it."""
     options = joined(tag("option", name) for name in names)
     chosen = tag("label", "log ", tag("select", options, id="log-name"))
     search = tag("label", "search ", tag("input", id="log-search", type="search"))
     seen = {"role": "region", "aria_label": "The last lines of the log"}
     text = tag("pre", tag("code", ""), id="log-text", tabindex="0", **seen)
-    return Section("logs", "Logs", joined([tag("p", chosen, " ", search), text]))
+    return PageSection("logs", "Logs", joined([tag("p", chosen, " ", search), text]))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.execute.record import RunRecord
-from launcher.report.html.charts import COMPONENTS, Bar, legend, stacked_bars, swatched
+from launcher.report.html.charts import COMPONENTS, StackedBar, legend, stacked_bars, swatched
 from launcher.report.html.elements import (
     NONE,
     Markup,
@@ -26,7 +26,7 @@ from launcher.report.html.elements import (
     table,
     tag,
 )
-from launcher.report.html.page import Section
+from launcher.report.html.page import PageSection
 
 _REST, _WHOLE = COMPONENTS[-2:]
 """What is not measured by component: all but the states that are certainly on the device; and all of it."""
@@ -52,7 +52,7 @@ _MOMENTS = {
 """Moment -> key of the plan's memory, key of the result's."""
 
 
-def memory_section(record: RunRecord) -> Section | None:
+def memory_section(record: RunRecord) -> PageSection | None:
     """None where the plan says nothing about memory."""
     memory, measured = mapping(record.plan.get("memory")), mapping(record.result.get("memory"))
     if not predicted_parts(record):
@@ -76,7 +76,7 @@ def memory_section(record: RunRecord) -> Section | None:
         notes.append(f"Measured by {method}; the longest batch had {_tokens(measured)}.")
     if notes:
         parts.append(bullets(notes, "plain small"))
-    return Section("memory", "Memory of each device", joined(parts))
+    return PageSection("memory", "Memory of each device", joined(parts))
 
 
 def _tokens(measured: Mapping[str, Any]) -> str:
@@ -113,7 +113,7 @@ def measured_parts(record: RunRecord) -> dict[str, float]:
     return {**parts, _REST: left}
 
 
-def memory_rows(record: RunRecord, name: str = "") -> list[Bar]:
+def memory_rows(record: RunRecord, name: str = "") -> list[StackedBar]:
     """The bars of one run: predicted, and measured. name: of the run, if there are several."""
     memory, found = mapping(record.plan.get("memory")), measured_parts(record)
     low, high = amount_of(memory.get("low")), amount_of(memory.get("high"))
@@ -125,11 +125,13 @@ def memory_rows(record: RunRecord, name: str = "") -> list[Bar]:
         if span and size(low) != size(high):
             first, last = (_number(end, text) for end in span)
             text += f" ({first} to {last})"
-        bars.append(Bar(f"{before}predicted", planned, text, span))
+        bars.append(StackedBar(f"{before}predicted", planned, text, span))
     if found:
         total = sum(found.values())
         off = apart(sum(planned.values()), total)
-        bars.append(Bar(f"{before}measured", found, f"{size(total)} ({off})" if off != NONE else size(total)))
+        bars.append(
+            StackedBar(f"{before}measured", found, f"{size(total)} ({off})" if off != NONE else size(total))
+        )
     return bars
 
 
@@ -156,14 +158,14 @@ def moments_chart(record: RunRecord) -> Markup | None:
     """A bar for each moment of a step by component, and for those before and after it; None without any."""
     memory = mapping(record.plan.get("memory"))
     bars = [
-        Bar(_PHASES.get(name, name), {part: amount_of(parts.get(part)) or 0.0 for part in COMPONENTS})
+        StackedBar(_PHASES.get(name, name), {part: amount_of(parts.get(part)) or 0.0 for part in COMPONENTS})
         for name, parts in mapping(memory.get("phases")).items()
         if isinstance(parts, Mapping)
     ]
     whole = (
         (name, amount_of(memory.get(key))) for name, (key, _) in _MOMENTS.items() if key.endswith("_peak")
     )
-    bars += [Bar(name, {_WHOLE: value}) for name, value in whole if value]
+    bars += [StackedBar(name, {_WHOLE: value}) for name, value in whole if value]
     if not bars:
         return None
     drawn = stacked_bars("Memory at each moment", bars, limit=limit_of(record))

@@ -162,7 +162,7 @@ _STYLE = Markup(_SCHEMES + _TEXT + _PARTS + _CHARTS + _MEDIA)
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """A part of a page with an entry in its navigation."""
 
     id: str
@@ -170,7 +170,7 @@ class Section:
     body: Markup
 
 
-def drawn(section: Section) -> Markup:
+def drawn(section: PageSection) -> Markup:
     """The section with its heading."""
     heading = tag("h2", section.heading, id=f"{section.id}-heading")
     return tag("section", heading, section.body, id=section.id, aria_labelledby=f"{section.id}-heading")
@@ -193,7 +193,7 @@ def page_head(title: str, policy: str, *more: Markup) -> Markup:
 def page(
     title: str,
     top: Sequence[Markup],
-    sections: Sequence[Section | None],
+    sections: Sequence[PageSection | None],
     footer: str,
     script: tuple[str, Markup] | None = None,
 ) -> str:

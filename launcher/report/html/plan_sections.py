@@ -35,7 +35,7 @@ from launcher.report.html.elements import (
     table,
     tag,
 )
-from launcher.report.html.page import Section
+from launcher.report.html.page import PageSection
 from launcher.report.plan_text import SHOWN
 
 _FIRST = (
@@ -117,7 +117,7 @@ def chosen(record: RunRecord) -> Iterator[tuple[str, str, str]]:
             yield key, cut(shown(value), _VALUE), ""
 
 
-def decisions_section(record: RunRecord) -> Section | None:
+def decisions_section(record: RunRecord) -> PageSection | None:
     """The most important decisions, then every setting."""
     given = mapping(record.plan.get("settings"))
     settings = {key: value for key, value in given.items() if isinstance(value, Mapping)}
@@ -135,7 +135,7 @@ def decisions_section(record: RunRecord) -> Section | None:
     every = table("All settings", head, rows, "settings stack")
     sources = Counter(str(value.get("source")) for value in settings.values()).most_common()
     note = "by source: " + ", ".join(f"{how_many} {name}" for name, how_many in sources)
-    return Section(
+    return PageSection(
         "decisions", "Decisions", joined([first, details(f"All {len(settings)} settings", every, note=note)])
     )
 
@@ -152,13 +152,13 @@ def _setting_row(key: str, setting: Mapping[str, Any]) -> tuple[Markup, ...]:
     )
 
 
-def nodes_section(record: RunRecord) -> Section | None:
+def nodes_section(record: RunRecord) -> PageSection | None:
     """Every number of nodes that an elastic run may have."""
     counts = objects(record.plan.get("elastic"))
     if not counts:
         return None
     head = ("nodes", "micro-batch", "accumulation", "ranks", "memory of each device", "not used because")
-    return Section(
+    return PageSection(
         "nodes", "Numbers of nodes", table("Numbers of nodes", head, map(_nodes_row, counts), "stack")
     )
 
@@ -172,7 +172,7 @@ def _nodes_row(found: Mapping[str, Any]) -> tuple[object, ...]:
     return (count(found.get("num_nodes")), *shares, needed, cut(str(found.get("refused") or ""), _REASON))
 
 
-def fixes_section(record: RunRecord) -> Section | None:
+def fixes_section(record: RunRecord) -> PageSection | None:
     """The known fixes of the plan with what each has changed, and the plan's warnings."""
     fixes, warnings = objects(record.plan.get("fixes")), listed(record.plan.get("warnings"))
     if not fixes and not warnings:
@@ -183,7 +183,7 @@ def fixes_section(record: RunRecord) -> Section | None:
         parts.append(table("Known fixes that were applied", head, map(_fix_row, fixes), "stack"))
     if warnings:
         parts += [tag("h3", "Warnings of the plan"), bullets(str(warning) for warning in warnings)]
-    return Section("fixes", "Known fixes applied" if fixes else "Warnings", joined(parts))
+    return PageSection("fixes", "Known fixes applied" if fixes else "Warnings", joined(parts))
 
 
 def _fix_row(fix: Mapping[str, Any]) -> tuple[Markup, ...]:
@@ -196,7 +196,7 @@ def _fix_row(fix: Mapping[str, Any]) -> tuple[Markup, ...]:
     )
 
 
-def environment_section(record: RunRecord) -> Section:
+def environment_section(record: RunRecord) -> PageSection:
     """Hardware, versions, variables."""
     hardware = mapping(record.plan.get("hardware"))
     rows: list[tuple[str, object]] = [("hardware", hardware_text(record))]
@@ -212,14 +212,14 @@ def environment_section(record: RunRecord) -> Section:
         cells = [(code(k), code(cut(shown(v), _VALUE))) for k, v in variables.items()]
         heading = f"{several(len(variables), 'environment variable')} of the workers"
         parts.append(details(heading, table("Variables", ("variable", "value"), cells)))
-    return Section("environment", "Environment", joined(parts))
+    return PageSection("environment", "Environment", joined(parts))
 
 
 def _texts(values: Mapping[str, Any]) -> list[tuple[str, object]]:
     return [(name, value) for name, value in values.items() if isinstance(value, str)]
 
 
-def command_section(record: RunRecord) -> Section | None:
+def command_section(record: RunRecord) -> PageSection | None:
     """The command, the recipe and the DeepSpeed config."""
     bound = listed(at(record.environment, "bound", "command"))
     command = [str(word) for word in bound or listed(record.plan.get("command"))]
@@ -237,4 +237,4 @@ def command_section(record: RunRecord) -> Section | None:
     if config := record.plan.get("ds_config"):
         text = cut(json.dumps(config, indent=2, ensure_ascii=False, default=str), _TEXT)
         parts.append(details("The DeepSpeed config", block(text, "DeepSpeed config")))
-    return Section("command", "Command and recipe", joined(parts))
+    return PageSection("command", "Command and recipe", joined(parts))

@@ -40,7 +40,7 @@ from launcher.report.html.elements import (
     table,
     tag,
 )
-from launcher.report.html.page import Section
+from launcher.report.html.page import PageSection
 from launcher.report.html.plan_sections import hardware_text, length_text, method_text, plan_tiles
 
 _CHARTS = {
@@ -199,7 +199,7 @@ def time_text(record: RunRecord) -> str:
 # --- the data
 
 
-def data_section(record: RunRecord) -> Section | None:
+def data_section(record: RunRecord) -> PageSection | None:
     """None where no data was prepared."""
     given = mapping(record.data.get("splits"))
     splits = {name: split for name, split in given.items() if isinstance(split, Mapping)}
@@ -215,7 +215,7 @@ def data_section(record: RunRecord) -> Section | None:
         rest = " pieces contribute to the loss; the rest is only context."
         parts.append(tag("p", tag("mark", "Underlined"), rest, class_="small"))
         parts += [_sample(n, sample) for n, sample in enumerate(samples, 1)]
-    return Section("data", "Data", joined(parts))
+    return PageSection("data", "Data", joined(parts))
 
 
 def _counts(splits: Mapping[str, Mapping[str, Any]]) -> Markup:
@@ -328,7 +328,7 @@ def points(record: RunRecord, column: str) -> list[Point]:
     return sorted(found, key=lambda point: point[0])
 
 
-def training_section(record: RunRecord) -> Section | None:
+def training_section(record: RunRecord) -> PageSection | None:
     """Curves of loss, learning rate, speed and gradients, and the logged rows; None for a plan."""
     if record.state in ("planned", "not started"):
         return None
@@ -338,7 +338,7 @@ def training_section(record: RunRecord) -> Section | None:
             "No step was logged: the run ended before its first step, or has not reached it.",
             class_="soft",
         )
-        return Section("training", "Training", body)
+        return PageSection("training", "Training", body)
     adapted = objects(at(record.plan, "adapted", "adaptations"))
     events = [
         Event(step, name)
@@ -356,7 +356,7 @@ def training_section(record: RunRecord) -> Section | None:
     for column in ("learning_rate", "tokens_per_second", "grad_norm"):
         lines[column] = [Curve("last", points(record, column))]
     parts = [charts(lines, events), _metrics_table(record)]
-    return Section("training", "Training", joined(parts))
+    return PageSection("training", "Training", joined(parts))
 
 
 def charts(lines: Mapping[str, Sequence[Curve]], events: Sequence[Event] = ()) -> Markup:
@@ -396,7 +396,7 @@ def _cell(column: str, value: Any) -> str:
 # --- the result
 
 
-def result_section(record: RunRecord) -> Section | None:
+def result_section(record: RunRecord) -> PageSection | None:
     """None without result.json."""
     if not record.result:
         return None
@@ -404,7 +404,7 @@ def result_section(record: RunRecord) -> Section | None:
     output = record.result.get("output")
     if output in ("adapter", "model") and record.run_dir:
         parts.append(tag("p", f"The {output} is in ", code(f"{record.run_dir}/{output}"), class_="small"))
-    return Section("result", "Result", joined(parts))
+    return PageSection("result", "Result", joined(parts))
 
 
 def _result_rows(record: RunRecord) -> Iterator[tuple[str, str]]:
@@ -444,7 +444,7 @@ def _result_rows(record: RunRecord) -> Iterator[tuple[str, str]]:
         yield "saves skipped", f"{len(skipped)}, for lack of disk space"
 
 
-def suites_section(record: RunRecord) -> Section | None:
+def suites_section(record: RunRecord) -> PageSection | None:
     """Scores in benchmarks; None where `eval --suite` was not called."""
     rows = suites.rows(record.result.get("suites"))
     if not rows:
@@ -452,19 +452,19 @@ def suites_section(record: RunRecord) -> Section | None:
     about = "± is the standard error; that of a change takes the two scores as independent."
     notes = [f"{task}: {text}" for task, text in suites.settings(record.result.get("suites"))]
     body = [table("Benchmarks", suites.HEAD, rows, "numbers"), tag("p", about, class_="small")]
-    return Section("suites", "Benchmarks", joined([*body, bullets(notes, "plain small")]))
+    return PageSection("suites", "Benchmarks", joined([*body, bullets(notes, "plain small")]))
 
 
 # --- how it ended
 
 
-def ending_section(record: RunRecord) -> Section | None:
+def ending_section(record: RunRecord) -> PageSection | None:
     """Failures, restarts and adaptations; None where there are none."""
     parts = [*_state(record), *_diagnosis(record), *_restarts(record), *_adaptations(record)]
     if not parts:
         return None
     heading = {"failed": "What went wrong", "stopped": "How it stopped", "planned": "Why it does not fit"}
-    return Section("ending", heading.get(record.state, "What happened on the way"), joined(parts))
+    return PageSection("ending", heading.get(record.state, "What happened on the way"), joined(parts))
 
 
 def _state(record: RunRecord) -> Iterator[Markup]:

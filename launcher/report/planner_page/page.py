@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from launcher.report.html.elements import Markup, joined, tag
 from launcher.report.html.page import page_head
-from launcher.report.loopback import Answer, Asked, listening
+from launcher.report.loopback import HttpRequest, Reply, listening
 
 _FOLDER = Path(__file__).resolve().parent
 KINDS = {"planner.js": "text/javascript", "worker.js": "text/javascript", "planner.css": "text/css"}
@@ -26,7 +26,7 @@ _POLICY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class PageStart:
     """What the page begins with; a link to a state of it comes before."""
 
     path: str
@@ -44,7 +44,7 @@ def file_text(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
-def planner_page(start: Start, query: str = "") -> str:
+def planner_page(start: PageStart, query: str = "") -> str:
     """The file. query: what the addresses of its parts end with."""
     data = json.dumps({**asdict(start), "query": query}).replace("<", "\\u003c")
     link = tag("link", rel="stylesheet", href=f"planner.css{query}")
@@ -139,7 +139,7 @@ def _results() -> Markup:
 
 
 @contextlib.contextmanager
-def serving(start: Start, answer: Callable[[str], str], port: int) -> Iterator[str]:
+def serving(start: PageStart, answer: Callable[[str], str], port: int) -> Iterator[str]:
     """Serve the page in a thread until the block ends; the address with its token.
 
     answer: of a question of the page, both JSON. port: 0 for any that is free. RecipeError where it is taken.
@@ -147,16 +147,16 @@ def serving(start: Start, answer: Callable[[str], str], port: int) -> Iterator[s
     token = secrets.token_urlsafe(16)
     text = planner_page(start, f"?{urlencode({'token': token})}")
 
-    def answered(asked: Asked) -> Answer:
+    def answered(asked: HttpRequest) -> Reply:
         try:
-            return Answer(answer(asked.body.decode("utf-8")), "application/json")
+            return Reply(answer(asked.body.decode("utf-8")), "application/json")
         except ValueError as error:  # not from this page
-            return Answer(f"not understood: {error}", status=HTTPStatus.BAD_REQUEST)
+            return Reply(f"not understood: {error}", status=HTTPStatus.BAD_REQUEST)
 
-    def sent(name: str, kind: str, _asked: Asked) -> Answer:
-        return Answer(file_text(name), kind)
+    def sent(name: str, kind: str, _asked: HttpRequest) -> Reply:
+        return Reply(file_text(name), kind)
 
-    gets: dict[str, Callable[[Asked], Answer]] = {"/": lambda _: Answer(text, "text/html")}
+    gets: dict[str, Callable[[HttpRequest], Reply]] = {"/": lambda _: Reply(text, "text/html")}
     gets |= {f"/{name}": partial(sent, name, kind) for name, kind in KINDS.items()}
     with listening(token, gets, {"/ask": answered}, port) as address:
         yield address

@@ -10,7 +10,7 @@ from launcher.errors import Problem, RunFailed
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class ProbeAnswers:
     """What a model and its tokenizer say about the probes."""
 
     ids: list[list[int]]
@@ -21,7 +21,7 @@ class Answers:
     """Tokens of the greedy answers, `margin` where it is known; empty for models that do not write."""
 
 
-def compared(source: Answers, export: Answers, decode: Any, what: str) -> dict[str, Any]:
+def compared(source: ProbeAnswers, export: ProbeAnswers, decode: Any, what: str) -> dict[str, Any]:
     """The comparison. RunFailed for other token ids or another template: those are no rounding.
 
     decode: ids -> text, for the answers that differ. what: the export, for messages.

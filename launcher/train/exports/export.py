@@ -9,7 +9,7 @@ from launcher.facts.safe_files import write_json
 from launcher.train.exports.gguf import GGUF
 from launcher.train.exports.ollama import Ollama
 from launcher.train.exports.plain import Transformers
-from launcher.train.exports.target import RECORD, Asked, Say, Source, Target, check_serves_text
+from launcher.train.exports.target import RECORD, ExportRequest, Say, Target, TrainedSource, check_serves_text
 from launcher.train.exports.vllm import VLLM
 from launcher.train.job import read_job
 from launcher.train.results.merge import refuse_existing, written_aside
@@ -24,7 +24,7 @@ def target_named(name: str) -> Target:
 
 
 def export(
-    name: str, asked: Asked, card: Callable[[Mapping[str, Any] | None], str], say: Say
+    name: str, asked: ExportRequest, card: Callable[[Mapping[str, Any] | None], str], say: Say
 ) -> dict[str, Any]:
     """Write asked.output, or nothing; the record.
 
@@ -37,7 +37,7 @@ def export(
     if target.serves_text:
         check_serves_text(job, name)
     refuse_existing(asked.output)
-    source = Source(job, folder, trained_processing(job, folder), card, say)
+    source = TrainedSource(job, folder, trained_processing(job, folder), card, say)
     target.check(asked, source)
     with written_aside(asked.output, like=RECORD) as part:
         found = target.write(asked, source, part)

@@ -12,7 +12,7 @@ from launcher.train.exports import llama_cpp
 from launcher.train.exports.compare import compared
 from launcher.train.exports.plain import answers_of, facts, write_plain
 from launcher.train.exports.probes import conversations, prompts, rendered, texts
-from launcher.train.exports.target import RECORD, Asked, Source, Target
+from launcher.train.exports.target import RECORD, ExportRequest, Target, TrainedSource
 from launcher.train.model.processors import tokenizer_of
 from launcher.train.results.generate import is_chat
 from launcher.train.results.trained import trust
@@ -27,10 +27,10 @@ class GGUF(Target):
     name = "gguf"
     options = ("dtype", "quantize", "llama_cpp")
 
-    def check(self, asked: Asked, source: Source) -> None:
+    def check(self, asked: ExportRequest, source: TrainedSource) -> None:
         llama_cpp.find(asked.llama_cpp, quantizes=_is_quantized(asked))
 
-    def write(self, asked: Asked, source: Source, part: Path) -> dict[str, Any]:
+    def write(self, asked: ExportRequest, source: TrainedSource, part: Path) -> dict[str, Any]:
         programs = llama_cpp.find(asked.llama_cpp, quantizes=_is_quantized(asked))
         plain = part / "plain"
         plain.mkdir()
@@ -53,7 +53,7 @@ class GGUF(Target):
                 "notes": notes, "compared": comparison}  # fmt: skip
 
 
-def _is_quantized(asked: Asked) -> bool:
+def _is_quantized(asked: ExportRequest) -> bool:
     return asked.quantize is not None and asked.quantize not in OF_CONVERTER
 
 
@@ -70,7 +70,7 @@ def _convert(programs: llama_cpp.Programs, plain: Path, file: Path, kind: str, d
     full.unlink()
 
 
-def _compared(source: Source, plain: Path, programs: llama_cpp.Programs, file: Path) -> dict[str, Any]:
+def _compared(source: TrainedSource, plain: Path, programs: llama_cpp.Programs, file: Path) -> dict[str, Any]:
     """The file beside the merged model in plain transformers, before the latter is removed."""
     from launcher.train.model.models import auto_class
 

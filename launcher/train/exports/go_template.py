@@ -24,7 +24,7 @@ Turns = Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class TemplatePieces:
     """The text around the contents of a conversation."""
 
     unasked: str
@@ -90,7 +90,7 @@ def _text(text: str) -> str:
     return "{{ " + json.dumps(text, ensure_ascii=False) + " }}" if is_action else text
 
 
-def pieces_of(tokenizer: Any) -> Pieces | None:
+def pieces_of(tokenizer: Any) -> TemplatePieces | None:
     """The pieces of the tokenizer's template; None where conversations are more than pieces."""
     found = _without_system(tokenizer)
     if found is None:
@@ -99,7 +99,7 @@ def pieces_of(tokenizer: Any) -> Pieces | None:
     return found if found is not None and renders_alike(tokenizer, found) else None
 
 
-def renders_alike(tokenizer: Any, pieces: Pieces) -> bool:
+def renders_alike(tokenizer: Any, pieces: TemplatePieces) -> bool:
     """Whether both render the same for every conversation that the trained template takes."""
     for turns in conversations():
         text = rendered(tokenizer, turns)
@@ -110,7 +110,7 @@ def renders_alike(tokenizer: Any, pieces: Pieces) -> bool:
     return True
 
 
-def strips(tokenizer: Any, pieces: Pieces) -> bool:
+def strips(tokenizer: Any, pieces: TemplatePieces) -> bool:
     """Whether the trained template changes white space around contents, which the pieces keep."""
     turns = [_turn("user", f"  {_USER}\n ")]
     return rendered(tokenizer, turns) != pieces.render(turns)
@@ -120,7 +120,7 @@ def _turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _without_system(tokenizer: Any) -> Pieces | None:
+def _without_system(tokenizer: Any) -> TemplatePieces | None:
     """The pieces around users and replies."""
     turns = [_turn("user", _USER), _turn("assistant", _REPLY), _turn("user", _AGAIN)]
     asked, longer = rendered(tokenizer, turns[:1]), rendered(tokenizer, turns)
@@ -144,10 +144,10 @@ def _without_system(tokenizer: Any) -> Pieces | None:
     start = head[: len(head) - len(before_user)]
     reply = (to_reply.removeprefix(after_user), after_reply)
     ask = tail.removeprefix(after_user)
-    return Pieces(start, start, None, None, (before_user, after_user), reply, ask)
+    return TemplatePieces(start, start, None, None, (before_user, after_user), reply, ask)
 
 
-def _with_system(tokenizer: Any, found: Pieces) -> Pieces | None:
+def _with_system(tokenizer: Any, found: TemplatePieces) -> TemplatePieces | None:
     """The same with the pieces of a system prompt, where the template takes one."""
     text = rendered(tokenizer, [_turn("system", _SYSTEM), _turn("user", _USER)])
     if text is None:

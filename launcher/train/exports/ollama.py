@@ -12,9 +12,9 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.exports.gguf import GGUF
-from launcher.train.exports.go_template import Pieces, pieces_of, strips
+from launcher.train.exports.go_template import TemplatePieces, pieces_of, strips
 from launcher.train.exports.plain import bos_facts
-from launcher.train.exports.target import Asked, Source
+from launcher.train.exports.target import ExportRequest, TrainedSource
 from launcher.train.model.processors import tokenizer_of
 from launcher.train.results.generate import is_chat, is_instruction
 
@@ -26,11 +26,11 @@ _CONTEXT = 4096
 class Ollama(GGUF):
     name = "ollama"
 
-    def check(self, asked: Asked, source: Source) -> None:
+    def check(self, asked: ExportRequest, source: TrainedSource) -> None:
         template(source)
         super().check(asked, source)
 
-    def write(self, asked: Asked, source: Source, part: Path) -> dict[str, Any]:
+    def write(self, asked: ExportRequest, source: TrainedSource, part: Path) -> dict[str, Any]:
         record = super().write(asked, source, part)
         text, notes = template(source)
         lines = [f"FROM ./{record['file']}", f'TEMPLATE """{text}"""']
@@ -43,7 +43,7 @@ class Ollama(GGUF):
         return {**record, "template": text, "command": command, "notes": [*record["notes"], *notes]}
 
 
-def template(source: Source) -> tuple[str, list[str]]:
+def template(source: TrainedSource) -> tuple[str, list[str]]:
     """The Go template, and what it does not do. RecipeError where none was shown to render the same."""
     tokenizer = tokenizer_of(source.processing)
     if is_instruction(source.job) and not is_chat(source.job, source.processing):
@@ -65,12 +65,12 @@ def template(source: Source) -> tuple[str, list[str]]:
     return _text(found, tokenizer), _notes(found, tokenizer)
 
 
-def _text(found: Pieces, tokenizer: Any) -> str:
+def _text(found: TemplatePieces, tokenizer: Any) -> str:
     bos = tokenizer.bos_token or ""
     return found.go(bos if bos_facts(tokenizer)["tokenizer_adds"] else "")
 
 
-def _notes(found: Pieces, tokenizer: Any) -> list[str]:
+def _notes(found: TemplatePieces, tokenizer: Any) -> list[str]:
     notes = ["tools and reasoning are not rendered: TEMPLATE has the roles system, user and assistant"]
     if not found.takes_system:
         notes.append("the trained template takes no system prompt, and TEMPLATE leaves one out")

@@ -11,9 +11,9 @@ import torch
 
 from launcher.facts.child import ask
 from launcher.facts.safe_files import read_json, write_json
-from launcher.train.exports.compare import Answers, compared
+from launcher.train.exports.compare import ProbeAnswers, compared
 from launcher.train.exports.probes import encoded, greedy, prompts, texts
-from launcher.train.exports.target import Asked, Source, Target
+from launcher.train.exports.target import ExportRequest, Target, TrainedSource
 from launcher.train.job import Job
 from launcher.train.model.processors import save_processing, tokenizer_of
 from launcher.train.results.generate import is_chat, stop_tokens
@@ -37,12 +37,12 @@ class Transformers(Target):
     options = ("dtype",)
     serves_text = False
 
-    def write(self, asked: Asked, source: Source, part: Path) -> dict[str, Any]:
+    def write(self, asked: ExportRequest, source: TrainedSource, part: Path) -> dict[str, Any]:
         merged = write_plain(asked, source, part)
         return {"merged": merged, **facts(source, part), "compared": check_plain(source, part)}
 
 
-def write_plain(asked: Asked, source: Source, part: Path) -> dict[str, Any] | None:
+def write_plain(asked: ExportRequest, source: TrainedSource, part: Path) -> dict[str, Any] | None:
     """Write the whole model in plain form, with the settings that end its answers; what merging found."""
     job, folder = source.job, source.folder
     found = None
@@ -64,7 +64,7 @@ def write_plain(asked: Asked, source: Source, part: Path) -> dict[str, Any] | No
     return found
 
 
-def _write_whole(asked: Asked, source: Source, part: Path) -> None:
+def _write_whole(asked: ExportRequest, source: TrainedSource, part: Path) -> None:
     """A model that was trained as a whole, with its weights unchanged or in another dtype."""
     job = on_cpu(source.job)
     model = trained_model(job, source.folder, source.processing)
@@ -76,12 +76,12 @@ def _write_whole(asked: Asked, source: Source, part: Path) -> None:
     (part / "README.md").write_text(source.card(None), encoding="utf-8")
 
 
-def stops(source: Source, settings: Mapping[str, Any]) -> list[int]:
+def stops(source: TrainedSource, settings: Mapping[str, Any]) -> list[int]:
     """Ids that end an answer, as `generate` uses them."""
     return stop_tokens(source.processing, settings.get("eos_token_id"))
 
 
-def _write_stops(source: Source, part: Path) -> None:
+def _write_stops(source: TrainedSource, part: Path) -> None:
     """The ends of an answer into the generation settings: servers stop there and nowhere else."""
     settings = read_settings(part)
     ends, pad = stops(source, settings), tokenizer_of(source.processing).pad_token_id
@@ -100,7 +100,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
 
 
-def facts(source: Source, part: Path) -> dict[str, Any]:
+def facts(source: TrainedSource, part: Path) -> dict[str, Any]:
     """What decides how the model is asked: dtype, length, template, ends, BOS."""
     config = read_json(part / "config.json")
     text = config.get("text_config") or config
@@ -138,7 +138,7 @@ def asks_text(job: Job) -> bool:
     return job.task.reads_tokens and not job.task.sees_images
 
 
-def answers_of(source: Source, model: Any = None) -> Answers:
+def answers_of(source: TrainedSource, model: Any = None) -> ProbeAnswers:
     """The trained model's, or another model's, with its own tokenizer."""
     tokenizer = tokenizer_of(source.processing)
     asked = [encoded(tokenizer, prompt) for prompt in prompts(source.job, source.processing)]
@@ -152,10 +152,12 @@ def answers_of(source: Source, model: Any = None) -> Answers:
         ends = stop_tokens(source.processing, model.generation_config.eos_token_id)
         ending = {"eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id}
         answers = [greedy(model, ids, **ending) for ids in asked]
-    return Answers(tokenizer(texts())["input_ids"], asked, tokenizer.chat_template, answers)
+    return ProbeAnswers(tokenizer(texts())["input_ids"], asked, tokenizer.chat_template, answers)
 
 
-def check_plain(source: Source, part: Path, base: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+def check_plain(
+    source: TrainedSource, part: Path, base: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
     """Compare the folder, loaded in a process of its own, with the trained model; None for images.
 
     base: arguments of from_pretrained for the model that the adapter in the folder is added to.
@@ -170,5 +172,5 @@ def check_plain(source: Source, part: Path, base: Mapping[str, Any] | None = Non
         "model_class": source.job.task.model_class, "writes": source.job.task.writes,
         "texts": texts(), "prompts": prompts(source.job, source.processing), **trust(source.job),
     }  # fmt: skip
-    found = Answers(**ask(READ_BACK, request))
+    found = ProbeAnswers(**ask(READ_BACK, request))
     return compared(trained, found, tokenizer_of(source.processing).decode, "the exported model")

@@ -17,7 +17,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ExportRequest:
     """The request of a user."""
 
     run_dir: Path
@@ -36,7 +36,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TrainedSource:
     """The trained result."""
 
     job: Job
@@ -56,10 +56,10 @@ class Target:
     serves_text: ClassVar[bool] = True
     """Whether it takes only models that answer text with text, without images."""
 
-    def check(self, asked: Asked, source: Source) -> None:
+    def check(self, asked: ExportRequest, source: TrainedSource) -> None:
         """Raise, before any work, where the result cannot be exported as asked or a program is missing."""
 
-    def write(self, asked: Asked, source: Source, part: Path) -> dict[str, Any]:
+    def write(self, asked: ExportRequest, source: TrainedSource, part: Path) -> dict[str, Any]:
         """Write the folder and compare it with the trained model; the record, without the settings."""
         raise NotImplementedError
 

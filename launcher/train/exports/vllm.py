@@ -13,7 +13,7 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import read_json, write_json
 from launcher.train.exports.plain import check_plain, facts, read_settings, stops, write_plain
-from launcher.train.exports.target import Asked, Source, Target, shown
+from launcher.train.exports.target import ExportRequest, Target, TrainedSource, shown
 from launcher.train.model.processing import hub_options, model_reference
 from launcher.train.model.processors import save_processing, tokenizer_of
 from launcher.train.results.trained import ADAPTER, is_trained
@@ -43,11 +43,11 @@ class VLLM(Target):
     name = "vllm"
     options = ("dtype", "adapter")
 
-    def check(self, asked: Asked, source: Source) -> None:
+    def check(self, asked: ExportRequest, source: TrainedSource) -> None:
         if asked.adapter:
             check_adapter(source)
 
-    def write(self, asked: Asked, source: Source, part: Path) -> dict[str, Any]:
+    def write(self, asked: ExportRequest, source: TrainedSource, part: Path) -> dict[str, Any]:
         if asked.adapter:
             record = _write_adapter(asked, source, part)
         else:
@@ -63,7 +63,7 @@ class VLLM(Target):
         return {**record, "command": [word for word in words if word != "\\\n "], "notes": _notes(record)}
 
 
-def check_adapter(source: Source) -> None:
+def check_adapter(source: TrainedSource) -> None:
     """RecipeError for an adapter that vLLM refuses, or of which it would leave something out."""
     if is_trained(source.folder) != ADAPTER:
         message, hint = "the run has no adapter: it trained the whole model", "leave --adapter out"
@@ -93,7 +93,7 @@ def check_adapter(source: Source) -> None:
         raise RecipeError(Problem("export-adapter", message, file=str(source.folder), hint=hint))
 
 
-def _write_adapter(asked: Asked, source: Source, part: Path) -> dict[str, Any]:
+def _write_adapter(asked: ExportRequest, source: TrainedSource, part: Path) -> dict[str, Any]:
     """The adapter with the tokenizer, the template and the ends that it was trained with."""
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copy2(source.folder / name, part / name)
@@ -112,7 +112,9 @@ def _write_adapter(asked: Asked, source: Source, part: Path) -> dict[str, Any]:
     return {"merged": None, **record, "dtype": dtype, "compared": check_plain(source, part, base)}
 
 
-def command(asked: Asked, source: Source, record: dict[str, Any], *, has_template: bool) -> list[str]:
+def command(
+    asked: ExportRequest, source: TrainedSource, record: dict[str, Any], *, has_template: bool
+) -> list[str]:
     """The arguments of `vllm serve`, with line breaks for the script."""
     folder = str(asked.output)
     more = "\\\n "

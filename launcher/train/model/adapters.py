@@ -415,7 +415,7 @@ def _trainable_to_fp32(model: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AdapterNames:
     """Names without peft's own parts of them."""
 
     modules: tuple[str, ...]
@@ -424,7 +424,7 @@ class Found:
     """With an adapter around them, `module.parameter`."""
 
 
-def find_adapted(model: Any) -> Found:
+def find_adapted(model: Any) -> AdapterNames:
     """What has an adapter in a model of peft."""
     from peft.tuners.lora import LoraLayer
 
@@ -438,7 +438,7 @@ def find_adapted(model: Any) -> Found:
             modules.append(plain)
         else:
             parameters.append(f"{plain}.{wrapped}")
-    return Found(tuple(modules), tuple(parameters))
+    return AdapterNames(tuple(modules), tuple(parameters))
 
 
 def check_adapted(settings: Mapping[str, Any], model: Any) -> None:
@@ -496,7 +496,7 @@ def _tied(settings: Mapping[str, Any], model: Any) -> Sequence[str]:
     return _head_and_embedding(model.get_base_model())
 
 
-def _unasked(settings: Mapping[str, Any], found: Found, tied: Sequence[str]) -> list[str]:
+def _unasked(settings: Mapping[str, Any], found: AdapterNames, tied: Sequence[str]) -> list[str]:
     fields, targets = _choices(settings)
     excluded = fields.get("exclude_modules") or ()
     more = [name for name in found.modules if name not in tied and not chosen(name, fields, targets)]

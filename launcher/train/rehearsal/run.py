@@ -43,7 +43,7 @@ def read_planned(run_dir: Path) -> Rehearsal:
         raise RecipeError(Problem("bad-plan", f"cannot read the rehearsal: {error}", str(path))) from error
 
 
-class Measured:
+class MeasuredParts:
     """The measurements so far; rank 0 writes them at once, so that they outlive a part that fails."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -59,7 +59,7 @@ class Measured:
 def rehearse(job: Job, planned: Rehearsal) -> None:
     """All parts, one after the other, on every rank."""
     status().enter("load")
-    measured = Measured(job.run_dir)
+    measured = MeasuredParts(job.run_dir)
     if world_size() > 1:
         _together(job, planned, measured)
     else:
@@ -68,7 +68,7 @@ def rehearse(job: Job, planned: Rehearsal) -> None:
         (job.run_dir / COMPLETED).write_text("", encoding="utf-8")
 
 
-def _alone(job: Job, planned: Rehearsal, measured: Measured) -> None:
+def _alone(job: Job, planned: Rehearsal, measured: MeasuredParts) -> None:
     """One process: measure its device and its disk."""
     from launcher.train.rehearsal.measurements import save, speed
     from launcher.train.rehearsal.roll import Watchdog, introduce
@@ -84,7 +84,7 @@ def _alone(job: Job, planned: Rehearsal, measured: Measured) -> None:
     watchdog.end()
 
 
-def _together(job: Job, planned: Rehearsal, measured: Measured) -> None:
+def _together(job: Job, planned: Rehearsal, measured: MeasuredParts) -> None:
     """Several ranks: wait for all, join the run's process group, and measure."""
     from launcher.train.collectives import of_all
     from launcher.train.rehearsal.roll import Watchdog, call_roll, introduce, open_store
@@ -131,7 +131,12 @@ def _arrive(store: Any, place: str, limit_s: float) -> None:
 
 
 def _measure(
-    job: Job, planned: Rehearsal, ranks: list[dict[str, Any]], device: Any, watchdog: Any, measured: Measured
+    job: Job,
+    planned: Rehearsal,
+    ranks: list[dict[str, Any]],
+    device: Any,
+    watchdog: Any,
+    measured: MeasuredParts,
 ) -> None:
     """The network between the ranks, their devices and a save."""
     from launcher.train.collectives import of_all

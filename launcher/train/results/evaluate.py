@@ -61,7 +61,7 @@ _ALONE: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class FinishedEvaluation:
     """An evaluation after the run."""
 
     weights: Path
@@ -76,7 +76,7 @@ class Evaluated:
 
 def evaluate(
     run_dir: Path, checkpoint: str | None, data: Path | None, say: Callable[[str], None]
-) -> Evaluated:
+) -> FinishedEvaluation:
     """Loss, perplexity, accuracy and the run's own metrics of its result or of one of its checkpoints.
 
     data: rows to use instead of the held-out ones. RecipeError without rows or weights.
@@ -165,7 +165,7 @@ def _other_rows(job: Job, own: Job, processing: Any) -> dict[str, Any]:
     return prepare_rows(real, processing, load_hooks(own), labels, own.run_dir)
 
 
-def _evaluated(job: Job, own: Job, folder: Path, processing: Any) -> Evaluated:
+def _evaluated(job: Job, own: Job, folder: Path, processing: Any) -> FinishedEvaluation:
     from transformers import PrinterCallback, set_seed
 
     from launcher.train.training import final_metrics, make_arguments, make_trainer
@@ -181,7 +181,7 @@ def _evaluated(job: Job, own: Job, folder: Path, processing: Any) -> Evaluated:
     found = final_metrics(own, trainer)
     found.pop("step", None)  # of training
     metrics = {name.removeprefix("eval_"): value for name, value in found.items()}
-    return Evaluated(folder, len(data.train), metrics)
+    return FinishedEvaluation(folder, len(data.train), metrics)
 
 
 def _model(own: Job, folder: Path, processing: Any, labels: Any) -> Any:

@@ -59,7 +59,7 @@ _TEXT = "The quick brown fox jumps over the lazy dog, and 12 more do so in 1984.
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class LogitDifference:
     """How far logits are from reference logits."""
 
     largest: float
@@ -93,13 +93,13 @@ class Merged:
     bytes: int
     places: int
     """Tokens (rows of a classifier) whose logits were compared."""
-    sum: Difference
+    sum: LogitDifference
     """Merged model, compared with the adapter on its base."""
     compared_in: str
     """dtype in which `sum` was computed."""
-    cast: Difference
+    cast: LogitDifference
     """Written weights, computed in float32, compared with the same."""
-    quantized: Difference | None
+    quantized: LogitDifference | None
     """Merged model in float32, compared with the adapter on its quantised base; None without quantisation."""
     quantization: str | None
 
@@ -196,7 +196,9 @@ def _fits_float64(model: Any) -> bool:
     return available is None or available >= 8 * params + _HOST_SPARE
 
 
-def _in_float64(job: Job, folder: Path, processing: Any, inputs: Sequence[Mapping[str, Any]]) -> Difference:
+def _in_float64(
+    job: Job, folder: Path, processing: Any, inputs: Sequence[Mapping[str, Any]]
+) -> LogitDifference:
     """Difference between the logits of the merged model and those of the adapter on its base, in float64.
 
     There rounding is negligible and a wrong sum is not. Some models amplify float32 rounding: with a Gemma 4
@@ -431,7 +433,7 @@ def _check_space(job: Job, folder: Path, target: Path, dtype: str) -> None:
         )
 
 
-def _unlike(this: str, that: str, found: Difference, precision: str = "") -> Problem:
+def _unlike(this: str, that: str, found: LogitDifference, precision: str = "") -> Problem:
     """`precision`: dtype of the comparison of a merge; "" for a comparison of the written weights."""
     hint = "use the adapter without merging (peft's PeftModel.from_pretrained), and please report this"
     if precision == "float32":
@@ -537,13 +539,13 @@ def _cast_to(dtype: torch.dtype, inputs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def difference(these: Sequence[torch.Tensor], those: Sequence[torch.Tensor]) -> Difference:
+def difference(these: Sequence[torch.Tensor], those: Sequence[torch.Tensor]) -> LogitDifference:
     """How far `these` logits are from the reference `those`, of the same inputs."""
     gaps = torch.cat([(one - other).abs().flatten() for one, other in zip(these, those, strict=True)])
     choices = [
         (one.argmax(-1) == other.argmax(-1)).flatten() for one, other in zip(these, those, strict=True)
     ]
-    return Difference(
+    return LogitDifference(
         largest=gaps.max().item(),  # a NaN wins
         scale=max(one.abs().max().item() for one in those),
         same_choice=torch.cat(choices).float().mean().item() if those[0].shape[-1] > 1 else None,

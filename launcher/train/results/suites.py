@@ -32,7 +32,7 @@ BASE, TRAINED = "base", "trained"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SuiteRequest:
     """The request."""
 
     run_dir: Path
@@ -55,7 +55,7 @@ class Asked:
 def scores(request: Mapping[str, Any]) -> dict[str, Any]:
     """Scores by task. RecipeError for an unknown task, and for a model that does not write text."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    asked = Asked(**{**request, "run_dir": Path(request["run_dir"])})
+    asked = SuiteRequest(**{**request, "run_dir": Path(request["run_dir"])})
     job = read_job(asked.run_dir)
     check_writes(job)
     names, manager = _tasks(asked.suites)
@@ -138,13 +138,15 @@ def _known(suite: str, manager: Any) -> list[str]:
     raise RecipeError(Problem("unknown-suite", f"lm-eval has no task {suite!r}", hint=hint))
 
 
-def _of_trained(asked: Asked, names: Sequence[str], manager: Any) -> dict[str, Any]:
+def _of_trained(asked: SuiteRequest, names: Sequence[str], manager: Any) -> dict[str, Any]:
     trained = load_trained(asked.run_dir, _note, asked.checkpoint)
     found = _asked_of(asked, trained, names, manager, trained.chats)
     return {**found, "weights": str(trained.folder)}
 
 
-def _of_base(asked: Asked, job: Job, names: Sequence[str], manager: Any, chats: bool) -> dict[str, Any]:
+def _of_base(
+    asked: SuiteRequest, job: Job, names: Sequence[str], manager: Any, chats: bool
+) -> dict[str, Any]:
     """The model as the run began with it, with the trained one's tokenizer: so the prompts are equal."""
     from launcher.train.model.models import load_model
     from launcher.train.results.trained import trained_folder, trained_processing
@@ -160,7 +162,7 @@ def _of_base(asked: Asked, job: Job, names: Sequence[str], manager: Any, chats: 
 
 
 def _asked_of(
-    asked: Asked, model: Trained, names: Sequence[str], manager: Any, chats: bool
+    asked: SuiteRequest, model: Trained, names: Sequence[str], manager: Any, chats: bool
 ) -> dict[str, Any]:
     """lm-eval's results for one model."""
     import lm_eval
@@ -207,7 +209,7 @@ def _failed(error: Exception) -> EffilaunchError:
     return RunFailed(Problem("suite-failed", f"lm-eval failed: {said}", hint=hint))
 
 
-def _side_by_side(asked: Asked, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _side_by_side(asked: SuiteRequest, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Task -> settings and scores of both models. RunFailed if they were asked different things."""
     import lm_eval
 

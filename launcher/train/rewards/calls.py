@@ -26,7 +26,7 @@ LOOKED_AT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Reward:
+class RewardCall:
     """A function of `reward:`."""
 
     name: str
@@ -39,9 +39,9 @@ class Reward:
     function: Callable[..., Any]
 
 
-def load_rewards(entries: Sequence[Mapping[str, Any]]) -> list[Reward]:
+def load_rewards(entries: Sequence[Mapping[str, Any]]) -> list[RewardCall]:
     """The functions of a plan. RecipeError where a file cannot be imported or lacks a function."""
-    found: list[Reward] = []
+    found: list[RewardCall] = []
     for index, entry in enumerate(entries):
         path, given = f"reward[{index}].function", entry["function"]
         file: str | None = None
@@ -56,7 +56,7 @@ def load_rewards(entries: Sequence[Mapping[str, Any]]) -> list[Reward]:
         taken = [one.name for one in found if one.name.partition("#")[0] == name]
         unique = f"{name}#{len(taken) + 1}" if taken else name
         call = partial(_with, function, {**SHIPPED_REWARDS.get(given, {}), **entry["arguments"]})
-        found.append(Reward(unique, path, file, entry["weight"], entry["time_limit"], call))
+        found.append(RewardCall(unique, path, file, entry["weight"], entry["time_limit"], call))
     return found
 
 
@@ -65,7 +65,7 @@ def _with(function: Callable[..., Any], arguments: Mapping[str, Any], /, **given
     return function(**{**given, **arguments})
 
 
-def for_trl(reward: Reward) -> Callable[..., list[float | None]]:
+def for_trl(reward: RewardCall) -> Callable[..., list[float | None]]:
     """The function as GRPOTrainer calls it; RunFailed where it fails."""
 
     def scored(prompts: Any, completions: Any, completion_ids: Any, **given: Any) -> list[float | None]:
@@ -79,7 +79,7 @@ def for_trl(reward: Reward) -> Callable[..., list[float | None]]:
 
 
 def values_of(
-    reward: Reward, places: Sequence[str], prompts: Sequence[Any], completions: Sequence[Any],
+    reward: RewardCall, places: Sequence[str], prompts: Sequence[Any], completions: Sequence[Any],
     completion_ids: Sequence[Any], columns: Mapping[str, Any], kind: type[EffilaunchError],
 ) -> list[float | None]:  # fmt: skip
     """One number or None for each completion. `kind` of error, with function and row, for anything else.
@@ -149,7 +149,7 @@ def _row_of(error: BaseException, places: Sequence[str], call: Callable[..., Any
 
 
 def _explained(
-    reward: Reward, error: BaseException, row: str | None, kind: type[EffilaunchError]
+    reward: RewardCall, error: BaseException, row: str | None, kind: type[EffilaunchError]
 ) -> EffilaunchError:
     where = f" for the row {row}" if row is not None else " for a batch, and for none of its rows alone"
     line = None if reward.file is None else error_line(error, Path(reward.file))
