@@ -56,8 +56,6 @@ NAME = "{name}"
 """In the URL: the name of the run directory."""
 STALL_S = 300.0
 """The end of a run waits for its upload as long as bytes move; so long without any ends the wait."""
-LEAST_STOP_S = 60.0
-"""Least time from a signal to the end of the upload that follows it."""
 LEAST_UPLOAD_S = 10.0
 _ATTEMPTS, _PAUSE_S = 3, 2.0
 """Of each operation before the run starts."""
@@ -408,7 +406,7 @@ def run_mirrored(
         raise _interrupted(error, run_dir, found) from error
     except EffilaunchError:
         finished_run = (run_dir / MARKER).is_file()  # and could not be pushed to the hub
-        limit_s = None if finished_run else max(LEAST_STOP_S, float(plan.runtime.stop_seconds or 0))
+        limit_s = None if finished_run else float(plan.runtime.stop_limit_s)
         found = mirroring.end("all" if finished_run else "newest", limit_s)
         if lacks := missing(run_dir, found, with_result=finished_run):
             mirroring.say(f"WARNING: {lacks}")
@@ -433,7 +431,7 @@ def _time_left(plan: Plan, run_dir: Path) -> float:
     spent = 0.0
     with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
         spent = float(read_json(run_dir / STOPPED).get("seconds") or 0.0)
-    return max(LEAST_UPLOAD_S, max(LEAST_STOP_S, float(plan.runtime.stop_seconds or 0)) - spent)
+    return max(LEAST_UPLOAD_S, float(plan.runtime.stop_limit_s) - spent)
 
 
 def _interrupted(error: Interrupted, run_dir: Path, found: Mapping[str, Any]) -> Interrupted:

@@ -43,6 +43,7 @@ from launcher.facts.safe_files import parse_json, write_text
 from launcher.knowledge.diagnose.findings import Finding
 from launcher.knowledge.diagnose.run_dir import LOST
 from launcher.plan.plan import Plan
+from launcher.plan.settings import LEAST_STOP_S
 from launcher.planner.stopping import slow_step_word
 from launcher.render.bundle import Bundle, dump_json
 from launcher.render.command import PREPARE, WORKER, render_agent
@@ -51,8 +52,6 @@ ALONE = JobMember("", 0, 1, 1, 0, 1, 0, "127.0.0.1", 0)
 """The place of a run on one node."""
 PREPARE_STOP_S = 10.0
 """The process that prepares data has nothing to save: its cache stays."""
-LEAST_STOP_S = 60.0
-"""Least time for a step and a save."""
 _TRY = "==== try "
 """Beginning of the line between two attempts of a run in all its logs."""
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from launcher.errors import Problem, RecipeError
 
 MIB = 2**20
+VOLTA, AMPERE, ADA = (7, 0), (8, 0), (8, 9)
+"""Compute capabilities of the first GPUs of a generation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import execute, prepare_data
 from launcher.execute.start_checks import check_free_memory, check_machine
 from launcher.facts import probe
-from launcher.facts.hardware import Hardware
+from launcher.facts.hardware import AMPERE, Hardware
 from launcher.facts.safe_files import write_text
 from launcher.facts.software import require_modules
 from launcher.inputs.first_rows import data_problems
@@ -40,7 +40,6 @@ from launcher.memory.tensor_parallel import divisors
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.planner.candidates import UPSTREAM_MICRO_BATCH
-from launcher.planner.decide import AMPERE
 from launcher.planner.planner import make_plan, predict_as_run
 from launcher.recipe.loading import LoadedRecipe, load_recipe, with_changes
 from launcher.recipe.schema import Recipe

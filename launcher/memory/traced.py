@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from launcher.facts.hardware import Hardware
+from launcher.facts.hardware import AMPERE, Hardware
 from launcher.facts.memory_trace import Trace, TracedStep
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import Components, Held, MemoryJob
@@ -22,8 +22,6 @@ _CHOICES = (
     "adapted", "uneven", "whole", "adapter_dropout", "checkpointing", "attention", "optim", "document_mask",
     "one_row", "padded", "one_by_one", "cast_inputs", "chunked",
 )  # fmt: skip
-_FLASH = (8, 0)
-"""Compute capability from which torch has a flash kernel."""
 
 
 def choices_of(job: MemoryJob, hardware: Hardware) -> dict[str, Any]:
@@ -34,7 +32,7 @@ def choices_of(job: MemoryJob, hardware: Hardware) -> dict[str, Any]:
         "cast_by": job.engine.name if job.engine.casts(job.precision) else None,
         "keeps_gradients": job.accumulation != 1 and not job.reduces_each,
         "on_cpu": hardware.is_cpu,
-        "flash": capability is not None and capability >= _FLASH,
+        "flash": capability is not None and capability >= AMPERE,
     }
 
 

@@ -411,6 +411,10 @@ class LaunchSettings(Section, LaunchKeys):
     env: Mapping[str, str] = {}
 
 
+LEAST_STOP_S = 60
+"""Least seconds from a signal to the end of a run: for a step and a save, and for the upload that follows."""
+
+
 class RuntimeSettings(Section, RuntimeKeys):
     """What the workers do around the Trainer."""
 
@@ -422,6 +426,11 @@ class RuntimeSettings(Section, RuntimeKeys):
     ]
     """What the loss of a step and of an evaluation is a mean of."""
     stop_seconds: Annotated[int | None, Key(DERIVED)] = None
+
+    @property
+    def stop_limit_s(self) -> int:
+        """Seconds that a stop may take."""
+        return max(LEAST_STOP_S, self.stop_seconds or 0)
 
 
 class Settings(Section, RunKeys):

@@ -5,12 +5,10 @@ from __future__ import annotations
 from launcher.engines import ENGINES, engine_of
 from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
-from launcher.facts.hardware import Hardware
+from launcher.facts.hardware import AMPERE, VOLTA, Hardware
 from launcher.plan.draft import Draft
 from launcher.recipe.schema import Recipe
 
-AMPERE = (8, 0)
-VOLTA = (7, 0)
 SIZES = ("tp_size", "sp_size", "cp_size")
 """The keys of `sharding` by which ranks share a copy."""
 HALF = {"bf16": "bfloat16", "bf16-true": "bfloat16", "fp16": "float16", "fp16-true": "float16"}

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.engines import engine_of
 from launcher.facts.architectures import Adapted
-from launcher.facts.hardware import Hardware
+from launcher.facts.hardware import AMPERE, Hardware
 from launcher.facts.lora import adapted_by
 from launcher.facts.model import ModelSpec
 from launcher.facts.prepared_images import PreparedImages
@@ -17,7 +17,6 @@ from launcher.memory.allocator import expandable_in, rounds_pinned
 from launcher.memory.job import MemoryJob
 from launcher.memory.operations import WIDTHS
 from launcher.plan.draft import Draft
-from launcher.planner.decide import AMPERE
 from launcher.planner.rollouts import rollout_of
 
 KERNEL_WIDTHS = 256

@@ -10,7 +10,7 @@ from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.engines.fsdp import FSDP
 from launcher.errors import Problem, RecipeError
-from launcher.facts.hardware import Hardware
+from launcher.facts.hardware import AMPERE, Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import MemoryJob
 from launcher.recipe.loading import LoadedRecipe
@@ -27,7 +27,7 @@ ATTENTION_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "c_attn", "qkv_proj",
 
 def model_strategies(spec: ModelSpec, hardware: Hardware) -> list[tuple[str, Changes]]:
     """Named ways to train a model, as changes of `model_recipe`."""
-    is_old = hardware.compute_capability is not None and hardware.compute_capability < (8, 0)
+    is_old = hardware.compute_capability is not None and hardware.compute_capability < AMPERE
     full = [("full, DDP", _DDP)]
     full += [(f"full, ZeRO-{stage}", _zero(stage)) for stage in range(4)]
     full += [(f"full, {name}", changes) for name, changes in _offloaded((2, 3))]
@@ -164,7 +164,7 @@ def on_hardware(job: MemoryJob, hardware: Hardware, tensor_parallel: int) -> Mem
         raise RecipeError(Problem("bad-tensor-parallel", message, hint=f"use a multiple of {group} devices"))
     # With a device_map one process spreads its layers over the devices.
     copies = 1 if job.spread > 1 else hardware.num_devices // group
-    old = hardware.compute_capability is not None and hardware.compute_capability < (8, 0)
+    old = hardware.compute_capability is not None and hardware.compute_capability < AMPERE
     return replace(
         job,
         data_parallel=copies,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from launcher.engines import engine_of
 from launcher.facts.capabilities import chunk_rows, is_varlen
+from launcher.facts.hardware import AMPERE, VOLTA
 from launcher.facts.lora import adapted_by
 from launcher.facts.model import ModelSpec
 from launcher.facts.model_types import why_not_apart, why_not_chunked, why_not_compiled
@@ -21,7 +22,7 @@ from launcher.memory.states import MIXED
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.planner.candidates import Candidate
-from launcher.planner.decide import AMPERE, VOLTA, shares
+from launcher.planner.decide import shares
 from launcher.planner.record import ONLY_EAGER
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named

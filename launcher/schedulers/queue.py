@@ -29,8 +29,6 @@ EXIT = "==== exit "
 ASKED_TO_STOP = (130, 138, 143)
 """Exit codes of a run that a signal ended: its own, and those of a Python that SIGUSR1 or SIGTERM killed
 before the run had installed its handlers."""
-LEAST_STOP_S = 60
-"""Least time for a stop, as in launcher/execute/start.py."""
 Phase = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 
@@ -79,7 +77,7 @@ class Submission:
     @property
     def stop_seconds(self) -> int:
         """Seconds that the run which takes longest needs to stop: a step and a save."""
-        return max(LEAST_STOP_S, *(run.plan.runtime.stop_seconds or 0 for run in self.runs))
+        return max(run.plan.runtime.stop_limit_s for run in self.runs)
 
     def alone(self, run: PlannedRun) -> Submission:
         """The same for one run of a sweep, to start it again."""

@@ -38,8 +38,8 @@ from launcher.schedulers.queue import (
 )
 
 JOB, DRIVER = "ray.json", "launcher.schedulers.ray_job"
-LEAST_STOP_S, MARGIN_S = 60, 60
-"""Least time for a stop, as in launcher/execute/start.py; for the ends of the ranks, and of the driver."""
+MARGIN_S = 60
+"""For the ends of the ranks, and of the driver."""
 _PHASES: Mapping[str, Phase] = {
     "PENDING": "waiting", "RUNNING": "running", "SUCCEEDED": "done", "FAILED": "failed",
     "STOPPED": "cancelled",
@@ -120,7 +120,7 @@ def _rendered(job: Submission, run: PlannedRun) -> dict[str, Any]:
     if not hardware.is_cpu:
         bundle["GPU"] = hardware.devices_per_node
     least, most = job.node_counts
-    stop_s = max(LEAST_STOP_S, run.plan.runtime.stop_seconds or 0)
+    stop_s = run.plan.runtime.stop_limit_s
     env = {str(name): str(value) for name, value in asked.runtime_env.get("env_vars", {}).items()}
     # Ray's own limit is 3 s; the driver waits for the nodes, and kills what does not end.
     limits = {"RAY_JOB_STOP_WAIT_TIME_S": str(stop_s + 2 * MARGIN_S)}

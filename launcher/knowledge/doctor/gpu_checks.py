@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import inf
 
 from launcher.facts.gpus import Gpu, unusable
+from launcher.facts.hardware import ADA, AMPERE
 from launcher.facts.machine_facts import Machine
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, numbers, ok, size, skip, warn
 from launcher.knowledge.doctor.needs import has_env, on_gpu
 from launcher.plan.plan import Plan
 
-AMPERE, ADA = (8, 0), (8, 9)
 _P2P_DRIVER = (550, 40, 7)
 _NO_GPU = "no GPU here"
 

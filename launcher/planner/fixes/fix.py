@@ -8,7 +8,7 @@ from typing import Literal
 
 from launcher.engines import engine_of
 from launcher.engines.engine import Engine
-from launcher.facts.hardware import Hardware
+from launcher.facts.hardware import AMPERE, Hardware
 from launcher.facts.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.plan.settings import HasSettings, Settings
@@ -42,7 +42,7 @@ class Situation(HasSettings):
     @property
     def pre_ampere(self) -> bool:
         capability = self.hardware.compute_capability
-        return capability is not None and capability < (8, 0)
+        return capability is not None and capability < AMPERE
 
     @property
     def engine(self) -> Engine:

@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from launcher.facts.hardware import AMPERE
 from launcher.train.data.host_counts import document_lengths
 from launcher.train.upstream.model_seams import is_surely_causal
 from launcher.train.upstream.torch_seams import never_compiled
@@ -226,7 +227,7 @@ def _window(length: int, window: int, device: torch.device) -> torch.Tensor:
 
 
 def _find_kernel() -> tuple[Callable[..., Any], frozenset[str]] | None:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < AMPERE:
         return None
     try:
         from torch.nn.attention.varlen import varlen_attn

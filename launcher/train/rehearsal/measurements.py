@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from launcher.facts.hardware import AMPERE
 from launcher.plan.rehearsal import LEAST_SHARE, SHARE, Rehearsal
 from launcher.train.collectives import of_all
 
@@ -39,7 +40,7 @@ def _products(device: torch.device) -> Callable[[int], None]:
     """A function that multiplies two matrices so many times; it does not wait for a GPU."""
     width, dtype = WIDTH[device.type], torch.float32
     if device.type == "cuda":  # a type that tensor cores multiply
-        dtype = torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+        dtype = torch.bfloat16 if torch.cuda.get_device_capability(device) >= AMPERE else torch.float16
     left = torch.full((width, width), 0.5, dtype=dtype, device=device)
     right = torch.full((width, width), 2.0 / width, dtype=dtype, device=device)
     out = torch.empty_like(left)
