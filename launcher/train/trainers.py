@@ -540,6 +540,19 @@ class PreparedTrainer(RowsArePrepared, PlannedTrainer):
             if name in before:
                 parameter.data = before[name].to(parameter.device)
 
+    def predicted(self, *args: Any, **kwargs: Any) -> Any:
+        (rows, counted), gather, ranks = self._step, self.accelerator.gather, self.accelerator.num_processes
+        if self._losses is None or counted * self.evaluated_by == rows * ranks:
+            return super().predicted(*args, **kwargs)
+
+        def gather_counted(found: Any) -> Any:
+            """Values for trl's metrics, without those of ranks that have the last row once more."""
+            own = counted * self.evaluated_by
+            return recursively_apply(lambda each: each[: len(each) * own // ranks], gather(found))
+
+        with replaced(self.accelerator, gather=gather_counted):
+            return super().predicted(*args, **kwargs)
+
     def log(self, *args: Any, **kwargs: Any) -> None:
         whole_evaluation(self, self.evaluated_rows)
         super().log(*args, **kwargs)

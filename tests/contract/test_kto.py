@@ -161,6 +161,54 @@ def test_shuffled_batches_have_pairs_of_their_own(tmp_path):
     assert pairs == answers[-1:] + answers[:-1]
 
 
+# --- metrics of each side
+
+
+def sums_of_answers(trainer, rows) -> list[tuple[bool, float]]:
+    """(label, log-probability of the whole answer) of each row, by a forward of the row alone."""
+    import torch
+
+    found = []
+    for row in rows:
+        ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
+        with torch.no_grad():
+            logits = trainer.model(input_ids=ids).logits[0, :-1].float()
+        each = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        found.append((row["label"], float(each[len(row["prompt_ids"]) - 1 :].sum())))
+    return found
+
+
+@pytest.mark.parametrize("micro", [1, 3, 9])
+def test_metrics_of_a_side_are_means_over_its_rows(tmp_path, micro):
+    """9 rows, of which 6 are good, unevenly over the micro-batches. The rate is 0: nothing changes."""
+    changes = {"trainer.per_device_train_batch_size": micro, "trainer.per_device_eval_batch_size": 4,
+               "trainer.gradient_accumulation_steps": 9 // micro, "trainer.learning_rate": 0.0,
+               "trainer.max_steps": 1,
+               "trainer.eval_on_start": True, "trainer.beta": 1.0,
+               "trainer.loss_type": "apo_zero_unpaired"}  # fmt: skip
+    rows = prepared(tmp_path, 9)
+    work = job(tmp_path, KTO | changes)
+    frozen, model = llama(), llama()
+    frozen.model.norm.weight.data *= 2  # rewards are not 0
+    trainer = make_trainer(work, make_arguments(work), model, tokenizer(), Rows(rows, rows))
+    trainer.ref_model.load_state_dict(frozen.state_dict())
+    fit(work, trainer, Meter(on_cuda=False))
+    own = sums_of_answers(trainer, rows)
+    trainer.model.load_state_dict(frozen.state_dict())
+    other = sums_of_answers(trainer, rows)
+    expected = {}
+    for side, label in (("chosen", True), ("rejected", False)):
+        logps = [value for found, value in own if found == label]
+        differences = [a - b for (found, a), (_, b) in zip(own, other, strict=True) if found == label]
+        expected[f"logps/{side}"] = sum(logps) / len(logps)
+        expected[f"rewards/{side}"] = sum(differences) / len(differences)
+    expected["rewards/margins"] = expected["rewards/chosen"] - expected["rewards/rejected"]
+    logged = [row for row in metrics(tmp_path) if "eval_loss" in row or "loss" in row]
+    assert len(logged) == 2
+    for row, prefix in zip(logged, ("eval_", ""), strict=True):
+        assert {key: row[prefix + key] for key in expected} == pytest.approx(expected, rel=1e-4), prefix
+
+
 # --- learning
 
 

@@ -8,7 +8,7 @@ from trl import KTOTrainer
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from launcher.train.tasks.reference import ReferenceTrainer
-from launcher.train.upstream.trl_seams import PairsOnce
+from launcher.train.upstream.trl_seams import PairsOnce, SidesByRows
 
 
 class KlPairs(DataCollatorForUnpairedPreference):
@@ -27,7 +27,7 @@ class KlPairs(DataCollatorForUnpairedPreference):
         return batch
 
 
-class PreparedKtoTrainer(PairsOnce, ReferenceTrainer, KTOTrainer):
+class PreparedKtoTrainer(SidesByRows, PairsOnce, ReferenceTrainer, KTOTrainer):
     """KTOTrainer for rows of `encode_labelled`, in any order: `KlPairs` makes the pairs of each batch."""
 
     def __init__(self, model: Any, *, args: Any, **more: Any) -> None:

@@ -237,6 +237,13 @@ SEAMS = (
          '= [examples["completion_ids"][-1]] + examples["completion_ids"][:-1]'),
     ),
     Seam(
+        "trl.trainer.kto_trainer", "KTOTrainer._compute_loss", ("1.16.0", 1370), "upstream/trl_seams.py",
+        "context", "A side has its means of a micro-batch, which are weighed by its rows or tokens.",
+        ("if total_chosen_tokens > 0:", "if all_num_chosen > 0:", "if all_num_rejected > 0:",
+         'self._metrics[mode]["logps/rejected"].append(',
+         'mode = "train" if self.model.training else "eval"'),
+    ),
+    Seam(
         "trl.trainer.reward_trainer", "RewardTrainer._prepare_dataset", ("1.16.0", 649),
         "upstream/trl_seams.py", "override", "Rows are prepared before the ranks start.",
     ),

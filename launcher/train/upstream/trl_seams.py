@@ -52,6 +52,54 @@ def _with_pairs(samples: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return {**samples, "KL_completion_ids": answers[-1:] + answers[:-1]}
 
 
+class SidesByRows:
+    """Mixin before KTOTrainer: metrics of good and of bad answers are means over the answers of that side.
+
+    trl takes the mean of micro-batches, each with another number of either side, and margins only of those
+    that have both.
+    """
+
+    accelerator: Any
+    model: Any
+    _metrics: dict[str, dict[str, list[float]]]
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self._sides: dict[str, list[Any]] = {"train": [], "eval": []}
+        super().__init__(*args, **more)
+
+    def compute_loss(self, model: Any, inputs: Mapping[str, Any], *args: Any, **more: Any) -> Any:
+        import torch
+
+        good, tokens = inputs["label"].bool(), inputs["completion_mask"][:, 1:].sum(1)
+        counts = torch.stack([good.sum(), (~good).sum(), (tokens * good).sum(), (tokens * ~good).sum()])
+        found = self.accelerator.gather_for_metrics(counts[None]).sum(0)
+        self._sides["train" if self.model.training else "eval"].append(found)
+        return super().compute_loss(model, inputs, *args, **more)  # type: ignore[misc]
+
+    def log(self, *args: Any, **more: Any) -> None:
+        mode = "train" if self.model.training else "eval"
+        if self._sides[mode]:
+            _weigh_sides(self._metrics[mode], [step.tolist() for step in self._sides[mode]])
+            self._sides[mode].clear()
+        super().log(*args, **more)  # type: ignore[misc]
+
+
+def _weigh_sides(metrics: dict[str, list[float]], counts: Sequence[Sequence[int]]) -> None:
+    """counts: good and bad rows, and target tokens of good and of bad ones, of each micro-batch."""
+    good, bad, good_tokens, bad_tokens = zip(*counts, strict=True)
+    weights = {"entropy": [sum(step[2:]) for step in counts]}
+    for side, rows, tokens in (("chosen", good, good_tokens), ("rejected", bad, bad_tokens)):
+        # trl has no value of a micro-batch without the side.
+        weights |= {f"{name}/{side}": [*filter(None, rows)] for name in ("rewards", "logps")}
+        weights[f"logits/{side}"] = [*filter(None, tokens)]
+    for name, each in weights.items():
+        if sum(each):
+            values = zip(metrics[name], each, strict=True)
+            metrics[name] = [sum(value * count for value, count in values) / sum(each)]
+    if sum(good) and sum(bad):
+        metrics["rewards/margins"] = [metrics["rewards/chosen"][0] - metrics["rewards/rejected"][0]]
+
+
 def preference_samples(
     rows: Sequence[Mapping[str, Any]], tokenizer: Any, max_length: int
 ) -> list[dict[str, Any]]:
