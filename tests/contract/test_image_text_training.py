@@ -12,6 +12,8 @@ pytest.importorskip("torch")
 pytest.importorskip("PIL")
 
 import torch
+from engine_runs import check_alike, column
+from engine_runs import prepared as prepared_by_recipe
 from plans import generate, prepared, trained, write_run
 from vision_models import EVERY, colour_rows, save_base, write_rows
 
@@ -108,6 +110,35 @@ def test_no_batch_changes_the_loss_of_a_step_or_an_evaluation(tmp_path, base, ro
         first = next(line for line in lines if "eval_loss" in line)
         found.append((step["loss"], step["grad_norm"], first["eval_loss"]))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_two_ranks_have_the_losses_of_one_process(tmp_path, forks):
+    """Steps of 12 rows, with none to two images each: 12 at a time, and 2 by each rank."""
+    ground = tmp_path / "ground"
+    save_base(ground / "model", "smolvlm")
+    write_rows(ground, colour_rows(ground))
+    ended = []
+    for world, micro, batch in ((0, 12, 16), (2, 2, 3)):
+        said = {
+            "task": "image-text-to-text", "model": {"name_or_path": "model"}, "precision": "fp32",
+            "data": {"train": [{"path": "rows.jsonl"}], "eval": [{"path": "rows.jsonl"}], "max_length": 512},
+            "global_batch_size": 12, "python": "hooks.py",
+            "trainer": {
+                "max_steps": 4, "logging_steps": 1, "report_to": "none", "optim": "sgd", "max_grad_norm": 0.0,
+                "learning_rate": 0.1, "lr_scheduler_type": "constant", "save_strategy": "no",
+                "eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True,
+                "per_device_train_batch_size": micro, "per_device_eval_batch_size": batch,
+            },
+        }  # fmt: skip
+        out, env = prepared_by_recipe(said, ground, tmp_path / f"{world}", forks, world)
+        run = forks.run(out, world, env)
+        assert set(run.codes) == {0}, run.said
+        ended.append(out)
+    check_alike(*ended)
+    whole, parts = (column(out, "eval_loss") for out in ended)
+    assert len(set(whole)) == 3
+    assert parts == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", EVERY)
