@@ -197,7 +197,8 @@ def test_the_text_explains_what_is_wrong(smi, capsys):
     out = capsys.readouterr().out
     assert re.search(r"^ *FAIL +NVIDIA driver +nvidia-smi fails$", out, re.MULTILINE)
     assert ": no devices" in out
-    assert out.rstrip().splitlines()[-1].endswith(": driver")
+    # A machine under load may add a warning: "; 1 warning".
+    assert out.rstrip().splitlines()[-1].partition(";")[0].endswith(": driver")
 
 
 PLANTED = {
