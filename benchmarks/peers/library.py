@@ -53,7 +53,8 @@ def dpo(job: Given) -> Any:
 def reward(job: Given) -> Any:
     from trl import RewardConfig, RewardTrainer
 
-    args = RewardConfig(**common(job), max_length=job["max_length"])
+    # The tokenizer's own pad is EOS: the model would read the token before the end of a row.
+    args = RewardConfig(**common(job), max_length=job["max_length"], pad_token="<|endoftext|>")
     return RewardTrainer(args=args, **parts(job, AutoModelForSequenceClassification, "SEQ_CLS"))
 
 

@@ -201,6 +201,15 @@ def plain_dpo(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
     )
 
 
+def plain_chosen(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
+    """DPOTrainer with the loss `sft` alone, the mean over the tokens of chosen answers."""
+
+    def items(batch: Any) -> Any:
+        return batch["completion_mask"][: len(batch["input_ids"]) // 2, 1:].sum()
+
+    return means(plain_dpo(model, rows, args), items)
+
+
 def plain_kto(model: Path, rows: Rows, args: Mapping[str, Any]) -> Any:
     """Rows in their order, which trl's KTOTrainer requires."""
     import datasets
@@ -535,7 +544,7 @@ CASES: dict[str, Case] = {
     "dpo, without a reference": Case(
         llama,
         PAIRS,
-        plain_dpo,
+        plain_chosen,
         {"task": "dpo", "trainer": {"loss_type": "sft"}},
         {"loss_type": ["sft"]},
         "trl",
