@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from launcher.train.data.host_counts import KEY
 from launcher.train.engines import sequence
 from launcher.train.trainers import PlannedTrainer
 
 
 class WithPositions:
-    """A collator that also says the positions, which upstream's adapter asks for."""
+    """A collator that also gives the positions, which upstream's adapter asks for.
+
+    Without the counts of the host: they are of the labels of whole rows, and the adapter gives out parts of
+    them under another name.
+    """
 
     def __init__(self, plain: Any) -> None:
         self.plain = plain
@@ -18,6 +23,7 @@ class WithPositions:
         import torch
 
         batch = dict(self.plain(samples))
+        batch.pop(KEY)
         rows, width = batch["input_ids"].shape
         batch["position_ids"] = torch.arange(width).expand(rows, width).contiguous()
         return batch
