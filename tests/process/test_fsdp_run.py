@@ -113,7 +113,7 @@ def test_its_result_is_evaluated_asked_and_merged(folder, tmp_path):
     adapter = "{type: lora, r: 4, lora_alpha: 8, target_modules: all-linear}"
     result = run(folder, out, "--set", f"adapter={adapter}", "--set", "data.eval={split: 0.25}")["result"]
     found = effilaunch("eval", out)["metrics"]
-    assert found["eval_loss"] == pytest.approx(result["eval"]["eval_loss"], rel=1e-5)
+    assert found["loss"] == pytest.approx(result["eval"]["eval_loss"], rel=1e-5)
     effilaunch("generate", out, "w1 w2")
     effilaunch("merge", out, "--output", merged)
     assert next(merged.glob("*.safetensors")).stat().st_size > 0
