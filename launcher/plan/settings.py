@@ -45,6 +45,7 @@ from launcher.recipe.keys import (
     ShardingKeys,
     has_problem_types,
     keys_of,
+    shared_keys,
 )
 from launcher.tasks import task_named
 from launcher.tasks.embedding import Embedding
@@ -572,6 +573,6 @@ def declared_keys() -> Mapping[str, Key]:
 
 def deciding_images() -> tuple[str, ...]:
     """Settings that decide the images of the prepared samples; the recipe has the same keys and values."""
-    samples = (name for name, key in declared_keys().items() if key.decides_samples)
+    samples = (name for name, key in shared_keys() if key.decides_samples)
     model = ("name_or_path", "revision", "tokenizer", "chat_template", "add_tokens", "image_sizes")
     return ("task", "python.file", "data.train", *samples, *(f"model.{name}" for name in model))

@@ -97,7 +97,7 @@ class PlannedTrainer(SeamTrainer):
     """Rows of each step of the last evaluation, of all ranks."""
     _losses: LossSum | None = None
     """Of the evaluation that runs now."""
-    _step = (0, 0)
+    _rows_of_step = (0, 0)
     """Of an evaluation: rows of each rank, and rows of all ranks that count."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -399,9 +399,9 @@ class PlannedTrainer(SeamTrainer):
         self._watch(inputs)
         if self._losses is None:
             return self.predicted(model, inputs, *args, **kwargs)
-        items, self._step = self.loss_items(inputs), next(self._steps)
+        items, self._rows_of_step = self.loss_items(inputs), next(self._steps)
         loss, predictions, targets = self.predicted(model, inputs, *args, **kwargs)
-        rows, counted = self._step
+        rows, counted = self._rows_of_step
         own = self.accelerator.process_index // self.evaluated_by * rows < counted
         if loss is not None:
             self._losses.add(loss, items.to(loss.device) * own)
@@ -442,7 +442,7 @@ class PlannedTrainer(SeamTrainer):
 
     def _gather_counted(self, found: Any) -> Any:
         """Results [rows, ...] of all ranks, without those of repeated rows and of the copies of a model."""
-        rows, counted = self._step
+        rows, counted = self._rows_of_step
 
         def cut(gathered: Any) -> Any:
             if len(gathered) != rows * self.accelerator.num_processes:
@@ -541,8 +541,11 @@ class PreparedTrainer(RowsArePrepared, PlannedTrainer):
                 parameter.data = before[name].to(parameter.device)
 
     def predicted(self, *args: Any, **kwargs: Any) -> Any:
-        (rows, counted), gather, ranks = self._step, self.accelerator.gather, self.accelerator.num_processes
-        if self._losses is None or counted * self.evaluated_by == rows * ranks:
+        if self._losses is None:
+            return super().predicted(*args, **kwargs)
+        (rows, counted), gather = self._rows_of_step, self.accelerator.gather
+        ranks = self.accelerator.num_processes
+        if counted * self.evaluated_by == rows * ranks:
             return super().predicted(*args, **kwargs)
 
         def gather_counted(found: Any) -> Any:
