@@ -100,7 +100,9 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
         problem = job.data.problem_type
         return task.scores(Evaluated(names, predictions, targets, processing, data.labels, problem))
 
-    collate = CountOnHost(data.collate) if task.shifts_labels and data.collate else data.collate
+    collate = data.collate
+    if task.shifts_labels and collate:
+        collate = CountOnHost(collate, targets=job.model.loss == "chunked")
     common = {
         "model": model,
         "args": args,

@@ -169,7 +169,8 @@ def test_masks_know_the_documents_that_the_host_counted(lengths):
     positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
     upstream = masking_utils.find_packed_sequence_indices(positions)
     ids = torch.zeros_like(positions)
-    batch = CountOnHost(lambda samples: dict(samples[0]))([{"position_ids": positions, "labels": ids}])
+    count = CountOnHost(lambda samples: dict(samples[0]), targets=False)
+    batch = count([{"position_ids": positions, "labels": ids}])
     hand_over(batch)
     with documents_known(holds_several):
         found = masking_utils.find_packed_sequence_indices(batch["position_ids"])

@@ -25,7 +25,7 @@ class HostCounts:
     """Of one batch of next-token labels. Libraries that move batches leave objects of a class as they are."""
 
     targets: int | None
-    """Labels that contribute to the loss, the first of a row not counted; None without labels by token."""
+    """Labels that contribute to the loss, the first of a row not counted; None where they are not counted."""
     lengths: list[int] | None
     """Tokens of each document of a flattened row."""
     several: bool | None
@@ -33,17 +33,17 @@ class HostCounts:
 
 
 class CountOnHost:
-    """A collator that also counts. Pickles, for dataloader workers."""
+    """A collator that also counts, targets only where the loss asks. Pickles, for dataloader workers."""
 
-    def __init__(self, collate: Callable[..., Any]) -> None:
-        self._collate = collate
+    def __init__(self, collate: Callable[..., Any], *, targets: bool) -> None:
+        self._collate, self._targets = collate, targets
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """The batch, with HostCounts under KEY."""
         batch = self._collate(samples)
         labels, bounds = batch.get("labels"), batch.get("cu_seq_lens_q")
-        by_token = labels is not None and labels.dim() == 2
-        targets = int((labels[:, 1:] != IGNORED).sum()) if by_token else None
+        counted = self._targets and labels is not None and labels.dim() == 2
+        targets = int((labels[:, 1:] != IGNORED).sum()) if counted else None
         positions = batch.get("position_ids")
         in_rows = positions is not None and positions.dim() == 2
         several = bool((positions[:, 1:] == 0).any()) if in_rows else None
