@@ -30,8 +30,9 @@ from launcher.render.bundle import render
 from launcher.train.data.host_counts import CountOnHost, hand_over, holds_several
 from launcher.train.upstream.model_seams import documents_known
 
-MASKS = str(masking_utils.__file__)
-"""Of transformers, which read the positions of packed rows."""
+PACKED = masking_utils.find_packed_sequence_indices.__code__
+"""Of transformers: what reads the positions of packed rows, which the collator has counted. Of padded rows
+transformers reads the mask itself."""
 OURS, TORCH = (f"{Path(module.__file__).parent}/" for module in (launcher, torch))
 ATEN = torch.ops.aten
 WAITS = {
@@ -59,15 +60,15 @@ class Waits(TorchDispatchMode):
 
 def note(found: list[str], what: str) -> None:
     """Add the innermost line that is not torch's, if it is ours and not the data loader's."""
-    frame, place = sys._getframe(2), None
+    frame, place, counts = sys._getframe(2), None, False
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(f"{TORCH}utils/data/"):
             return
         if place is None and not name.startswith(TORCH):
-            place = f"{name}:{frame.f_lineno}: {what}"
+            place, counts = f"{name}:{frame.f_lineno}: {what}", frame.f_code is PACKED
         frame = frame.f_back
-    if place is not None and place.startswith((OURS, MASKS)):
+    if place is not None and (place.startswith(OURS) or counts):
         found.append(place.removeprefix(OURS))
 
 
