@@ -110,10 +110,12 @@ def _contrast(draft: Draft, copies: int) -> dict[str, Any]:
     """How many sequences a sample makes, and what those of a micro-batch are compared with."""
     task = draft.task
     gathers = task.compares_texts and task.compares(draft) and draft.embedding.gather_across_devices
-    widths = len(draft.embedding.matryoshka_dims) if task.head == "none" else 0
+    embeds = task.head == "none"
+    widths = len(draft.embedding.matryoshka_dims) if embeds else 0
     return {
         "sequences_per_sample": task.sequences(draft),
-        "passes": task.sequences(draft) if task.compares_texts else 1,
+        # An embedding model reads a column of texts at a time, a reranker all pairs of a micro-batch.
+        "passes": task.sequences(draft) if embeds else 1,
         "mini_batch": task.mini_batch(draft) or 0,
         "gathered": copies if gathers else 1,
         "matryoshka": widths,
