@@ -63,7 +63,7 @@ Strings = str | list[str]
 CHOSEN_BEST = Resume("note", "the best checkpoint so far was chosen by the old value")
 MINIMISED = Resume("refuse", "what is minimised would be other")
 REWARDED = Resume("refuse", "what is rewarded would be other")
-LEARNT = Resume("refuse", "it decides what was learned so far")
+LEARNED = Resume("refuse", "it decides what was learned so far")
 _OTHER_WEIGHTS = Resume("refuse", "what is trained was learned on other frozen weights")
 _OTHER_TYPE = Resume("refuse", "weights and states are of another type")
 _FILES = Resume("states", "each engine writes files of its own")
@@ -437,10 +437,10 @@ class RuntimeSettings(Section, RuntimeKeys):
 class Settings(Section, RunKeys):
     """All settings of a plan."""
 
-    task: Annotated[str, Key(LEARNT)]
+    task: Annotated[str, Key(LEARNED)]
     precision: Annotated[Precision, Key(_OTHER_TYPE)]
     global_batch_size: Annotated[int, Key(_COUNTED)]
-    tiny: Annotated[bool, Key(LEARNT)]
+    tiny: Annotated[bool, Key(LEARNED)]
     model: ModelSettings
     adapter: AdapterSettings
     data: DataSettings

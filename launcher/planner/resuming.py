@@ -14,7 +14,7 @@ from launcher.engines.deepspeed import ADAM
 from launcher.engines.engine import RANKS, counted
 from launcher.errors import Problem
 from launcher.plan.plan import Plan
-from launcher.plan.settings import CHOSEN_BEST, FINISHED, LEARNT, MINIMISED, REWARDED, declared_keys
+from launcher.plan.settings import CHOSEN_BEST, FINISHED, LEARNED, MINIMISED, REWARDED, declared_keys
 from launcher.plan.stored import StoredPlan
 from launcher.recipe.data_paths import is_file
 from launcher.recipe.keys import DERIVED, FIX, OF_START, PLACE, REPORTED, ROUNDED, Resume
@@ -115,7 +115,7 @@ RESUMES: tuple[tuple[tuple[str, ...], Resume], ...] = (
     (("trainer.precompute_ref_log_probs",), ROUNDED),
     (("trainer.data_seed", "trainer.group_by_length", "trainer.train_sampling_strategy"), _PLACE),
     (("data.*",), _PLACE),
-    (("*",), LEARNT),
+    (("*",), LEARNED),
 )  # fmt: skip
 """(dotted names, `*` is any text; what a resume does) of the settings whose `Key` does not say it: those of
 upstream's classes, and whole sections. The first that names a setting holds. The last one names all: what

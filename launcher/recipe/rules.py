@@ -516,7 +516,7 @@ def _check_read(given: _Given) -> Problems:
     for path, key in unread_keys(given.task):
         if given.has(path):
             readers = [task.name for task in TASKS if key.is_read_by(task)]
-            only = f": only task {' and '.join(readers)} reads it" if len(readers) <= _FEW_TASKS else ""
+            only = f": only for task {', '.join(readers)}" if len(readers) <= _FEW_TASKS else ""
             yield _conflict(
                 path, f"has no effect with task {given.task.name}: {key.unread}", f"remove it{only}"
             )

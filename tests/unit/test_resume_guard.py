@@ -14,7 +14,7 @@ from golden_plans import whole_plans
 from launcher.engines.deepspeed import ADAM
 from launcher.errors import RecipeError
 from launcher.facts.checkpoint import same_samples
-from launcher.plan.settings import LEARNT, declared_keys
+from launcher.plan.settings import LEARNED, declared_keys
 from launcher.plan.stored import StoredPlan
 from launcher.planner.resuming import (
     RESUMES,
@@ -108,8 +108,8 @@ def test_every_setting_of_the_shipped_plans_was_thought_of():
     plans = whole_plans()
     assert len(plans) > 20
     settings = {key for plan in plans.values() for key in plan["settings"]}
-    assert [key for key in sorted(settings) if resume_of(key) is LEARNT] == ["task", "tiny"]
-    assert resume_of("something.new") is LEARNT
+    assert [key for key in sorted(settings) if resume_of(key) is LEARNED] == ["task", "tiny"]
+    assert resume_of("something.new") is LEARNED
 
 
 @pytest.mark.parametrize(
