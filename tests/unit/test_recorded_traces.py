@@ -96,6 +96,9 @@ def test_surroundings_are_every_module_and_the_versions(tmp_path, monkeypatch):
     (tmp_path / "model" / "a.py").write_text("2")
     found.append(surroundings(tmp_path))
     surroundings.cache_clear()
+    (tmp_path / "model" / "a.py").write_text("from launcher.plan import settings\n2")
+    assert surroundings(tmp_path) == found[-1]  # a module of ours has moved
+    surroundings.cache_clear()
     monkeypatch.setattr(recorded_traces, "installed_version", lambda name: f"0 of {name}")
     found.append(surroundings(tmp_path))
     surroundings.cache_clear()
