@@ -142,9 +142,9 @@ IMAGES = ("image-text-to-text", '{"messages": [], "images": []}')
 
 def plan(run: Path, config: dict[str, Any], plans: list[Any], what: tuple[str, str]) -> str:
     """Plan a LoRA run of the model; how its memory was found: closed-form or trace."""
-    from launcher.facts import memory_trace
     from launcher.inputs import model_trace
     from launcher.inputs.planning_facts import gather
+    from launcher.models import memory_trace
     from launcher.planner.planner import make_plan
     from launcher.recipe.loading import load_recipe
     from launcher.render.bundle import render

@@ -14,7 +14,7 @@ from typing import Any
 from records import RECORDS, read_record, today, versions, write_record
 from runner import Room, compare_again, in_process
 
-from launcher.facts.hardware import Hardware, parse_hardware
+from launcher.machine.hardware import Hardware, parse_hardware
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "deepspeed", "flash_attn", "liger_kernel")
 REHEARSAL = "A rehearsal with narrow models on a CPU: says nothing about a GPU."

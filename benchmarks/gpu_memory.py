@@ -33,12 +33,12 @@ from records import RECORDS, read_record
 from runner import entries_of, in_process, parser_of
 
 from launcher.engines import engine_named
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.lora import lora_params
-from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
-from launcher.facts.probe import shipped_model_config
+from launcher.machine.hardware import parse_hardware
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
+from launcher.models.lora import lora_params
+from launcher.models.model import FAMILY_TASKS, ModelSpec, read_model_spec
+from launcher.models.model_config import shipped_model_config
 from launcher.planner.candidates import kept_by_sample
 from launcher.planner.speed import predict_step
 

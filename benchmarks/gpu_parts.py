@@ -28,7 +28,7 @@ from peers.work import smollm2
 from records import RECORDS, today, versions, write_record
 from runner import in_process, parser_of
 
-from launcher.facts.probe import shipped_model_config
+from launcher.models.model_config import shipped_model_config
 from launcher.planner.narrow import narrow_config
 
 ROWS, STEPS = 256, 8

@@ -31,12 +31,12 @@ from records import RECORDS, read_record
 from runner import parser_of
 
 from launcher.errors import RecipeError
-from launcher.facts.hardware import MIB, parse_hardware
-from launcher.facts.memory_trace import Trace, Untraceable
-from launcher.facts.model import read_model_spec
-from launcher.facts.probe import shipped_model_config
 from launcher.inputs import model_trace
+from launcher.machine.hardware import MIB, parse_hardware
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
+from launcher.models.memory_trace import Trace, Untraceable
+from launcher.models.model import read_model_spec
+from launcher.models.model_config import shipped_model_config
 from launcher.plan.plan import Plan
 
 PUBLISHED = tuple(f"{group}-{half}" for group in ("published", "elsewhere") for half in HALVES)

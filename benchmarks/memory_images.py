@@ -11,10 +11,10 @@ from typing import Any
 from grids import MODELS, Row
 from runner import in_process
 
-from launcher.facts.memory_trace import Untraceable
-from launcher.facts.model import ModelSpec
 from launcher.inputs import model_spec
 from launcher.memory.job import MemoryJob
+from launcher.models.memory_trace import Untraceable
+from launcher.models.model import ModelSpec
 from launcher.plan.plan import Plan
 
 TASK = "image-text-to-text"
@@ -37,7 +37,7 @@ def image_spec(row: Row, adapter: Mapping[str, Any] | None) -> ModelSpec:
 
 @functools.cache
 def _spec(name: str, changes: str, adapter: str, freeze: tuple[str, ...]) -> ModelSpec:
-    from launcher.facts import memory_trace
+    from launcher.models import memory_trace
 
     memory_trace.ask_child = ask_forked
     config = {**MODELS[name].config, **json.loads(changes)}
@@ -47,7 +47,7 @@ def _spec(name: str, changes: str, adapter: str, freeze: tuple[str, ...]) -> Mod
 
 
 def ask_forked(request: Mapping[str, Any], python: str, say: object = None) -> dict[str, Any]:
-    """In place of launcher.facts.memory_trace.ask_child, which starts an interpreter for every question."""
+    """In place of launcher.models.memory_trace.ask_child, which starts an interpreter for every question."""
     answer = in_process(_answer, TIMEOUT_S, request, quiet=True)
     if "error" in answer:
         raise Untraceable(answer["error"])

@@ -31,7 +31,7 @@ from records import RECORDS, read_record, today, versions, write_record
 from runner import Room, compare_again, entries_of, error_of, in_processes, parser_of
 
 from launcher.execute.leftovers import remove_shared_buffers, remove_stale_locks
-from launcher.facts.probe import free_port
+from launcher.machine.probe import free_port
 from launcher.plan.plan import Plan
 from launcher.render.bundle import dump_json, plan_json
 from launcher.render.command import render_env

@@ -18,10 +18,10 @@ from memory_rows import FORMATS, make
 from records import RECORDS, read_record
 
 from launcher.errors import RecipeError
-from launcher.facts.hardware import MIB, parse_hardware
-from launcher.facts.model import read_model_spec
-from launcher.facts.probe import shipped_model_config
+from launcher.machine.hardware import MIB, parse_hardware
 from launcher.memory.estimate import MemoryEstimate
+from launcher.models.model import read_model_spec
+from launcher.models.model_config import shipped_model_config
 from launcher.plan.plan import Plan
 
 RECORD = RECORDS / "memory_published.json"

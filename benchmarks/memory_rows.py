@@ -14,9 +14,9 @@ from memory_images import frozen_parts, image_spec, sees_images
 
 from launcher.engines import engine_named, engine_of
 from launcher.errors import DoesNotFit
-from launcher.facts.hardware import Hardware, parse_hardware
-from launcher.facts.model import ModelSpec, read_model_spec
+from launcher.machine.hardware import Hardware, parse_hardware
 from launcher.memory.job import MemoryJob
+from launcher.models.model import ModelSpec, read_model_spec
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.planner.planner import make_plan

@@ -23,9 +23,9 @@ from memory_published import plan_of_row, planned, published_verdicts
 from runner import parser_of
 
 from launcher.errors import RecipeError
-from launcher.facts.hardware import DEVICES
-from launcher.facts.probe import shipped_model_config
+from launcher.machine.hardware import DEVICES
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
+from launcher.models.model_config import shipped_model_config
 from launcher.plan.plan import Plan
 
 SIZES = sorted({device.bytes for device in DEVICES.values()})

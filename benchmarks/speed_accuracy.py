@@ -24,7 +24,7 @@ from memory_rows import job_of, make, plan_of, recipe_of, spec_of
 from records import RECORDS, keep, read_record
 from runner import parser_of
 
-from launcher.facts.hardware import Processor, parse_hardware
+from launcher.machine.hardware import Processor, parse_hardware
 from launcher.memory.estimate import estimate_memory
 from launcher.plan.plan import StepTime
 from launcher.planner.candidates import kept_by_sample

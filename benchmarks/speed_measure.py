@@ -25,7 +25,7 @@ from memory_rows import plan_of
 from records import RECORDS, read_record, today, versions, write_record
 from runner import in_process, parser_of
 
-from launcher.facts.hardware import probe_processor
+from launcher.machine.hardware import probe_processor
 
 os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))  # memory is measured with one thread
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recipe_page import NOTE, table
 
-from launcher.facts.hardware import DEVICES, Device, Figures
+from launcher.machine.hardware import DEVICES, Device, Figures
 
 INTRO = """\
 `--on` and `hardware.device` take these names, in any case; the part before the size is enough where one

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.engines.deepspeed_config import flatten
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.importing import accelerate, axolotl, axolotl_answers, deepspeed, llamafactory, trl
 from launcher.importing.key_tables import Keys, Left
 from launcher.importing.reading import Reading, shown

@@ -27,7 +27,7 @@ from drawn import pytest_addoption, pytest_collection_modifyitems  # noqa: F401 
 from forked import Forks
 
 from launcher.execute.leftovers import SHARED_MEMORY
-from launcher.facts.storage import mapped_files
+from launcher.machine.storage import mapped_files
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -126,7 +126,7 @@ def recorded(monkeypatch) -> None:
         kind = request["config"].get("model_type")
         pytest.fail(f"a shipped record is absent or stale ({request['ask']} of {kind}): `make traces`")
 
-    monkeypatch.setattr("launcher.facts.memory_trace.ask_child", ask)
+    monkeypatch.setattr("launcher.models.memory_trace.ask_child", ask)
     monkeypatch.setattr("launcher.inputs.model_trace.ask_child", ask)
 
 

@@ -6,9 +6,9 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.facts.hardware import parse_hardware, with_host_memory
-from launcher.facts.model import read_model_spec
-from launcher.facts.probe import shipped_model_config
+from launcher.machine.hardware import parse_hardware, with_host_memory
+from launcher.models.model import read_model_spec
+from launcher.models.model_config import shipped_model_config
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan, Provenance
 from launcher.planner.planner import make_plan

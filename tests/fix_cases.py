@@ -12,7 +12,7 @@ from typing import Any
 
 from factories import BASE, facts, recipe
 
-from launcher.facts.model import read_model_spec
+from launcher.models.model import read_model_spec
 from launcher.plan.plan import Plan
 from launcher.planner.planner import make_plan
 

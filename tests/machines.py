@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from launcher.facts.gpus import Gpu, GpuFacts
-from launcher.facts.hardware import MIB
-from launcher.facts.machine_facts import BuildFacts, HostFacts, Machine, NetworkFacts
-from launcher.facts.software import TESTED, SoftwareFacts
-from launcher.facts.storage import DiskFacts, Folder
 from launcher.knowledge.doctor import CHECKS, Verdict
+from launcher.machine.gpus import Gpu, GpuFacts
+from launcher.machine.hardware import MIB
+from launcher.machine.machine_facts import BuildFacts, HostFacts, Machine, NetworkFacts
+from launcher.machine.software import TESTED, SoftwareFacts
+from launcher.machine.storage import DiskFacts, Folder
 from launcher.plan.plan import Plan
 
 GIB = 2**30

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
-from launcher.facts.architectures import Layout
-from launcher.facts.hardware import MIB, Hardware, parse_hardware
-from launcher.facts.lora import lora_params
-from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
-from launcher.facts.probe import shipped_model_config
+from launcher.machine.hardware import MIB, Hardware, parse_hardware
 from launcher.memory.activations import make_block
 from launcher.memory.job import Held, MemoryJob
 from launcher.memory.layers import record
 from launcher.memory.operations import Dtypes
 from launcher.memory.states import States
+from launcher.models.architectures import Layout
+from launcher.models.lora import lora_params
+from launcher.models.model import FAMILY_TASKS, ModelSpec, read_model_spec
+from launcher.models.model_config import shipped_model_config
 
 GIB = 2**30
 A100 = parse_hardware("1xA100-80GB")

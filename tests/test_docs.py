@@ -21,7 +21,6 @@ from pydantic_core import PydanticUndefined
 
 from launcher.cli import main
 from launcher.commands.plan_page import PageRecipe, planned
-from launcher.facts.machine_facts import Machine
 from launcher.knowledge.diagnose.findings import Edit, TracebackFrame
 from launcher.knowledge.doctor import CHECKS, Verdict
 from launcher.knowledge.doctor import CheckResult as Answer
@@ -29,6 +28,7 @@ from launcher.knowledge.doctor.check import Status
 from launcher.knowledge.failures.catalogue import FAILURES as KNOWN
 from launcher.lab.rehearsal.run import MEASURED
 from launcher.lab.rehearsal.verdicts import TITLES as REHEARSED
+from launcher.machine.machine_facts import Machine
 from launcher.recipe.field_tables import METRICS, TASK_FORMATS, adapter_fields, trainer_fields
 from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import load_recipe
@@ -298,8 +298,8 @@ def test_page_of_known_failures_has_a_row_for_each():
 def test_page_of_faults_names_what_is_there():
     """Codes, phases and their limits, the manifest's keys, the drill's table, and what may change."""
     from launcher.execute.supervise import DAY, HOUR, MINUTE, Limits
-    from launcher.facts.checkpoint import Manifest
-    from launcher.facts.rank_status import PHASES
+    from launcher.files.checkpoint import Manifest
+    from launcher.files.rank_status import PHASES
     from launcher.lab.drill import FAULTS as DRILLED
     from launcher.lab.drill import HEAD
     from launcher.planner.resuming import resume_of

@@ -19,7 +19,7 @@ from factories import facts, recipe
 from pydantic import BaseModel
 
 from launcher.errors import DoesNotFit
-from launcher.facts.hardware import parse_hardware
+from launcher.machine.hardware import parse_hardware
 from launcher.planner.elastic import plan_on
 from launcher.planner.planner import make_plan
 from launcher.recipe.keys import SHARED, shared_keys

@@ -70,7 +70,7 @@ def main(folder: Path, number: int, settings: dict[str, Any]) -> int:
     from launcher.execute import following, nodes
     from launcher.execute.supervise import Limits
     from launcher.execute.taking_part import take_part
-    from launcher.facts.job_member import JobMember
+    from launcher.machine.job_member import JobMember
     from launcher.report.outcome import echo
 
     following.VANISHED_S = settings.get("vanished_s", following.VANISHED_S)

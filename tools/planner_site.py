@@ -23,7 +23,7 @@ from pathlib import Path
 
 import yaml
 
-from launcher.facts.shipped import ds_configs_dir, recipes_dir
+from launcher.files.shipped import ds_configs_dir, recipes_dir
 from launcher.report.planner_page.page import KINDS, PageStart, file_text, planner_page
 
 ROOT = Path(__file__).resolve().parents[1]

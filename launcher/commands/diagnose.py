@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.redaction import hide_in, hider, secret_values
-from launcher.facts.shipped import recipes_dir
+from launcher.files.redaction import hide_in, hider, secret_values
+from launcher.files.shipped import recipes_dir
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.findings import Diagnosis
 from launcher.knowledge.diagnose.patch import recipe_of, with_recipe, without_recipe, write_fixed

@@ -15,15 +15,15 @@ from launcher import __version__
 from launcher.errors import DoesNotFit, MachineError, Problem, RecipeError
 from launcher.execute.binding import fixed_environment
 from launcher.execute.run_dir import default_run_dir
-from launcher.facts.machine_facts import Machine, Subject, gather_machine
-from launcher.facts.model_config import NOT_HERE
-from launcher.facts.redaction import is_secret_name
+from launcher.files.redaction import is_secret_name
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import gather
 from launcher.knowledge.doctor import DATA_CHECK_ID, PLAN_CHECK_ID, CheckResult, Verdict, examine
 from launcher.knowledge.doctor.needs import hub_model, nvme_path, reports_to
 from launcher.knowledge.doctor.redact import Private, redact, redact_json
 from launcher.lab.rehearsal.run import rehearse_recipe
+from launcher.machine.machine_facts import Machine, Subject, gather_machine
+from launcher.models.model_config import NOT_HERE
 from launcher.plan.plan import Plan
 from launcher.planner.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import DoesNotFit, Problem, RecipeError
-from launcher.facts import probe
-from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
-from launcher.facts.measured_runs import Calibration
-from launcher.facts.model import FAMILY_TASKS, ModelSpec, architectures_of
-from launcher.facts.model_config import find_model_config
-from launcher.facts.software import installed_versions
 from launcher.inputs.model_spec import find_spec
 from launcher.inputs.planning_facts import find_calibration, gather, usable_cores
+from launcher.machine import probe
+from launcher.machine.hardware import Hardware, parse_hardware, with_host_memory
+from launcher.machine.software import installed_versions
 from launcher.memory.estimate import MemoryEstimate, estimate_memory, max_micro_batch
 from launcher.memory.job import MemoryJob
 from launcher.memory.published import hf_page_bytes, zero_paper_bytes
 from launcher.memory.tensor_parallel import check_ranks
+from launcher.models.measured_runs import Calibration
+from launcher.models.model import FAMILY_TASKS, ModelSpec, architectures_of
+from launcher.models.model_config import find_model_config
 from launcher.plan.draft import EXPLICIT
 from launcher.plan.inputs import Facts
 from launcher.planner.parallel import trains_in_parts

@@ -10,10 +10,10 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import locked
-from launcher.facts.child import ask
-from launcher.facts.safe_files import parse_json, read_json, write_json
-from launcher.facts.software import require_modules
+from launcher.files.safe_files import parse_json, read_json, write_json
 from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
+from launcher.machine.child import ask
+from launcher.machine.software import require_modules
 from launcher.render.new_file import refuse_existing, write_new, writing
 from launcher.report.outcome import Outcome, note
 from launcher.report.result_text import evaluated_text, suites_text

@@ -12,8 +12,8 @@ from typing import Any
 from launcher.commands.merge import card_facts
 from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import locked
-from launcher.facts.software import require_modules
 from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
+from launcher.machine.software import require_modules
 from launcher.report.model_card import model_card
 from launcher.report.outcome import Outcome, note
 from launcher.report.result_text import exported_text

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.requirements import holds
-from launcher.facts.software import installed_versions
+from launcher.machine.requirements import holds
+from launcher.machine.software import installed_versions
 from launcher.planner.fixes import FIXES
 from launcher.recipe.suggestions import choice_hint
 from launcher.report.outcome import Outcome

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import Problem, RecipeError
 from launcher.execute.record import read_run, without_secrets
 from launcher.execute.run_dir import locked
-from launcher.facts.redaction import hider, secret_values
-from launcher.facts.software import require_modules
+from launcher.files.redaction import hider, secret_values
 from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
 from launcher.knowledge.lint.document import printable
+from launcher.machine.software import require_modules
 from launcher.report.model_card import CardFacts, model_card
 from launcher.report.outcome import Outcome, note
 from launcher.report.result_text import merged_text, pushed_lines

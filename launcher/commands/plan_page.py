@@ -17,12 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.execute.record import RunRecord
 from launcher.execute.record import without_secrets as record_without_secrets
-from launcher.facts.hardware import DEVICES, parse_hardware
-from launcher.facts.probe import shipped_model_names
-from launcher.facts.safe_files import LARGEST_TEXT, read_text
-from launcher.facts.shipped import recipes_dir
+from launcher.files.safe_files import LARGEST_TEXT, read_text
+from launcher.files.shipped import recipes_dir
 from launcher.inputs.planning_facts import gather, recipe_hardware
 from launcher.inputs.shown_plan import ShownPlan, shown_plan
+from launcher.machine.hardware import DEVICES, parse_hardware
+from launcher.models.model_config import shipped_model_names
 from launcher.recipe.json_schema import recipe_json_schema
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.merged_yaml import find_recipe, shipped_names

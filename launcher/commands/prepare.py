@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.execute.run_dir import scratch_run_dir, write_run_dir
 from launcher.execute.start import prepare_data
-from launcher.facts.safe_files import read_record
-from launcher.facts.software import require_modules
+from launcher.files.safe_files import read_record
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import gather
+from launcher.machine.software import require_modules
 from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render

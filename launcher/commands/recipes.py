@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.shipped import recipes_dir
+from launcher.files.shipped import recipes_dir
 from launcher.render.new_file import write_new
 from launcher.report.outcome import Outcome
 from launcher.report.tables import table

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.execute.record import RunRecord, read_run, total_seconds
 from launcher.execute.run_dir import free_name
-from launcher.facts.safe_files import write_text
+from launcher.files.safe_files import write_text
 from launcher.knowledge.lint.document import printable
 from launcher.render.new_file import write_new, writing
 from launcher.report.html.compare import differing

@@ -23,10 +23,10 @@ from launcher.errors import (
 from launcher.execute.record import total_seconds
 from launcher.execute.run_dir import MARKER, SUBMITTED, claimed, default_run_dir, unwritable, write_run_dir
 from launcher.execute.start_checks import check_disk_space
-from launcher.facts.hardware import Hardware
-from launcher.facts.safe_files import read_jsonl, write_text
+from launcher.files.safe_files import read_jsonl, write_text
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import find_hardware, gather
+from launcher.machine.hardware import Hardware
 from launcher.plan.draft import Draft
 from launcher.planner.elastic import plan_on
 from launcher.recipe.loading import LoadedRecipe, load_recipe, local_paths

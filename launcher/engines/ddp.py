@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.engines.engine import Engine
-from launcher.facts.model import ModelSpec
 from launcher.memory.job import MemoryJob
+from launcher.models.model import ModelSpec
 
 if TYPE_CHECKING:
     from launcher.plan.plan import Plan

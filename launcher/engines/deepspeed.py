@@ -16,7 +16,6 @@ from launcher.engines.deepspeed_config import key_of, record_profile, render_ds_
 from launcher.engines.deepspeed_nvme import decide_nvme, with_buffers
 from launcher.engines.deepspeed_ops import used_operators
 from launcher.engines.engine import ALONE, RANKS, CheckpointReading, Engine, counted, refuse_unused_path
-from launcher.facts.model import ModelSpec
 from launcher.memory.job import Held, MemoryJob
 from launcher.memory.operations import WIDTHS, Dtypes
 from launcher.memory.states import (
@@ -28,6 +27,7 @@ from launcher.memory.states import (
     optimizer_of,
     packed_layer,
 )
+from launcher.models.model import ModelSpec
 from launcher.plan.settings import HasSettings
 from launcher.recipe.optimizer_needs import needs_of
 

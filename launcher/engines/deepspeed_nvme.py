@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.engines.deepspeed_config import FROM_PROFILE, profile_value
-from launcher.facts.hardware import Hardware
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import Hardware
 from launcher.memory.job import MemoryJob
 from launcher.memory.states import largest_tensor
+from launcher.models.model import ModelSpec
 
 if TYPE_CHECKING:
     from launcher.plan.draft import Draft

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.engines.engine import ALONE, Engine
-from launcher.facts.model import ModelSpec
 from launcher.memory.job import Held, MemoryJob
 from launcher.memory.operations import WIDTHS, Dtypes
 from launcher.memory.states import (
@@ -26,6 +25,7 @@ from launcher.memory.states import (
     packed_layer,
     quantized_constants,
 )
+from launcher.models.model import ModelSpec
 from launcher.recipe.optimizer_needs import IN_SHARDS
 from launcher.tasks.task import precomputes
 

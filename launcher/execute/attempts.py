@@ -42,13 +42,13 @@ from launcher.execute.signals import pause
 from launcher.execute.start import execute, is_prepared
 from launcher.execute.start_checks import spare_gpu
 from launcher.execute.supervise import Limits
-from launcher.facts import probe
-from launcher.facts.checkpoint import MANIFEST, complete_checkpoints, read_manifest
-from launcher.facts.gpus import Gpu
-from launcher.facts.rank_status import read_statuses
-from launcher.facts.redaction import hider, secret_values
-from launcher.facts.safe_files import exists, parse_json, read_jsonl, read_record, write_text
-from launcher.facts.software import require_modules
+from launcher.files.checkpoint import MANIFEST, complete_checkpoints, read_manifest
+from launcher.files.rank_status import read_statuses
+from launcher.files.redaction import hider, secret_values
+from launcher.files.safe_files import exists, parse_json, read_jsonl, read_record, write_text
+from launcher.machine import probe
+from launcher.machine.gpus import Gpu
+from launcher.machine.software import require_modules
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.planner.adapting import BY, Adaptation, adapt, is_out_of_memory, moment_of

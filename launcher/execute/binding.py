@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.execute.supervise import Limits
-from launcher.facts.gpus import STARTED_FOR, Gpu
-from launcher.facts.interfaces import INTERFACES
-from launcher.facts.job_member import JobMember
-from launcher.facts.node_facts import JOB
-from launcher.facts.rank_status import PREPARES
-from launcher.facts.wandb_server import wandb_obstacle
+from launcher.files.rank_status import PREPARES
 from launcher.knowledge.doctor.needs import trackers
+from launcher.machine.gpus import STARTED_FOR, Gpu
+from launcher.machine.interfaces import INTERFACES
+from launcher.machine.job_member import JobMember
+from launcher.machine.node_facts import JOB
+from launcher.machine.wandb_server import wandb_obstacle
 from launcher.plan.settings import Strings
 from launcher.recipe.env import resolve_env
 from launcher.render.command import DEVICE_ORDER

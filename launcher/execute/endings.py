@@ -17,15 +17,15 @@ from launcher.execute.output import Report, read_reports
 from launcher.execute.run_dir import Stopped, last_step, read_stopped
 from launcher.execute.signals import STOPPING
 from launcher.execute.supervise import STATES, CallStack, Watch, describe_lost
-from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.probe import OomKills, has_killed, read_oom_kills
-from launcher.facts.rank_status import LEFT_EARLY, PUSH_FAILED, PUSHING, RankStatus, fatal_log
-from launcher.facts.safe_files import write_text
+from launcher.files.checkpoint import complete_checkpoints
+from launcher.files.rank_status import LEFT_EARLY, PUSH_FAILED, PUSHING, RankStatus, fatal_log
+from launcher.files.safe_files import write_text
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.diagnose.matching import recognise, weight
 from launcher.knowledge.diagnose.run_dir import LOST, earlier_bytes, launcher_logs
 from launcher.knowledge.failures.catalogue import FAILURES
+from launcher.machine.probe import OomKills, has_killed, read_oom_kills
 from launcher.render.bundle import dump_json
 
 RANK_LOST, LAUNCHER_LOST, HANG, PREPARE_FAILED = "rank-lost", "launcher-lost", "hang", "prepare-failed"

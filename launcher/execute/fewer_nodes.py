@@ -13,8 +13,8 @@ from launcher.execute.nodes import Nodes
 from launcher.execute.resume import CONVERTED, converted, remove_converted
 from launcher.execute.run_dir import FAULTY_GPU
 from launcher.execute.start_point import plan_of_checkpoint, stored_plan
-from launcher.facts.checkpoint import read_manifest
-from launcher.facts.node_facts import HOST_LOST, HOST_MISSING
+from launcher.files.checkpoint import read_manifest
+from launcher.machine.node_facts import HOST_LOST, HOST_MISSING
 from launcher.plan.plan import Plan
 from launcher.planner.resuming import compare_plans
 from launcher.render.bundle import Bundle

@@ -17,10 +17,10 @@ from launcher.execute.output import LogFile, Output, Report, errors_in, unwritab
 from launcher.execute.processes import KILL_S, RUN, guarded, kill_all, marks, processes_of, send, tree_of
 from launcher.execute.signals import Stops
 from launcher.execute.supervise import CallStack, Hang, Watch, read_stacks
-from launcher.facts.node_facts import HOST_LOST
-from launcher.facts.rank_status import RankStatus, is_alive, read_stage
-from launcher.facts.redaction import line_hider, secret_values
-from launcher.facts.safe_files import is_dir
+from launcher.files.rank_status import RankStatus, is_alive, read_stage
+from launcher.files.redaction import line_hider, secret_values
+from launcher.files.safe_files import is_dir
+from launcher.machine.node_facts import HOST_LOST
 
 Look = Callable[[Mapping[int, RankStatus]], None]
 """Receives the latest statuses of the ranks twice a second; a process that is no rank reports as rank 0."""

@@ -1,6 +1,6 @@
 """Remove what killed runs leave on a machine: build locks, shared-memory buffers, swap files of an offload.
 
-Build locks: see launcher/facts/storage.py. Shared memory: DeepSpeed creates a buffer of 66 MiB per rank
+Build locks: see launcher/machine/storage.py. Shared memory: DeepSpeed creates a buffer of 66 MiB per rank
 of a CPU run in /dev/shm and never removes it (`shm_initialize` in csrc/cpu/comm/shm.cpp; nobody calls
 `shared_close`, 0.19.8); a rank that starts early would read the flags of a killed run with the same port.
 Swap files: DeepSpeed writes `optimizer/rankN/*.tensor.swp` and `<dtype>params/rankN/*.tensor.swp` into
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher.errors import MachineError, Problem
-from launcher.facts.storage import stale_locks
+from launcher.machine.storage import stale_locks
 
 
 def remove_stale_locks(environ: Mapping[str, str]) -> list[Path]:

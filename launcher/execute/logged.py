@@ -14,7 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from launcher.facts.safe_files import LONGEST_LINE, opened, parse_json, read_jsonl
+from launcher.files.safe_files import LONGEST_LINE, opened, parse_json, read_jsonl
 
 WHOLE = 10_000
 """Up to this many rows, all are kept."""

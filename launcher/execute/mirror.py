@@ -25,9 +25,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.checkpoint import MANIFEST, FileFacts, Manifest, file_facts, parse_manifest
-from launcher.facts.object_store import Store, StoreError
-from launcher.facts.safe_files import parse_json
+from launcher.files.checkpoint import MANIFEST, FileFacts, Manifest, file_facts, parse_manifest
+from launcher.files.object_store import Store, StoreError
+from launcher.files.safe_files import parse_json
 
 CLAIM = "run.json"
 CHECKPOINTS, RESULT = "checkpoints", "result"

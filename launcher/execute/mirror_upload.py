@@ -36,10 +36,10 @@ from launcher.execute.mirror import (
     step_of,
     stored_name,
 )
-from launcher.facts.checkpoint import MANIFEST, FileFacts, parse_manifest, sha256_of, surplus
-from launcher.facts.object_store import Store, StoreError
-from launcher.facts.redaction import hider, secret_values
-from launcher.facts.safe_files import LARGEST_RECORD, parse_json, read_json, write_json
+from launcher.files.checkpoint import MANIFEST, FileFacts, parse_manifest, sha256_of, surplus
+from launcher.files.object_store import Store, StoreError
+from launcher.files.redaction import hider, secret_values
+from launcher.files.safe_files import LARGEST_RECORD, parse_json, read_json, write_json
 
 Ending = Literal["", "newest", "all"]
 """What is uploaded before it ends; empty: it goes on."""

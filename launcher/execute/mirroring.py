@@ -44,11 +44,11 @@ from launcher.execute.resume import Chosen
 from launcher.execute.run_dir import MARKER, STOPPED, free_name, scratch_run_dir, unwritable
 from launcher.execute.signals import Stops
 from launcher.execute.start_point import Beginning, beginning
-from launcher.facts.checkpoint import MANIFEST, SUPERSEDED, complete_checkpoints, damage
-from launcher.facts.object_store import Store, StoreError, lacks_package
-from launcher.facts.safe_files import read_json, write_json
-from launcher.facts.software import require_modules
-from launcher.facts.storage import read_folder
+from launcher.files.checkpoint import MANIFEST, SUPERSEDED, complete_checkpoints, damage
+from launcher.files.object_store import Store, StoreError, lacks_package
+from launcher.files.safe_files import read_json, write_json
+from launcher.machine.software import require_modules
+from launcher.machine.storage import read_folder
 from launcher.plan.plan import Plan
 
 KEY = "runtime.mirror"

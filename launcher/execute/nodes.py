@@ -24,10 +24,10 @@ from typing import Any, Protocol, Self
 from launcher.errors import EffilaunchError, Interrupted, Problem, RunFailed
 from launcher.execute.binding import Order
 from launcher.execute.run_dir import NODES
-from launcher.facts.job_member import JobMember
-from launcher.facts.node_facts import HOST_LOST
-from launcher.facts.rank_status import RankStatus, as_status
-from launcher.facts.safe_files import parse_json, write_text
+from launcher.files.rank_status import RankStatus, as_status
+from launcher.files.safe_files import parse_json, write_text
+from launcher.machine.job_member import JobMember
+from launcher.machine.node_facts import HOST_LOST
 
 BEAT_S, SILENT_S = 3.0, 30.0
 LEAVE_S = 60.0

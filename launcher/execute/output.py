@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import IO, Self
 
 from launcher.errors import Problem
-from launcher.facts.rank_status import REPORT
-from launcher.facts.safe_files import parse_json
+from launcher.files.rank_status import REPORT
+from launcher.files.safe_files import parse_json
 from launcher.knowledge.failures.noise import is_noise
 
 _CHUNK = 1 << 16

@@ -22,14 +22,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from launcher.execute.leftovers import remove_shared_buffers
-from launcher.facts.rank_status import (
+from launcher.files.rank_status import (
     ENDED_STATES,
     is_alive,
     process_started,
     process_stat,
     read_statuses,
 )
-from launcher.facts.safe_files import with_descriptor
+from launcher.files.safe_files import with_descriptor
 
 RUN = "EFFILAUNCH_RUN"
 """Environment variable of every process of a start: its token."""

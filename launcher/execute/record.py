@@ -15,10 +15,10 @@ from launcher.errors import Problem, RecipeError
 from launcher.execute.logged import read_logged
 from launcher.execute.mirror_upload import read_progress
 from launcher.execute.run_dir import ENDED, MARKER, RESTARTS, STOPPED, is_held, read_stopped
-from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.rank_status import LEFT_EARLY, is_alive, read_statuses
-from launcher.facts.redaction import hide_in
-from launcher.facts.safe_files import parse_json, read_bytes, read_json, read_jsonl, write_text
+from launcher.files.checkpoint import complete_checkpoints
+from launcher.files.rank_status import LEFT_EARLY, is_alive, read_statuses
+from launcher.files.redaction import hide_in
+from launcher.files.safe_files import parse_json, read_bytes, read_json, read_jsonl, write_text
 from launcher.render.bundle import dump_json
 
 State = Literal["planned", "not started", "running", "stopped", "failed", "finished"]

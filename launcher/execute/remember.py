@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError
-from launcher.facts import probe
-from launcher.facts.measured_runs import MeasuredRun
+from launcher.machine import probe
 from launcher.memory.calibration import job_kind
+from launcher.models.measured_runs import MeasuredRun
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.planner.planner import predict_as_run

@@ -17,7 +17,7 @@ from launcher.errors import MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import interruption
 from launcher.execute.following import Look, Start, blind, follow
 from launcher.execute.run_dir import DISK_FULL, unwritable
-from launcher.facts.checkpoint import (
+from launcher.files.checkpoint import (
     MANIFEST,
     ORIGIN,
     complete_checkpoints,
@@ -26,9 +26,9 @@ from launcher.facts.checkpoint import (
     read_manifest,
     read_origin,
 )
-from launcher.facts.rank_status import CONVERT_STAGE, read_statuses
-from launcher.facts.safe_files import write_text
-from launcher.facts.storage import read_folder
+from launcher.files.rank_status import CONVERT_STAGE, read_statuses
+from launcher.files.safe_files import write_text
+from launcher.machine.storage import read_folder
 from launcher.plan.inputs import Pace
 from launcher.render.bundle import dump_json
 

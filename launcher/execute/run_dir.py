@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError
-from launcher.facts.checkpoint import ORIGIN, SUPERSEDED, complete_checkpoints, incomplete_checkpoints
-from launcher.facts.rank_status import process_started
-from launcher.facts.redaction import hide_in, hider, secret_values
-from launcher.facts.safe_files import exists, is_after, parse_json, read_lines, write_text
+from launcher.files.checkpoint import ORIGIN, SUPERSEDED, complete_checkpoints, incomplete_checkpoints
+from launcher.files.rank_status import process_started
+from launcher.files.redaction import hide_in, hider, secret_values
+from launcher.files.safe_files import exists, is_after, parse_json, read_lines, write_text
 from launcher.plan.rehearsal import PREFIX
 from launcher.render.bundle import Bundle, dump_json
 

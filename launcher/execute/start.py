@@ -33,15 +33,15 @@ from launcher.execute.processes import WORKERS_LEAVE_S
 from launcher.execute.resume import LATEST
 from launcher.execute.run_dir import ENDED, MARKER, STOPPED, record_bound, unwritable
 from launcher.execute.supervise import Limits, Watch
-from launcher.facts import probe
-from launcher.facts.checkpoint import FINISHED_BEFORE
-from launcher.facts.gpus import Gpu
-from launcher.facts.job_member import JobMember
-from launcher.facts.probe import has_killed, read_oom_kills
-from launcher.facts.rank_status import PREPARE_STAGE, PREPARED, PREPARES
-from launcher.facts.safe_files import parse_json, write_text
+from launcher.files.checkpoint import FINISHED_BEFORE
+from launcher.files.rank_status import PREPARE_STAGE, PREPARED, PREPARES
+from launcher.files.safe_files import parse_json, write_text
 from launcher.knowledge.diagnose.findings import Finding
 from launcher.knowledge.diagnose.run_dir import LOST
+from launcher.machine import probe
+from launcher.machine.gpus import Gpu
+from launcher.machine.job_member import JobMember
+from launcher.machine.probe import has_killed, read_oom_kills
 from launcher.plan.plan import Plan
 from launcher.plan.settings import LEAST_STOP_S
 from launcher.planner.stopping import slow_step_word

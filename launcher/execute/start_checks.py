@@ -15,12 +15,7 @@ from launcher.errors import Interrupted, MachineError, Problem
 from launcher.execute.leftovers import LOCK, reserved_folder, swap_files
 from launcher.execute.nodes import Nodes
 from launcher.execute.signals import pause
-from launcher.facts import probe
-from launcher.facts.checkpoint import SAVING, SPARE, bytes_beside_tensors, complete_checkpoints, read_manifest
-from launcher.facts.gpus import Gpu, Holder, memory_holders, read_gpus, visible_gpus
-from launcher.facts.machine_facts import BuildFacts, Stack, ask_stack, read_build
-from launcher.facts.software import require_modules
-from launcher.facts.storage import read_folder
+from launcher.files.checkpoint import SAVING, SPARE, bytes_beside_tensors, complete_checkpoints, read_manifest
 from launcher.knowledge.doctor.build_checks import (
     compiler,
     deepspeed_ops,
@@ -40,6 +35,11 @@ from launcher.knowledge.doctor.needs import (
     saved_text,
 )
 from launcher.knowledge.doctor.storage_checks import nvme_folder
+from launcher.machine import probe
+from launcher.machine.gpus import Gpu, Holder, memory_holders, read_gpus, visible_gpus
+from launcher.machine.machine_facts import BuildFacts, Stack, ask_stack, read_build
+from launcher.machine.software import require_modules
+from launcher.machine.storage import read_folder
 from launcher.plan.plan import Plan
 
 FREE_S = 60.0

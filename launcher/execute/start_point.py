@@ -36,7 +36,7 @@ from launcher.execute.run_dir import (
     write_run_dir,
 )
 from launcher.execute.start import prepare_data, show_start
-from launcher.facts.checkpoint import (
+from launcher.files.checkpoint import (
     FINISHED_BEFORE,
     SUPERSEDED,
     Manifest,
@@ -45,7 +45,7 @@ from launcher.facts.checkpoint import (
     read_origin,
     same_samples,
 )
-from launcher.facts.safe_files import parse_json, read_record
+from launcher.files.safe_files import parse_json, read_record
 from launcher.plan.stored import StoredPlan
 from launcher.planner.resuming import Resumption, compare_data, compare_plans, compare_versions
 from launcher.render.bundle import Bundle

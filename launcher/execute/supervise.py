@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from launcher.execute.processes import send
-from launcher.facts.rank_status import RankStatus, is_alive, process_state, read_statuses
+from launcher.files.rank_status import RankStatus, is_alive, process_state, read_statuses
 
 MINUTE = 60.0
 HOUR = 60 * MINUTE

@@ -33,10 +33,10 @@ from launcher.execute.run_dir import scratch_run_dir
 from launcher.execute.signals import Stops, stopped_between
 from launcher.execute.start_checks import check_free_memory
 from launcher.execute.supervise import Limits, Watch
-from launcher.facts.gpus import visible_gpus
-from launcher.facts.job_member import JobMember
-from launcher.facts.node_facts import FIRST
-from launcher.facts.probe import has_killed, read_oom_kills
+from launcher.machine.gpus import visible_gpus
+from launcher.machine.job_member import JobMember
+from launcher.machine.node_facts import FIRST
+from launcher.machine.probe import has_killed, read_oom_kills
 from launcher.render.command import render_agent
 
 UNSEEN_S = 20.0

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import RecipeError
-from launcher.facts.model_config import find_model_config
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.importing.conversions import Drop, Taker, To, as_bool, as_number, on
 from launcher.importing.reading import Effect, Given, Reading, is_secret, shown
+from launcher.models.model_config import find_model_config
 from launcher.recipe.field_tables import (
     ADAPTER_OWNED,
     TASK_TABLES,

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.engines.deepspeed_config import flatten
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.importing.conversions import To, as_number, offload, on, stage, whole
 from launcher.importing.reading import Effect, Given, Reading
 from launcher.knowledge.lint.check import PLAN_DECIDES, apply_fixes, lint_text

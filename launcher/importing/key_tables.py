@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.importing.arguments import Field, take_argument, take_field
 from launcher.importing.conversions import To, as_bool, is_off, texts
 from launcher.importing.reading import Effect, Given, Reading, read_yaml, shown

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.importing.arguments import (
     TRANSFORMERS_DEFAULTS,
     Field,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.safe_files import expanded
+from launcher.files.safe_files import expanded
 from launcher.planner.starting import GOALS, Rows, task_of
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.suggestions import listed

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import MARKER
-from launcher.facts.checkpoint import FINISHED_BEFORE
-from launcher.facts.safe_files import read_json
+from launcher.files.checkpoint import FINISHED_BEFORE
+from launcher.files.safe_files import read_json
 from launcher.knowledge.failures.noise import is_noise
 from launcher.report.outcome import note
 from launcher.report.questions import ask, can_ask

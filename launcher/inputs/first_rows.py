@@ -17,9 +17,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts import probe
-from launcher.facts.hardware import device_facts
-from launcher.facts.time_limit import TooSlow, time_limit
+from launcher.machine import probe
+from launcher.machine.hardware import device_facts
+from launcher.machine.time_limit import TooSlow, time_limit
 from launcher.planner.planner import missing_data
 from launcher.recipe.data_paths import is_glob, is_loaded_hub_id, is_url
 from launcher.recipe.loading import LoadedRecipe

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.errors import EffilaunchError, RecipeError
-from launcher.facts.model_config import has_processing
-from launcher.facts.software import require_modules
+from launcher.machine.software import require_modules
+from launcher.models.model_config import has_processing
 from launcher.recipe.data_paths import is_loaded_hub_id, is_url
 from launcher.render.bundle import Bundle, dump_json
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
-from launcher.facts.hardware import Hardware
-from launcher.facts.model import FAMILY_TASKS
-from launcher.facts.model_config import find_model_config, has_chat_template, token_counter
-from launcher.facts.probe import resolve_path
-from launcher.facts.safe_files import expanded, is_dir
+from launcher.files.safe_files import expanded, is_dir
 from launcher.inputs.model_spec import find_spec
 from launcher.inputs.planning_facts import gather
+from launcher.machine.hardware import Hardware
+from launcher.machine.probe import resolve_path
+from launcher.models.model import FAMILY_TASKS
+from launcher.models.model_config import find_model_config, has_chat_template, token_counter
 from launcher.plan.inputs import Facts
 from launcher.planner.planner import make_plan
 from launcher.planner.starting import Rows, StartAnswers, draft, first_length, methods, task_of

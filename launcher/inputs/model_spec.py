@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.architectures import Adapted, Reach
-from launcher.facts.lora import NO_ADAPTER, adapted_by, adapter_key, count_adapter, lora_width
-from launcher.facts.model import (
+from launcher.machine.software import require_modules
+from launcher.models.architectures import Adapted, Reach
+from launcher.models.lora import NO_ADAPTER, adapted_by, adapter_key, count_adapter, lora_width
+from launcher.models.model import (
     FAMILY_TASKS,
     ModelSpec,
     class_defaults,
@@ -20,8 +21,7 @@ from launcher.facts.model import (
     labels_of,
     read_model_spec,
 )
-from launcher.facts.software import require_modules
-from launcher.facts.text_part import text_part
+from launcher.models.text_part import text_part
 from launcher.report import outcome
 from launcher.tasks import task_named
 
@@ -69,7 +69,7 @@ def _spec_of(
         if not ask:
             raise _only_traced(name, config, error) from None
         answer = _described(config, task, error, adapter, freeze)
-    from launcher.facts.model import foreign_spec
+    from launcher.models.model import foreign_spec
 
     spec = foreign_spec(name, config, origin, task, answer)
     if adapter is not None and answer.get("adapter"):
@@ -92,7 +92,7 @@ def config_with_sizes(name: str, config: Mapping[str, Any], task: str, *, ask: b
         return part
     if kind in FAMILY_TASKS:
         return {**class_defaults(kind), **part}
-    from launcher.facts.memory_trace import Untraceable
+    from launcher.models.memory_trace import Untraceable
 
     try:
         require_modules(["torch", "transformers"])
@@ -104,8 +104,8 @@ def config_with_sizes(name: str, config: Mapping[str, Any], task: str, *, ask: b
 
 def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer of the child process, or the recorded one. Raises MachineError, Untraceable."""
-    from launcher.facts.memory_trace import ask_child
-    from launcher.facts.recorded_traces import recorded
+    from launcher.models.memory_trace import ask_child
+    from launcher.models.recorded_traces import recorded
 
     ask = partial(ask_child, request, sys.executable, outcome.note)
     return recorded(request, sys.executable, ask, outcome.note)
@@ -128,7 +128,7 @@ def _with_adapter(
         return spec, f"{note}; where torch is installed they are traced"
     if not ask:
         adapted_by(spec, adapter)  # raises what is not known
-    from launcher.facts.memory_trace import Untraceable
+    from launcher.models.memory_trace import Untraceable
 
     request = _request(config, spec.task, adapter)
     try:
@@ -181,7 +181,7 @@ def _described(
     freeze: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
     """The answer of the child about the model. Raises `unknown`, with the reason, if there is none."""
-    from launcher.facts.memory_trace import Untraceable
+    from launcher.models.memory_trace import Untraceable
 
     try:
         require_modules(["torch", "transformers"])

@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from launcher.errors import DoesNotFit
-from launcher.facts.memory_trace import LinearBytes, Trace, TracedStep, Untraceable, ask_child, read_step
-from launcher.facts.recorded_traces import recorded
-from launcher.facts.software import require_modules
+from launcher.machine.software import require_modules
 from launcher.memory.allocator import expandable_in, reserved_beyond_allocated
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.traced import choices_of, why_not
+from launcher.models.memory_trace import LinearBytes, Trace, TracedStep, Untraceable, ask_child, read_step
+from launcher.models.recorded_traces import recorded
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.planner.planner import make_plan

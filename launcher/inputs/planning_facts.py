@@ -12,19 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.errors import Problem, RecipeError
-from launcher.facts import prepared_images, probe
-from launcher.facts.gpus import require_gpus
-from launcher.facts.hardware import Hardware, device_facts, parse_hardware, probe_processor, with_host_memory
-from launcher.facts.lora import adapter_fields, is_all_linear, without_adapter
-from launcher.facts.measured_runs import Calibration, read_calibration
-from launcher.facts.model import ModelSpec
-from launcher.facts.model_config import find_model_config, local_prompts
-from launcher.facts.safe_files import LARGEST_TEXT, is_file, read_bytes, read_text
-from launcher.facts.shipped import ds_configs_dir
-from launcher.facts.software import installed_versions
+from launcher.files.safe_files import LARGEST_TEXT, is_file, read_bytes, read_text
+from launcher.files.shipped import ds_configs_dir
 from launcher.inputs.first_rows import hook_names, judged_data
 from launcher.inputs.model_spec import can_trace, config_with_sizes, find_spec
+from launcher.machine import probe
+from launcher.machine.gpus import require_gpus
+from launcher.machine.hardware import (
+    Hardware,
+    device_facts,
+    parse_hardware,
+    probe_processor,
+    with_host_memory,
+)
+from launcher.machine.software import installed_versions
 from launcher.memory.allocator import VARIABLES
+from launcher.models import prepared_images
+from launcher.models.lora import adapter_fields, is_all_linear, without_adapter
+from launcher.models.measured_runs import Calibration, read_calibration
+from launcher.models.model import ModelSpec
+from launcher.models.model_config import find_model_config, local_prompts, shipped_model_config
 from launcher.plan.inputs import Facts
 from launcher.plan.settings import deciding_images
 from launcher.planner.record import frozen_parts
@@ -38,8 +45,8 @@ from launcher.tasks import task_named
 from launcher.tasks.embedding import prompts_unused
 
 if TYPE_CHECKING:
-    from launcher.facts.prepared_images import PreparedImages
     from launcher.knowledge.lint.document import LintFinding
+    from launcher.models.prepared_images import PreparedImages
     from launcher.plan.plan import Plan
 
 
@@ -117,10 +124,10 @@ def model_config(
     if isinstance(model.config, dict):
         return str(model.config.get("model_type")), model.config, "the recipe"
     if isinstance(model.config, str):
-        config = probe.shipped_model_config(model.config)
+        config = shipped_model_config(model.config)
         if config is None:
             message = f"no shipped model fact is named {model.config!r}"
-            hint = "give the configuration itself, or a name from launcher/facts/data/models.json"
+            hint = "give the configuration itself, or a name from launcher/models/data/models.json"
             raise RecipeError(Problem("unknown-model-fact", message, path="model.config", hint=hint))
         return model.config, config, "shipped facts"
     assert model.name_or_path is not None, "the schema asks for one of the two"

@@ -34,8 +34,8 @@ from launcher.execute.processes import processes_of, send
 from launcher.execute.run_dir import FULL, unwritable
 from launcher.execute.signals import ended_by_signals
 from launcher.execute.start_checks import check_disk_space, check_machine
-from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.safe_files import read_jsonl, read_record, write_text
+from launcher.files.checkpoint import complete_checkpoints
+from launcher.files.safe_files import read_jsonl, read_record, write_text
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import gather
 from launcher.lab.options import choose, make_folder

@@ -27,14 +27,14 @@ from launcher.execute.remember import remember_run
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import execute, prepare_data
 from launcher.execute.start_checks import check_free_memory, check_machine
-from launcher.facts import probe
-from launcher.facts.hardware import AMPERE, Hardware
-from launcher.facts.safe_files import write_text
-from launcher.facts.software import require_modules
+from launcher.files.safe_files import write_text
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import gather
 from launcher.knowledge.doctor.needs import NEEDED
 from launcher.lab.options import choose, make_folder
+from launcher.machine import probe
+from launcher.machine.hardware import AMPERE, Hardware
+from launcher.machine.software import require_modules
 from launcher.memory.estimate import MemoryEstimate
 from launcher.memory.tensor_parallel import divisors
 from launcher.plan.inputs import Facts

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from launcher.facts.architectures import Layout
-from launcher.facts.lora import lora_width
-from launcher.facts.model import ModelSpec
 from launcher.memory.across_layers import own_inputs
 from launcher.memory.job import MemoryJob
 from launcher.memory.operations import Block, Dtypes, Stack
+from launcher.models.architectures import Layout
+from launcher.models.lora import lora_width
+from launcher.models.model import ModelSpec
 
 EMBEDDING_DROPOUT = ("bert", "gpt2", "gpt_bigcode", "gpt_neox", "mt5", "t5", "vit")
 """Families that drop out a part of what the first layer reads."""

@@ -13,11 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.facts.hardware import Hardware
-from launcher.facts.measured_runs import Calibration, JobKind, MeasuredRun
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import Hardware
 from launcher.memory.job import MemoryJob
 from launcher.memory.published import overlap_comm_upper_bound
+from launcher.models.measured_runs import Calibration, JobKind, MeasuredRun
+from launcher.models.model import ModelSpec
 
 CPU_RANGE = (0.99, 1.02)
 """The range around an estimate without local runs, as shares of it: `covering_range` of the rows of

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.facts.model import ModelSpec
 from launcher.memory.job import MemoryJob
+from launcher.models.model import ModelSpec
 from launcher.tasks import task_named
 
 RANDOM_STATE = 5056

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from launcher.facts.hardware import Hardware
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import Hardware
 from launcher.memory.activations import make_block
 from launcher.memory.calibration import (
     calibration_note,
@@ -30,11 +29,12 @@ from launcher.memory.rollouts import rollout_notes, with_rollouts
 from launcher.memory.states import optimizer_of
 from launcher.memory.tensor_parallel import on_rank
 from launcher.memory.traced import traced_phases
+from launcher.models.model import ModelSpec
 from launcher.tasks import task_named
 
 if TYPE_CHECKING:
-    from launcher.facts.measured_runs import Calibration
-    from launcher.facts.memory_trace import Trace
+    from launcher.models.measured_runs import Calibration
+    from launcher.models.memory_trace import Trace
 
 MARGIN = 0.05
 """Share of the device left free for what no component counts: workspaces of libraries, other

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.facts.hardware import Hardware
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import Hardware
 from launcher.memory.allocator import power_of_two
 from launcher.memory.job import MemoryJob
 from launcher.memory.states import base_weight_bytes
 from launcher.memory.tensor_parallel import on_rank
+from launcher.models.model import ModelSpec
 
 PROCESS_BYTES = 1 << 30
 """Host memory of one worker besides tensors: interpreter and libraries, rounded up."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from launcher.facts.model import ModelSpec, Vision
 from launcher.memory.job import Components, MemoryJob
+from launcher.models.model import ModelSpec, Vision
 
 PHASE = "images"
 """The moment at which the tower runs."""

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
-from launcher.facts.capabilities import holds_mask
-from launcher.facts.hardware import Hardware
-from launcher.facts.model import FOUR_BITS, ModelSpec
+from launcher.machine.hardware import Hardware
 from launcher.memory.operations import WIDTHS, Dtypes
 from launcher.memory.states import (
     MIXED,
@@ -28,6 +26,8 @@ from launcher.memory.states import (
     read_experts,
     shard_states,
 )
+from launcher.models.capabilities import holds_mask
+from launcher.models.model import FOUR_BITS, ModelSpec
 
 SAVED_FILE_BYTES = 50 * 10**9
 """transformers' default max_shard_size: copied to the host at a time to be written."""

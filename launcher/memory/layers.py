@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from launcher.facts.capabilities import is_varlen
-from launcher.facts.model import FOUR_BITS
 from launcher.memory.mixers import MIXERS
 from launcher.memory.operations import (
     STORED,
@@ -31,6 +29,8 @@ from launcher.memory.operations import (
     views,
 )
 from launcher.memory.tape import Peak, Storage, Tape, Value
+from launcher.models.capabilities import is_varlen
+from launcher.models.model import FOUR_BITS
 
 
 def attention(tape: Tape, block: Block, x: Value, *, read: Value | None = None, out: str = "attn") -> Value:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from launcher.facts.architectures import Linear
-from launcher.facts.capabilities import chunk_rows
-from launcher.facts.model import Head
 from launcher.memory.operations import Block, activate, adapted, cast, dropout, matrix, norm, product
 from launcher.memory.tape import Peak, Storage, Tape, Value
+from launcher.models.architectures import Linear
+from launcher.models.capabilities import chunk_rows
+from launcher.models.model import Head
 from launcher.tasks import task_named
 
 TILE_TOKENS, TILE_WORDS = 4096, 32768

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.facts.architectures import Linear
 from launcher.memory.operations import (
     Block,
     activate,
@@ -23,6 +22,7 @@ from launcher.memory.operations import (
     weighted,
 )
 from launcher.memory.tape import Storage, Tape, Value
+from launcher.models.architectures import Linear
 
 CHUNK = 64
 """Positions that the gated delta rule computes together."""

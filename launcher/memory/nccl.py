@@ -11,7 +11,7 @@ beyond that, 256 MiB for each of its communicators, are buffers for sends that l
 
 from __future__ import annotations
 
-from launcher.facts.hardware import MIB, Hardware, figures_of
+from launcher.machine.hardware import MIB, Hardware, figures_of
 from launcher.memory.job import MemoryJob
 
 RING_BYTES = (10 + 2) * MIB

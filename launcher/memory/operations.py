@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.facts.architectures import Layout, Linear
 from launcher.memory.tape import Storage, Tape, Value
+from launcher.models.architectures import Layout, Linear
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one value."""

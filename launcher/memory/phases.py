@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from launcher.facts.hardware import MIB, Hardware
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import MIB, Hardware
 from launcher.memory.across_layers import AcrossLayers, across_layers
 from launcher.memory.activations import make_stacks, mask_bytes, shared_bytes
 from launcher.memory.contrast import contrast
@@ -14,6 +13,7 @@ from launcher.memory.layers import LayerCost, layer_cost
 from launcher.memory.loss import HeadCost, head_cost
 from launcher.memory.operations import Block, Dtypes, Stack
 from launcher.memory.tape import Peak
+from launcher.models.model import ModelSpec
 from launcher.tasks import task_named
 
 FRAGMENTED = 1.06

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from launcher.facts.hardware import Hardware
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import Hardware
 from launcher.memory.activations import make_stacks
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.layers import record, takes_grouped
 from launcher.memory.operations import WIDTHS, Dtypes
+from launcher.models.model import ModelSpec
 
 SAMPLING_COPIES = 3
 """float32 copies of the last token's logits that `generate` makes: scores, tempered scores, shares

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.facts.architectures import Layout
-from launcher.facts.model import ModelSpec
 from launcher.memory.operations import WIDTHS
+from launcher.models.architectures import Layout
+from launcher.models.model import ModelSpec
 
 MIXED = ("bf16", "fp16")
 """Precisions that compute in 16 bits with float32 weights."""

@@ -11,11 +11,11 @@ import math
 from dataclasses import replace
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.architectures import Layout, Linear
-from launcher.facts.hardware import Hardware
-from launcher.facts.model import Head, ModelSpec
+from launcher.machine.hardware import Hardware
 from launcher.memory.job import EngineMemory, MemoryJob
 from launcher.memory.states import model_shapes
+from launcher.models.architectures import Layout, Linear
+from launcher.models.model import Head, ModelSpec
 
 _BACK_TO_THE_STREAM = ("attn", "attn_cross", "act")
 """What the products read that are split by rows: each rank has its part of the input."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from launcher.facts.hardware import AMPERE, Hardware
-from launcher.facts.memory_trace import Trace, TracedStep
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import AMPERE, Hardware
 from launcher.memory.job import Components, Held, MemoryJob
 from launcher.memory.phases import CUDA_CONTEXT, buffers, fragmented
+from launcher.models.memory_trace import Trace, TracedStep
+from launcher.models.model import ModelSpec
 from launcher.tasks import task_named
 
 # What of a job changes its activations, besides the micro-batch.

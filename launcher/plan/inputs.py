@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from launcher.facts.hardware import Hardware, Processor
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import Hardware, Processor
+from launcher.models.model import ModelSpec
 
 if TYPE_CHECKING:
-    from launcher.facts.measured_runs import Calibration
-    from launcher.facts.memory_trace import Trace
-    from launcher.facts.prepared_images import PreparedImages
+    from launcher.models.measured_runs import Calibration
+    from launcher.models.memory_trace import Trace
+    from launcher.models.prepared_images import PreparedImages
 
 
 @dataclass(frozen=True, slots=True)

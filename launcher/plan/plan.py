@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from launcher.facts.architectures import Reach
-from launcher.facts.hardware import Hardware
-from launcher.facts.lora import adapted_by, reach_of
-from launcher.facts.model import ModelSpec
-from launcher.facts.prepared_images import PreparedImages
+from launcher.machine.hardware import Hardware
 from launcher.memory.estimate import MemoryEstimate
 from launcher.memory.job import MemoryJob
+from launcher.models.architectures import Reach
+from launcher.models.lora import adapted_by, reach_of
+from launcher.models.model import ModelSpec
+from launcher.models.prepared_images import PreparedImages
 from launcher.plan.inputs import Pace
 from launcher.plan.settings import HasSettings, Settings
 from launcher.recipe.env import Kept

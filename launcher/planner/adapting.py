@@ -15,7 +15,7 @@ from launcher.engines import engine_of
 from launcher.engines.deepspeed import saves_more
 from launcher.engines.deepspeed_config import FROM_PROFILE
 from launcher.errors import RecipeError
-from launcher.facts.hardware import Hardware
+from launcher.machine.hardware import Hardware
 from launcher.memory.tensor_parallel import divisors
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts

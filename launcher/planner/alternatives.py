@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.errors import RecipeError
-from launcher.facts.hardware import DEVICES, Hardware, device_facts
+from launcher.machine.hardware import DEVICES, Hardware, device_facts
 from launcher.memory.tensor_parallel import divisors
 from launcher.plan.inputs import Facts
 from launcher.planner.candidates import Candidate

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from launcher.engines import engine_of
-from launcher.facts.hardware import Hardware
-from launcher.facts.requirements import holds
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
+from launcher.machine.hardware import Hardware
+from launcher.machine.requirements import holds
 from launcher.memory.allocator import EXACT_PINNED, EXACT_PINNED_FROM, VARIABLES, expandable_in
 from launcher.plan.draft import Draft, Refusal
 from launcher.plan.inputs import Facts

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from launcher.engines import ENGINES, engine_named, engine_of
 from launcher.engines.deepspeed_config import profile_value
-from launcher.facts.capabilities import is_varlen
-from launcher.facts.hardware import Hardware
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import Hardware
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
 from launcher.memory.tensor_parallel import divisors
+from launcher.models.capabilities import is_varlen
+from launcher.models.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix, Batch, StepTime

@@ -5,7 +5,7 @@ from __future__ import annotations
 from launcher.engines import ENGINES, engine_of
 from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
-from launcher.facts.hardware import AMPERE, VOLTA, Hardware
+from launcher.machine.hardware import AMPERE, VOLTA, Hardware
 from launcher.plan.draft import Draft
 from launcher.recipe.schema import Recipe
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.engines import engine_of
-from launcher.facts.architectures import Adapted
-from launcher.facts.hardware import AMPERE, Hardware
-from launcher.facts.lora import adapted_by
-from launcher.facts.model import ModelSpec
-from launcher.facts.prepared_images import PreparedImages
-from launcher.facts.requirements import holds
+from launcher.machine.hardware import AMPERE, Hardware
+from launcher.machine.requirements import holds
 from launcher.memory.allocator import expandable_in, rounds_pinned
 from launcher.memory.job import MemoryJob
 from launcher.memory.operations import WIDTHS
+from launcher.models.architectures import Adapted
+from launcher.models.lora import adapted_by
+from launcher.models.model import ModelSpec
+from launcher.models.prepared_images import PreparedImages
 from launcher.plan.draft import Draft
 from launcher.planner.rollouts import rollout_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from launcher.engines import engine_of
-from launcher.facts.hardware import AMPERE, Hardware
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import AMPERE, Hardware
+from launcher.models.model import ModelSpec
 from launcher.plan.draft import Draft, Refusal
 from launcher.planner.decide import HALF
 from launcher.recipe.schema import Recipe

@@ -12,11 +12,11 @@ from math import lcm
 
 from launcher.engines import engine_of
 from launcher.engines.deepspeed_config import key_of
-from launcher.facts.capabilities import has_tp_plan
-from launcher.facts.hardware import Hardware
-from launcher.facts.model import ModelSpec
-from launcher.facts.windows import sliding_window
+from launcher.machine.hardware import Hardware
 from launcher.memory.job import MemoryJob
+from launcher.models.capabilities import has_tp_plan
+from launcher.models.model import ModelSpec
+from launcher.models.windows import sliding_window
 from launcher.plan.draft import Draft, Refusal
 from launcher.planner.decide import SIZES, processes_of, ranks_of_copy
 from launcher.recipe.optimizer_needs import IN_SHARDS

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from launcher.engines.deepspeed_config import idle_keys
 from launcher.errors import WOULD_FIT, DoesNotFit, Problem
-from launcher.facts.hardware import Hardware, is_capacity_only
-from launcher.facts.model_types import why_not_chunked
+from launcher.machine.hardware import Hardware, is_capacity_only
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
+from launcher.models.model_types import why_not_chunked
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix, Plan, Schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from launcher.facts.model import ModelSpec
+from launcher.models.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.recipe.keys import has_problem_types, shared_keys
 from launcher.recipe.schema import AdapterSection, DataSection, GenerationSection, Recipe

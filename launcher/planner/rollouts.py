@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.facts.hardware import Hardware
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import Hardware
 from launcher.memory.job import MemoryJob, Rollout
 from launcher.memory.rollouts import cache_bytes, vllm_room
+from launcher.models.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.plan.plan import Batch
 

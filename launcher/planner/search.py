@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from launcher.engines import ENGINES, engine_of
 from launcher.engines.ddp import DDP
 from launcher.errors import Problem, RecipeError
-from launcher.facts.model import ModelSpec
+from launcher.models.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from launcher.facts.capabilities import is_varlen
-from launcher.facts.hardware import Figures, Hardware, Processor, figures_of
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import Figures, Hardware, Processor, figures_of
 from launcher.memory.job import MemoryJob
 from launcher.memory.operations import WIDTHS
 from launcher.memory.rollouts import cache_bytes
 from launcher.memory.tensor_parallel import on_rank
+from launcher.models.capabilities import is_varlen
+from launcher.models.model import ModelSpec
 from launcher.plan.plan import StepTime
 
 

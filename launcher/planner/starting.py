@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher.facts.hardware import Hardware
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import Hardware
+from launcher.models.model import ModelSpec
 from launcher.tasks import DEFAULT_TASK, TASKS, task_named
 
 _ORDER = (

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from launcher.facts.hardware import Hardware
-from launcher.facts.rank_status import AGREE_S
+from launcher.files.rank_status import AGREE_S
+from launcher.machine.hardware import Hardware
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan

@@ -10,9 +10,9 @@ from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.engines.fsdp import FSDP
 from launcher.errors import Problem, RecipeError
-from launcher.facts.hardware import AMPERE, Hardware
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import AMPERE, Hardware
 from launcher.memory.job import MemoryJob
+from launcher.models.model import ModelSpec
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
 from launcher.tasks.task import Task

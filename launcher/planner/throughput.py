@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.engines import engine_of
-from launcher.facts.capabilities import chunk_rows, is_varlen
-from launcher.facts.hardware import AMPERE, VOLTA
-from launcher.facts.lora import adapted_by
-from launcher.facts.model import ModelSpec
-from launcher.facts.model_types import why_not_apart, why_not_chunked, why_not_compiled
+from launcher.machine.hardware import AMPERE, VOLTA
 from launcher.memory.activations import LIGER_EXPERTS, LIGER_FAMILIES
 from launcher.memory.states import MIXED
+from launcher.models.capabilities import chunk_rows, is_varlen
+from launcher.models.lora import adapted_by
+from launcher.models.model import ModelSpec
+from launcher.models.model_types import why_not_apart, why_not_chunked, why_not_compiled
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.planner.candidates import Candidate

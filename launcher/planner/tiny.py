@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from launcher.facts.hardware import Hardware
+from launcher.machine.hardware import Hardware
 from launcher.planner.decide import SIZES, shares, sharing_engine
 from launcher.planner.narrow import LAYERS, narrow_config
 from launcher.recipe.loading import LoadedRecipe, Origin

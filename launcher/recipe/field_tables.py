@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.software import installed_version
+from launcher.machine.software import installed_version
 from launcher.tasks import DEFAULT_TASK, TASKS
 
 TASK_FORMATS: Mapping[str, tuple[str, ...]] = {task.name: task.formats for task in TASKS}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.recipe.env import has_reference, is_reference, resolve_env
 from launcher.recipe.field_tables import (
     ADAPTER_OWNED,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import LARGEST_TEXT, read_text
+from launcher.files.safe_files import LARGEST_TEXT, read_text
 from launcher.recipe.suggestions import close_key
 
 # hook -> its arguments

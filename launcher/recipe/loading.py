@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import exists
+from launcher.files.safe_files import exists
 from launcher.recipe import env
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_fields

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import Problem
-from launcher.facts.safe_files import LARGEST_TEXT, bounded, is_file, read_text
+from launcher.files.safe_files import LARGEST_TEXT, bounded, is_file, read_text
 from launcher.recipe.suggestions import close_key, describe
 from launcher.recipe.yaml_reader import join, parse_yaml
 
@@ -63,14 +63,14 @@ def find_recipe(name: str | Path) -> Path | None:
 
 def shipped_names() -> list[str]:
     """Names of the shipped recipes, without suffix, bases as `_base/name`."""
-    from launcher.facts.shipped import recipes_dir
+    from launcher.files.shipped import recipes_dir
 
     folder = recipes_dir()
     return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
 
 
 def _find_shipped(name: str) -> Path | None:
-    from launcher.facts.shipped import recipes_dir
+    from launcher.files.shipped import recipes_dir
 
     if Path(name).is_absolute():
         return None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 from launcher.errors import Problem
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.recipe.env import has_reference
 from launcher.recipe.suggestions import close_key
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.safe_files import LARGEST_TEXT, read_text
+from launcher.files.safe_files import LARGEST_TEXT, read_text
 from launcher.recipe.reward_rules import GIVEN, split_function
 from launcher.tasks.grpo import SHIPPED_REWARDS
 

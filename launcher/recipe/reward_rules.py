@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import LARGEST_TEXT, read_text
+from launcher.files.safe_files import LARGEST_TEXT, read_text
 from launcher.recipe.suggestions import close_key, describe
 from launcher.tasks import TASKS
 from launcher.tasks.grpo import KEY, SHIPPED_REWARDS

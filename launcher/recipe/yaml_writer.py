@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from launcher.facts.hardware import Hardware
+from launcher.machine.hardware import Hardware
 from launcher.recipe.env import with_references
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.yaml_reader import parse_yaml

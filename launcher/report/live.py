@@ -20,8 +20,8 @@ from pathlib import Path
 
 from launcher.errors import EffilaunchError, Problem, RecipeError
 from launcher.execute.record import read_run
-from launcher.facts.rank_status import read_statuses
-from launcher.facts.safe_files import opened
+from launcher.files.rank_status import read_statuses
+from launcher.files.safe_files import opened
 from launcher.report.html.live_sections import SCRIPT, logs_section, ranks_section
 from launcher.report.html.page import PageSection
 from launcher.report.loopback import HttpRequest, Reply, listening

@@ -112,7 +112,7 @@ def emit_error(command: str, error: EffilaunchError, *, as_json: bool) -> int:
 
 def without_secrets(problems: Sequence[Problem]) -> list[Problem]:
     """The problems with the values of secret environment variables replaced."""
-    from launcher.facts.redaction import hider, secret_values  # no command without an error needs it
+    from launcher.files.redaction import hider, secret_values  # no command without an error needs it
 
     hide = hider(secret_values(os.environ))
     return [

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher.facts.lora import describe_idle_adapters
 from launcher.knowledge.lint.document import printable
+from launcher.models.lora import describe_idle_adapters
 from launcher.recipe.suggestions import listed
 from launcher.report import suites
 from launcher.report.tables import duration, gib, table, wrapped

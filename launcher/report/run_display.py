@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from launcher.execute.following import Look
 from launcher.execute.record import NewRows
-from launcher.facts.rank_status import RankStatus, amount, is_passing, of_total
+from launcher.files.rank_status import RankStatus, amount, is_passing, of_total
 from launcher.plan.plan import Plan
 from launcher.report.outcome import echo, harmless, is_quiet, note
 from launcher.report.tables import duration, gib

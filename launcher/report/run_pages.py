@@ -13,8 +13,8 @@ from typing import Any
 from launcher import __version__
 from launcher.errors import EffilaunchError, Interrupted, Problem
 from launcher.execute.record import RunRecord, keep_end, read_run, without_secrets
-from launcher.facts.redaction import hider, secret_values
-from launcher.facts.safe_files import write_text
+from launcher.files.redaction import hider, secret_values
+from launcher.files.safe_files import write_text
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.patch import recipe_of, with_recipe
 from launcher.knowledge.failures.catalogue import FAILURES

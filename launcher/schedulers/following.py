@@ -21,8 +21,8 @@ from launcher.errors import (
 )
 from launcher.execute.endings import LAUNCHER_LOG, run_failure
 from launcher.execute.run_dir import MARKER, read_stopped
-from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.safe_files import parse_json, read_jsonl
+from launcher.files.checkpoint import complete_checkpoints
+from launcher.files.safe_files import parse_json, read_jsonl
 from launcher.schedulers.queue import ASKED_TO_STOP, EXIT, RESULT, START, Queue, QueuedJob
 from launcher.schedulers.submitted import Submitted, SubmittedRun
 

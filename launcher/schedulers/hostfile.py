@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.hardware import Hardware
-from launcher.facts.safe_files import LARGEST_TEXT, read_text
+from launcher.files.safe_files import LARGEST_TEXT, read_text
+from launcher.machine.hardware import Hardware
 from launcher.recipe.schema import Recipe
 
 _LINE = re.compile(r"(\S+)\s+slots=([0-9]{1,6})")

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.bash_syntax import check_shell
-from launcher.facts.hardware import Hardware
+from launcher.machine.bash_syntax import check_shell
+from launcher.machine.hardware import Hardware
 from launcher.recipe.schema import LaunchSection
 from launcher.schedulers.kubernetes_manifests import LABEL, NODE, Object, manifests
 from launcher.schedulers.queue import Checked, Ids, Phase, Queue, QueuedJob, Submission, asked, submit_each

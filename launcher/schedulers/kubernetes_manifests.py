@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.execute.run_dir import SUBMITTED
-from launcher.facts.job_member import RENDEZVOUS_PORT
+from launcher.machine.job_member import RENDEZVOUS_PORT
 from launcher.recipe.schema import KubernetesSection
 from launcher.schedulers.queue import ASKED_TO_STOP, PlannedRun, Submission
 from launcher.schedulers.remote import prepare_script, run_script

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.job_member import RENDEZVOUS_PORT, JobMember
+from launcher.machine.job_member import RENDEZVOUS_PORT, JobMember
 from launcher.schedulers.hostfile import is_host
 from launcher.schedulers.scheduler import Gathering, Scheduler, StartRequest
 

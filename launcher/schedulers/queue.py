@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from launcher.errors import EffilaunchError, MachineError, Problem
-from launcher.facts.hardware import Hardware
+from launcher.machine.hardware import Hardware
 from launcher.plan.plan import Plan
 from launcher.recipe.schema import LaunchSection
 

@@ -20,8 +20,8 @@ from urllib.request import getproxies, proxy_bypass
 
 from launcher import __version__
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.hardware import Hardware
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
+from launcher.machine.hardware import Hardware
 from launcher.recipe.schema import LaunchSection
 from launcher.render.bundle import dump_json
 from launcher.schedulers.queue import (

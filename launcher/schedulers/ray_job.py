@@ -27,8 +27,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from launcher import __version__
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RunFailed
 from launcher.execute.run_dir import SUBMITTED
-from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.safe_files import parse_json
+from launcher.files.checkpoint import complete_checkpoints
+from launcher.files.safe_files import parse_json
 from launcher.recipe.loading import load_recipe
 from launcher.schedulers.ray_node import RayNode
 

@@ -34,7 +34,7 @@ class RayNode:
         import ray
 
         from launcher import __version__
-        from launcher.facts.probe import free_port
+        from launcher.machine.probe import free_port
 
         return {
             "id": ray.get_runtime_context().get_node_id(),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
 from launcher.execute.nodes import Nodes
-from launcher.facts.job_member import JobMember
+from launcher.machine.job_member import JobMember
 from launcher.recipe.loading import LoadedRecipe
 from launcher.schedulers import SCHEDULERS, scheduler_named
 from launcher.schedulers.scheduler import Gathering, Say, StartRequest

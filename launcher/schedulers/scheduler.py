@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem
-from launcher.facts.hardware import Hardware
-from launcher.facts.job_member import JobMember
+from launcher.machine.hardware import Hardware
+from launcher.machine.job_member import JobMember
 from launcher.recipe.loading import LoadedRecipe
 
 Say = Callable[[str], None]

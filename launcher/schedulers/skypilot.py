@@ -20,10 +20,10 @@ from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.execute.run_dir import SUBMITTED
-from launcher.facts.bash_syntax import check_shell
-from launcher.facts.hardware import Hardware
-from launcher.facts.job_member import RENDEZVOUS_PORT
-from launcher.facts.redaction import hider, secret_values
+from launcher.files.redaction import hider, secret_values
+from launcher.machine.bash_syntax import check_shell
+from launcher.machine.hardware import Hardware
+from launcher.machine.job_member import RENDEZVOUS_PORT
 from launcher.recipe.schema import LaunchSection
 from launcher.schedulers.queue import (
     ASKED_TO_STOP,

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
-from launcher.facts.bash_syntax import check_shell
-from launcher.facts.hardware import Hardware
+from launcher.machine.bash_syntax import check_shell
+from launcher.machine.hardware import Hardware
 from launcher.recipe.schema import LaunchSection
 from launcher.schedulers.queue import Checked, Ids, PlannedRun, Queue, QueuedJob, Submission, asked
 from launcher.schedulers.slurm_check import check_scripts

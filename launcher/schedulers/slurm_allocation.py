@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.job_member import JobMember
+from launcher.machine.job_member import JobMember
 
 _LAST_STEP = 0xFFFF_FFF0
 """Steps from here on are Slurm's own: batch, extern, interactive, pending."""

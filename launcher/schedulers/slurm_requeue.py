@@ -23,9 +23,9 @@ from typing import Any
 
 from launcher.errors import MachineError, Problem
 from launcher.execute.run_dir import ENDED, FAULTY_GPU, Stopped, read_stopped
-from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.rank_status import read_statuses
-from launcher.facts.safe_files import read_json, read_jsonl
+from launcher.files.checkpoint import complete_checkpoints
+from launcher.files.rank_status import read_statuses
+from launcher.files.safe_files import read_json, read_jsonl
 from launcher.knowledge.diagnose.run_dir import rank_of
 from launcher.schedulers.slurm_allocation import expand_hosts
 from launcher.schedulers.slurm_commands import ask, read_rows

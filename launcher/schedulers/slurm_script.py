@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import EXCLUDES, SUBMITTED
-from launcher.facts.hardware import Hardware
+from launcher.machine.hardware import Hardware
 from launcher.recipe.schema import SlurmJob, SlurmSection
 from launcher.schedulers.queue import ASKED_TO_STOP, START, PlannedRun, Submission
 from launcher.schedulers.slurm_allocation import time_seconds

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.interfaces import is_this_machine, own_address_towards
-from launcher.facts.job_member import JobMember
-from launcher.facts.probe import free_port
+from launcher.machine.interfaces import is_this_machine, own_address_towards
+from launcher.machine.job_member import JobMember
+from launcher.machine.probe import free_port
 from launcher.recipe.env import reference_names
 from launcher.schedulers.hostfile import Host, check_hosts, hostfile_warnings, read_hostfile
 from launcher.schedulers.scheduler import Gathering, Say, Scheduler, StartRequest

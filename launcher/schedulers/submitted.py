@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import unwritable
-from launcher.facts.safe_files import parse_json, write_text
+from launcher.files.safe_files import parse_json, write_text
 from launcher.render.bundle import dump_json
 
 RECORD, SWEEP = "submit.json", "sweep.json"

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RunFailed
-from launcher.facts.gpus import visible_gpus
-from launcher.facts.hardware import Hardware
-from launcher.facts.interfaces import INTERFACES, interface_of, own_address_towards
-from launcher.facts.job_member import JobMember
-from launcher.facts.node_facts import (
+from launcher.files.safe_files import parse_json, write_json
+from launcher.machine.gpus import visible_gpus
+from launcher.machine.hardware import Hardware
+from launcher.machine.interfaces import INTERFACES, interface_of, own_address_towards
+from launcher.machine.job_member import JobMember
+from launcher.machine.node_facts import (
     HOST_LOST,
     HOST_MISSING,
     JOB,
@@ -34,7 +35,6 @@ from launcher.facts.node_facts import (
     names_of,
     own_facts,
 )
-from launcher.facts.safe_files import parse_json, write_json
 from launcher.train.heartbeat import Heartbeat, beat_key
 from launcher.train.job import RANKS
 from launcher.train.outcome import report_error

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from launcher.facts.rank_status import AGREE_S
+from launcher.files.rank_status import AGREE_S
 
 MOST = 64
 """Steps between two agreements at most: steps may become slower after their number is fixed."""

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from launcher.errors import Problem, RunFailed
-from launcher.facts.checkpoint import complete_checkpoints, read_manifest
-from launcher.facts.safe_files import is_after, read_lines, write_json
+from launcher.files.checkpoint import complete_checkpoints, read_manifest
+from launcher.files.safe_files import is_after, read_lines, write_json
 from launcher.train import faults
 from launcher.train.agreement import Agreement
 from launcher.train.job import rank

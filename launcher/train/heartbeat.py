@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.facts.node_facts import FIRST
+from launcher.machine.node_facts import FIRST
 
 BEAT_S, SILENT_S = 2.0, 20.0
 _LOOK_S = 1.0

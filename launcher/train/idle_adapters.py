@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from launcher.facts.lora import describe_idle_adapters
+from launcher.models.lora import describe_idle_adapters
 from launcher.train.collectives import of_all
 from launcher.train.job import rank
 from launcher.train.upstream.torch_seams import local_part

@@ -12,7 +12,7 @@ from typing import Any
 from launcher.engines import engine_of
 from launcher.engines.engine import Engine
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import LARGEST_RECORD, read_json
+from launcher.files.safe_files import LARGEST_RECORD, read_json
 from launcher.plan.settings import OTHERS
 from launcher.plan.stored import ReadPlan
 from launcher.recipe.env import Kept, reference_names, resolve_env

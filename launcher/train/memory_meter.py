@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import TrainerCallback
 
-from launcher.facts.gpus import memory_of_process
-from launcher.facts.hardware import MIB
+from launcher.machine.gpus import memory_of_process
+from launcher.machine.hardware import MIB
 from launcher.train.job import Job
 from launcher.train.trace.tape import StorageWatch
 from launcher.train.upstream.deepspeed_seams import call_before_step

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from launcher.errors import EffilaunchError
-from launcher.facts.rank_status import REPORT
-from launcher.facts.redaction import hider, line_hider, secret_values
-from launcher.facts.safe_files import write_json
+from launcher.files.rank_status import REPORT
+from launcher.files.redaction import hider, line_hider, secret_values
+from launcher.files.safe_files import write_json
 from launcher.train.checkpoint.disk import SaveFailed, sync_file, sync_folder
 from launcher.train.job import Job, rank
 
@@ -239,7 +239,7 @@ def _result(
 
 def _losses(metrics: Path) -> tuple[Any, Any]:
     """The first and the last logged training loss; None if none can be read."""
-    from launcher.facts.safe_files import read_lines
+    from launcher.files.safe_files import read_lines
 
     ends: list[Any] = []
     with contextlib.suppress(OSError):

@@ -8,7 +8,7 @@ import torch
 from transformers import TrainingArguments
 
 from launcher.errors import MachineError, Problem
-from launcher.facts.gpus import SAME_SIZE, STARTED_FOR
+from launcher.machine.gpus import SAME_SIZE, STARTED_FOR
 from launcher.train.arguments import make_arguments
 from launcher.train.job import Job
 from launcher.train.machine import why_no_device

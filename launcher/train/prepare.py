@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
-from launcher.facts.checkpoint import same_samples
-from launcher.facts.node_facts import unshared
-from launcher.facts.rank_status import LEFT_EARLY, PREPARE_STAGE, PREPARED, PREPARES
-from launcher.facts.safe_files import read_record, write_json
+from launcher.files.checkpoint import same_samples
+from launcher.files.rank_status import LEFT_EARLY, PREPARE_STAGE, PREPARED, PREPARES
+from launcher.files.safe_files import read_record, write_json
+from launcher.machine.node_facts import unshared
 from launcher.plan.stored import StoredPlan
 from launcher.recipe.env import hide_kept
 from launcher.recipe.suggestions import listed

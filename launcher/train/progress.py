@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.facts.rank_status import step_line
+from launcher.files.rank_status import step_line
 from launcher.train.status import Bar, status
 
 EVERY_S = 15.0

@@ -1,7 +1,7 @@
 """This rank's status file, rewritten at every phase and, at most twice a second, at steps.
 
 A thread writes it: on a network disk a rename may take longer than a step. The first status is written before
-anything heavy is imported. `facts/rank_status.py` reads it.
+anything heavy is imported. `files/rank_status.py` reads it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from launcher.facts.rank_status import process_started, stage_file, status_file
-from launcher.facts.redaction import hider, secret_values
-from launcher.facts.safe_files import write_text
+from launcher.files.rank_status import process_started, stage_file, status_file
+from launcher.files.redaction import hider, secret_values
+from launcher.files.safe_files import write_text
 
 KEPT_STEPS = 50
 LEAST_STEPS = 3

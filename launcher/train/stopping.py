@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from types import FrameType
 
-from launcher.facts.rank_status import LEFT_EARLY, process_started
+from launcher.files.rank_status import LEFT_EARLY, process_started
 from launcher.train.status import status
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)

@@ -17,8 +17,8 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from launcher.facts.redaction import hide_in, hider, secret_values
-from launcher.facts.safe_files import parse_json, write_json
+from launcher.files.redaction import hide_in, hider, secret_values
+from launcher.files.safe_files import parse_json, write_json
 from launcher.train.job import Job, rank
 
 FOLDER = "tracking"

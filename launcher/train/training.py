@@ -15,14 +15,14 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from launcher.errors import Problem, RecipeError, RunFailed
-from launcher.facts.checkpoint import (
+from launcher.files.checkpoint import (
     complete_checkpoints,
     defect,
     incomplete_checkpoints,
     read_manifest,
     read_origin,
 )
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.train.arguments import make_arguments
 from launcher.train.callbacks import Metrics, Progress, Stopping, numbers
 from launcher.train.checkpoint.resuming import EarlyStopping, ready_checkpoint

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.errors import EffilaunchError, Problem, RunFailed
-from launcher.facts.rank_status import fatal_log
+from launcher.files.rank_status import fatal_log
 from launcher.train import faults, stopping
 from launcher.train.job import Job, copies, rank, read_job, take_rank
 from launcher.train.outcome import rank_log, redirect_output, write_error

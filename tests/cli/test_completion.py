@@ -14,7 +14,7 @@ import pytest
 from patience import Deadline, patience
 
 from launcher.cli import main
-from launcher.facts.shipped import recipes_dir
+from launcher.files.shipped import recipes_dir
 from launcher.parsing import COMMANDS
 
 COMMAND = {

@@ -14,8 +14,8 @@ from launcher.cli import main
 from launcher.errors import MachineError
 from launcher.execute import start_checks
 from launcher.execute.start_checks import check_free_memory, check_machine
-from launcher.facts import gpus, probe
-from launcher.facts.hardware import MIB
+from launcher.machine import gpus, probe
+from launcher.machine.hardware import MIB
 
 GIB = 2**30
 
@@ -270,7 +270,7 @@ def test_tasks_whose_gpus_are_hidden_from_each_other_are_warned(smi, ask):
 
 
 def test_doctor_says_which_gpu_is_the_matter(smi, ask, monkeypatch):
-    from launcher.facts import machine_facts
+    from launcher.machine import machine_facts
 
     stack = {name: {"error": "not asked"} for name in machine_facts.SECTIONS}
     monkeypatch.setattr(machine_facts, "ask_stack", lambda python, environ: stack)

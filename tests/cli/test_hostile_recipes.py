@@ -27,7 +27,7 @@ def test_a_path_that_is_no_file_is_told_as_what_it_is(kind, tmp_path, capsys):
 
 
 def test_the_environment_is_searched_for_secrets_once_for_all_problems(tmp_path, capsys, monkeypatch):
-    from launcher.facts import redaction
+    from launcher.files import redaction
 
     calls = []
     real = redaction.secret_values

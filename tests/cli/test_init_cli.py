@@ -20,9 +20,9 @@ from patience import Deadline, patience
 
 from launcher.cli import main
 from launcher.commands import init
-from launcher.facts.hardware import Hardware
-from launcher.facts.probe import shipped_model_config
 from launcher.inputs.data_survey import goals_of, look, rows_for
+from launcher.machine.hardware import Hardware
+from launcher.models.model_config import shipped_model_config
 from launcher.planner.starting import GOALS
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "x" * 3600}]}

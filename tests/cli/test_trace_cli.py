@@ -9,7 +9,7 @@ import pytest
 
 from launcher.cli import main
 from launcher.errors import MachineError, Problem
-from launcher.facts.memory_trace import Untraceable
+from launcher.models.memory_trace import Untraceable
 
 GIB = 2**30
 BASE = factories.BASE

@@ -22,7 +22,7 @@ from typing import Any
 
 from patience import patience
 
-from launcher.facts.rank_status import PREPARED
+from launcher.files.rank_status import PREPARED
 
 HERE = Path(__file__).resolve().parent
 PER_NODE = 8

@@ -15,14 +15,14 @@ from memory_cases import WORKSPACES
 from traces import LORA_16, peak, request
 
 from launcher.engines.ddp import DDP
-from launcher.facts.hardware import Hardware, parse_hardware
-from launcher.facts.lora import adapted_paths, lora_params
-from launcher.facts.memory_trace import LinearBytes, Trace, read_step
-from launcher.facts.model import ModelSpec, read_model_spec
+from launcher.machine.hardware import Hardware, parse_hardware
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
 from launcher.memory.phases import CUDA_CONTEXT
 from launcher.memory.traced import choices_of
+from launcher.models.lora import adapted_paths, lora_params
+from launcher.models.memory_trace import LinearBytes, Trace, read_step
+from launcher.models.model import ModelSpec, read_model_spec
 
 DEVICES = {"cpu": parse_hardware("cpu"), "cuda": parse_hardware("1xA100-80GB")}
 JOB = MemoryJob(

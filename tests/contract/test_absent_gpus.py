@@ -19,7 +19,7 @@ from grounds import make_base, write_rows
 
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import bind
-from launcher.facts.rank_status import PREPARES
+from launcher.files.rank_status import PREPARES
 from launcher.inputs.planning_facts import gather
 from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe

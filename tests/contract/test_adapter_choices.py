@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.facts.lora import adapted_by, without_adapter
-from launcher.facts.memory_trace import Untraceable
 from launcher.inputs.model_spec import find_spec
+from launcher.models.lora import adapted_by, without_adapter
+from launcher.models.memory_trace import Untraceable
 from launcher.train.model.adapters import new_adapter
 from launcher.train.trace.run import ANSWERS
 
@@ -65,7 +65,7 @@ def in_process(monkeypatch):
         except ValueError as error:  # as the child tells it
             raise Untraceable(str(error)) from None
 
-    monkeypatch.setattr("launcher.facts.memory_trace.ask_child", ask)
+    monkeypatch.setattr("launcher.models.memory_trace.ask_child", ask)
 
 
 def planned(family, fields):

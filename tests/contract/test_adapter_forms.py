@@ -9,11 +9,11 @@ import pytest
 from cases import cases
 
 from launcher.errors import DoesNotFit, RecipeError
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.lora import DEFAULT_TARGETS, adapted_by
-from launcher.facts.mixed_layers import MIXED_FAMILIES
-from launcher.facts.model import FAMILY_TASKS
 from launcher.inputs.model_spec import find_spec
+from launcher.machine.hardware import parse_hardware
+from launcher.models.lora import DEFAULT_TARGETS, adapted_by
+from launcher.models.mixed_layers import MIXED_FAMILIES
+from launcher.models.model import FAMILY_TASKS
 from launcher.plan.inputs import Facts
 from launcher.planner.narrow import narrow_config
 from launcher.planner.planner import make_plan
@@ -160,7 +160,7 @@ def in_process(monkeypatch):
     def ask(request, _python, _say):
         return ANSWERS[request["ask"]](request)
 
-    monkeypatch.setattr("launcher.facts.memory_trace.ask_child", ask)
+    monkeypatch.setattr("launcher.models.memory_trace.ask_child", ask)
 
 
 def planned_job(tmp_path, fields, spec):

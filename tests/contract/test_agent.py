@@ -18,10 +18,10 @@ from patience import patience, wait_until
 from supervised import ROOT
 
 from launcher.errors import EffilaunchError, MachineError
-from launcher.facts.job_member import JobMember
-from launcher.facts.node_facts import HOST_LOST, HOST_MISSING, JOB
-from launcher.facts.probe import free_port
-from launcher.facts.rank_status import REPORT
+from launcher.files.rank_status import REPORT
+from launcher.machine.job_member import JobMember
+from launcher.machine.node_facts import HOST_LOST, HOST_MISSING, JOB
+from launcher.machine.probe import free_port
 from launcher.render.bundle import render
 from launcher.render.command import render_agent
 

@@ -16,8 +16,8 @@ import torch
 from torch.nn import functional
 
 from launcher.errors import RecipeError
-from launcher.facts.architectures import FAMILIES
-from launcher.facts.model_types import found
+from launcher.models.architectures import FAMILIES
+from launcher.models.model_types import found
 from launcher.train.model import loss as head_loss
 from launcher.train.model.loss import SummedLoss, chunk_loss
 

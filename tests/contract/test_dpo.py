@@ -330,7 +330,7 @@ leave(0)
 @pytest.mark.slow
 def test_under_zero_3_the_reference_is_loaded_again(tmp_path):
     """Shards cannot be copied; both models are dealt out over the processes."""
-    from launcher.facts.probe import free_port
+    from launcher.machine.probe import free_port
 
     llama().save_pretrained(tmp_path / "base")
     tokenizer().save_pretrained(tmp_path / "base")

@@ -13,9 +13,9 @@ pytest.importorskip("bitsandbytes")
 import torch
 
 from launcher.errors import MachineError
-from launcher.facts.lora import adapted_by, reach_of
-from launcher.facts.model import read_model_spec
 from launcher.inputs.model_spec import find_spec
+from launcher.models.lora import adapted_by, reach_of
+from launcher.models.model import read_model_spec
 from launcher.train.job import read_job
 from launcher.train.model.adapters import attach_adapter, find_adapted
 from launcher.train.model.experts import expert_parameters, packed_experts

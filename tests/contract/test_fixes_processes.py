@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 for needed in ("peft", "accelerate", "deepspeed", "bitsandbytes"):
     pytest.importorskip(needed)
 
-from launcher.facts.probe import free_port  # noqa: E402
+from launcher.machine.probe import free_port  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("warm")
 

@@ -12,8 +12,8 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from launcher.errors import RecipeError
-from launcher.facts.model import ModelSpec, foreign_spec, read_model_spec
 from launcher.memory.states import OPTIMIZERS, model_shapes, moments
+from launcher.models.model import ModelSpec, foreign_spec, read_model_spec
 from launcher.train.trace.spec import describe
 
 

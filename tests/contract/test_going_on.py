@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback
 
-from launcher.facts.checkpoint import complete_checkpoints
+from launcher.files.checkpoint import complete_checkpoints
 from launcher.train import stopping
 from launcher.train.checkpoint.saving import best_step
 from launcher.train.data.batches import make_collator

@@ -23,7 +23,7 @@ from grids import Row  # noqa: E402
 from records import RECORDS  # noqa: E402
 from runner import error_of, in_process, in_processes  # noqa: E402
 
-from launcher.facts.hardware import parse_hardware  # noqa: E402
+from launcher.machine.hardware import parse_hardware  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("warm")
 

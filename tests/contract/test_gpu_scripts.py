@@ -22,7 +22,7 @@ import gpu_first  # noqa: E402
 from gpu import Device  # noqa: E402
 from gpu_parts import Bench, Missed, Part, tried  # noqa: E402
 
-from launcher.facts.hardware import parse_hardware  # noqa: E402
+from launcher.machine.hardware import parse_hardware  # noqa: E402
 
 
 @pytest.fixture

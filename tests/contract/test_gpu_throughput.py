@@ -86,7 +86,7 @@ def test_operations_are_those_of_the_convention():
 
 
 def test_a_shape_that_does_not_fit_gives_way_to_a_smaller_one():
-    from launcher.facts.hardware import Hardware
+    from launcher.machine.hardware import Hardware
 
     row = next(row for row in ROWS if row.name == "full-sdpa")
     found = {}

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 from launcher.errors import RecipeError, RunFailed
-from launcher.facts.checkpoint import MANIFEST
+from launcher.files.checkpoint import MANIFEST
 from launcher.recipe.loading import load_recipe
 from launcher.train.rewards.calls import for_trl, load_rewards
 

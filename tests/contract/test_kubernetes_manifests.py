@@ -12,7 +12,7 @@ import yaml
 from factories import facts, recipe
 from kubernetes_stub import schema_error
 
-from launcher.facts.hardware import parse_hardware
+from launcher.machine.hardware import parse_hardware
 from launcher.planner.planner import make_plan
 from launcher.schedulers.kubernetes import QUEUE
 from launcher.schedulers.queue import PlannedRun, Submission

@@ -16,9 +16,9 @@ from memory_cases import A100, states_of, step_of
 
 from launcher.engines import ddp, fsdp
 from launcher.engines.deepspeed import DEEPSPEED
-from launcher.facts.model import read_model_spec
 from launcher.memory.job import MemoryJob
 from launcher.memory.states import largest_tensor, model_shapes
+from launcher.models.model import read_model_spec
 
 pytestmark = pytest.mark.usefixtures("warm")
 

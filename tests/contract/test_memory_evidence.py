@@ -26,9 +26,9 @@ from memory_rows import ds_config_of, job_of, plan_of  # noqa: E402
 from records import read_record  # noqa: E402
 from runner import differs  # noqa: E402
 
-from launcher.facts import memory_trace  # noqa: E402
-from launcher.facts.model import FAMILY_TASKS  # noqa: E402
 from launcher.inputs import model_trace  # noqa: E402
+from launcher.models import memory_trace  # noqa: E402
+from launcher.models.model import FAMILY_TASKS  # noqa: E402
 
 RECORD = read_record(memory_measure.RECORD)
 AGAIN = ("llama-fp32-eager", "qwen2-lora-attention-fp32", "llama-bf16-accumulation2", "bert-lora-bf16")

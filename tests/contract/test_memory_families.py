@@ -14,11 +14,11 @@ import pytest
 from cases import cases
 
 from launcher.engines.ddp import DDP
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.lora import adapted_paths, lora_params
-from launcher.facts.model import ModelSpec, read_model_spec
+from launcher.machine.hardware import parse_hardware
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import MemoryJob
+from launcher.models.lora import adapted_paths, lora_params
+from launcher.models.model import ModelSpec, read_model_spec
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

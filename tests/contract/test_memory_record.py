@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 from launched import effilaunch
 
-from launcher.facts import probe
+from launcher.machine import probe
 from launcher.train.memory_meter import Meter, bytes_by_device, weight_tensors
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -16,9 +16,9 @@ pytest.importorskip("transformers")
 
 import torch
 
-from launcher.facts import memory_trace
-from launcher.facts.model_types import found
 from launcher.inputs import model_trace
+from launcher.models import memory_trace
+from launcher.models.model_types import found
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.cli import main
 from launcher.errors import RecipeError
-from launcher.facts.text_part import image_text_types, text_part
+from launcher.models.text_part import image_text_types, text_part
 
 transformers = pytest.importorskip("transformers")
 

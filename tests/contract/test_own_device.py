@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from launcher.errors import MachineError
-from launcher.facts.gpus import STARTED_FOR
+from launcher.machine.gpus import STARTED_FOR
 from launcher.train.job import read_job
 from launcher.train.machine import torch_facts, why_no_device
 from launcher.train.own_device import check_cuda, check_device

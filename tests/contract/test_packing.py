@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from launcher.facts.architectures import FAMILIES
-from launcher.facts.model_types import found
+from launcher.models.architectures import FAMILIES
+from launcher.models.model_types import found
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

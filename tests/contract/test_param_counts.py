@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.facts.lora import lora_params
-from launcher.facts.model import FAMILY_TASKS, read_model_spec
-from launcher.facts.shipped import facts_file
+from launcher.files.shipped import facts_file
+from launcher.models.lora import lora_params
+from launcher.models.model import FAMILY_TASKS, read_model_spec
 from launcher.planner.narrow import narrow_config
 from launcher.tasks import task_named
 from launcher.train.model.adapters import exclusions

@@ -40,7 +40,7 @@ def recipe(tmp_path, monkeypatch, base):
     """(name of a family) -> a recipe over 16 rows of it, none of them prepared."""
     monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "cache"))
     for module in (
-        "launcher.facts.memory_trace",
+        "launcher.models.memory_trace",
         "launcher.inputs.model_trace",
     ):  # in place of an interpreter
         monkeypatch.setattr(f"{module}.ask_child", lambda request, *_: ANSWERS[request["ask"]](request))

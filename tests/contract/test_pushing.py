@@ -20,7 +20,7 @@ from test_saving import made
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 
 from launcher.errors import RunFailed
-from launcher.facts.checkpoint import defect
+from launcher.files.checkpoint import defect
 from launcher.train import callbacks, stopping
 from launcher.train.memory_meter import Meter
 from launcher.train.outcome import save_outcome

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import Trainer, TrainerCallback
 
-from launcher.facts.checkpoint import (
+from launcher.files.checkpoint import (
     bytes_beside_tensors,
     complete_checkpoints,
     defect,

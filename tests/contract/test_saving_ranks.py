@@ -12,7 +12,7 @@ from cases import cases
 from forked import Ended, Forks
 from plans import LORA, TINY_LLAMA, write_run, zero_config
 
-from launcher.facts.checkpoint import (
+from launcher.files.checkpoint import (
     complete_checkpoints,
     defect,
     incomplete_checkpoints,

@@ -8,8 +8,8 @@ import pytest
 from trace_records import TYPES, shipped_plans
 
 from launcher.cli import main
-from launcher.facts import recorded_traces
-from launcher.facts.recorded_traces import SHIPPED, TRACER, digest, read_records, surroundings
+from launcher.models import recorded_traces
+from launcher.models.recorded_traces import SHIPPED, TRACER, digest, read_records, surroundings
 
 CASES = sorted({record["case"] for record in read_records(SHIPPED)} | set(TYPES)) if SHIPPED.exists() else []
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from factories import facts, recipe
 
-from launcher.facts.hardware import parse_hardware
+from launcher.machine.hardware import parse_hardware
 from launcher.planner.planner import make_plan
 from launcher.schedulers.queue import PlannedRun, Submission
 from launcher.schedulers.skypilot import QUEUE, accelerator

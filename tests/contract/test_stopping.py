@@ -379,7 +379,7 @@ def test_a_full_disk_says_what_is_there_to_go_on_from(tmp_path, forks):
     ],
 )
 def test_ranks_whose_supervisor_dies_save_and_leave(engine, moment, tmp_path, forks):
-    from launcher.facts.rank_status import process_started
+    from launcher.files.rank_status import process_started
 
     supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.facts.capabilities import has_tp_plan
+from launcher.models.capabilities import has_tp_plan
 from launcher.recipe.field_tables import TABLES, shipped_table
 from tools.tables import peers, shipped
 from tools.tables.__main__ import table_text
@@ -22,7 +22,7 @@ TINY_BERT = {
 }  # fmt: skip
 PACKAGES = {
     **{shipped_table(name): package for name, package in TABLES.items()},
-    **{ROOT / f"launcher/facts/data/{name}.json": "transformers" for name in ("module_names", "tp_plans")},
+    **{ROOT / f"launcher/models/data/{name}.json": "transformers" for name in ("module_names", "tp_plans")},
     ROOT / "launcher/knowledge/lint/tables/deepspeed.json": "deepspeed",
     ROOT / "launcher/importing/tables/trl.json": "trl",
 }

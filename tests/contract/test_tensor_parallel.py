@@ -28,8 +28,8 @@ from engine_runs import (
 from grounds import write_rows
 
 from launcher.engines import engine_named
-from launcher.facts.model import read_model_spec
 from launcher.memory.tensor_parallel import rank_spec
+from launcher.models.model import read_model_spec
 
 if not find_spec("deepspeed"):  # not imported here: that takes long
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.cli import main
 from launcher.errors import RecipeError
-from launcher.facts.text_part import UNEQUAL, image_text_types, text_part
+from launcher.models.text_part import UNEQUAL, image_text_types, text_part
 from launcher.planner.narrow import narrow_config
 from launcher.train.results.merge import merge
 

@@ -13,8 +13,8 @@ from cases import cases
 sys.path.insert(0, str(Path(__file__).parent))
 from traces import LORA_16, peak, request
 
-from launcher.facts.lora import lora_params
-from launcher.facts.probe import shipped_model_config
+from launcher.models.lora import lora_params
+from launcher.models.model_config import shipped_model_config
 from launcher.train.memory_meter import Meter
 from launcher.train.model.attention import register_varlen
 from launcher.train.model.loss import chunk_loss
@@ -252,7 +252,7 @@ def test_real_training_takes_what_was_traced(name):
 
 
 def test_the_child_answers_in_json_and_says_what_went_wrong():
-    from launcher.facts.memory_trace import Untraceable, ask_child
+    from launcher.models.memory_trace import Untraceable, ask_child
 
     with pytest.raises(Untraceable, match="nothing"):
         ask_child({"ask": "model", "config": {"model_type": "nothing"}, "task": "causal-lm", "labels": None},
@@ -266,7 +266,7 @@ def test_the_child_answers_in_json_and_says_what_went_wrong():
 def test_unknown_families_are_counted_to_the_last_parameter(model_type):
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from launcher.facts.model import foreign_spec
+    from launcher.models.model import foreign_spec
 
     config = {"model_type": model_type, "num_hidden_layers": 3}
     answer = tracer.model({"config": config, "task": "causal-lm", "labels": None})

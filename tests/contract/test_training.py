@@ -452,7 +452,7 @@ def environment() -> dict[str, str]:
 
 
 def free_port() -> str:
-    from launcher.facts.probe import free_port as find
+    from launcher.machine.probe import free_port as find
 
     return str(find())
 

@@ -16,7 +16,7 @@ from grounds import tokenizer_of_1024_words, unlike_rows, write_rows
 
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import bind, show_start
-from launcher.facts.checkpoint import defect, read_manifest
+from launcher.files.checkpoint import defect, read_manifest
 from launcher.inputs.planning_facts import gather
 from launcher.plan.stored import StoredPlan
 from launcher.planner.planner import make_plan

@@ -250,7 +250,7 @@ def test_two_zero_processes_train_on_their_own_rows(tmp_path, stage):
 
 
 def free_port() -> int:
-    from launcher.facts.probe import free_port as find
+    from launcher.machine.probe import free_port as find
 
     return find()
 

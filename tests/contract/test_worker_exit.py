@@ -12,7 +12,7 @@ from patience import patience
 
 pytest.importorskip("torch")
 
-from launcher.facts.probe import free_port
+from launcher.machine.probe import free_port
 
 ENDING = """
 import atexit, threading, time

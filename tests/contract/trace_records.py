@@ -1,5 +1,5 @@
 """What the tracer answered for every job of `closed_form_cases.py`, in `trace_records.jsonl`, and for what is
-shipped, in `launcher/facts/data/traces.jsonl`.
+shipped, in `launcher/models/data/traces.jsonl`.
 
 `make traces` traces the jobs whose record is absent, damaged or of another digest; `make traces ALL=1` all.
 A digest is of what a trace depends on (the configuration, the versions of torch, transformers and peft, the
@@ -25,9 +25,9 @@ from typing import Any
 
 from closed_form_cases import ClosedFormCase, every_case
 
-from launcher.facts import memory_trace, recorded_traces
-from launcher.facts.recorded_traces import SHIPPED, TRACER, line_of, packed, surroundings, unpacked
-from launcher.facts.safe_files import write_text
+from launcher.files.safe_files import write_text
+from launcher.models import memory_trace, recorded_traces
+from launcher.models.recorded_traces import SHIPPED, TRACER, line_of, packed, surroundings, unpacked
 
 ROOT = Path(__file__).parents[2]
 RECORDS = Path(__file__).with_suffix(".jsonl")

@@ -18,7 +18,7 @@ from launcher.errors import MachineError, Problem, RecipeError, RunFailed
 from launcher.execute import attempts
 from launcher.execute.attempts import run_attempts
 from launcher.execute.run_dir import write_next_attempt, write_run_dir
-from launcher.facts.safe_files import write_text
+from launcher.files.safe_files import write_text
 from launcher.planner.planner import make_plan
 from launcher.render.bundle import render
 

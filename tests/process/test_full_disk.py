@@ -12,7 +12,7 @@ import pytest
 from grounds import tokenizer_of_1024_words, write_rows
 from launched import effilaunch
 
-from launcher.facts.checkpoint import complete_checkpoints, defect
+from launcher.files.checkpoint import complete_checkpoints, defect
 
 if not (find_spec("torch") and find_spec("tokenizers")):
     pytest.skip("the training stack is not installed", allow_module_level=True)

@@ -10,7 +10,7 @@ from grounds import make_base
 from launched import effilaunch
 
 from launcher.cli import main
-from launcher.facts.checkpoint import FINISHED_BEFORE
+from launcher.files.checkpoint import FINISHED_BEFORE
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("warm")

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from grounds import make_base
 
 from launcher.cli import main
-from launcher.facts.probe import free_port
+from launcher.machine.probe import free_port
 from launcher.train.loopback import make_store
 
 HOOKS = '''

@@ -176,8 +176,8 @@ def buffered(folder: Path, size: int, port: int) -> subprocess.CompletedProcess[
 def test_deepspeed_stops_at_a_buffer_that_is_smaller_than_a_parameter(tmp_path, base):
     """What the plan's size is for: the smallest that works, but for the rounding."""
     from launcher.engines.deepspeed_nvme import param_buffer_values
-    from launcher.facts.model import read_model_spec
-    from launcher.facts.probe import free_port
+    from launcher.machine.probe import free_port
+    from launcher.models.model import read_model_spec
 
     config = json.loads((base / "model" / "config.json").read_text())
     planned = param_buffer_values(read_model_spec("tiny", config, "folder"), 1)

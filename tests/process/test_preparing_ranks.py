@@ -20,7 +20,7 @@ from launcher.execute import attempts
 from launcher.execute.attempts import run_attempts
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.supervise import Limits
-from launcher.facts.rank_status import PREPARED, PREPARES
+from launcher.files.rank_status import PREPARED, PREPARES
 from launcher.render.bundle import render
 from launcher.render.command import WORKER
 from launcher.train import prepare

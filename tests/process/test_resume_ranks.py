@@ -9,7 +9,7 @@ import pytest
 from grounds import make_base
 from launched import effilaunch, losses
 
-from launcher.facts.checkpoint import defect
+from launcher.files.checkpoint import defect
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")

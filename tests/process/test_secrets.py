@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
-from launcher.facts.redaction import hider, names_secret, secret_values
+from launcher.files.redaction import hider, names_secret, secret_values
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,

@@ -14,7 +14,7 @@ import pytest
 from patience import patience
 
 from launcher.execute import processes
-from launcher.facts.rank_status import RankStatus, process_started, read_statuses
+from launcher.files.rank_status import RankStatus, process_started, read_statuses
 
 BEGIN = """
 import ctypes, os, pathlib, signal, sys, time

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from patience import Deadline, patience, wait_until
 
-from launcher.facts.rank_status import RankStatus, read_statuses
+from launcher.files.rank_status import RankStatus, read_statuses
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")

@@ -14,7 +14,7 @@ from patience import patience, wait_until
 from supervised import ranks
 from two_nodes import Pair
 
-from launcher.facts.probe import is_free
+from launcher.machine.probe import is_free
 
 HOST = socket.gethostname()
 SLOW = "time.sleep(0.2)"

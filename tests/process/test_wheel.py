@@ -101,7 +101,7 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel):
     data = {f"launcher/_data/{name}" for name in sources("recipes", "ds_configs")}
     assert {"launcher/_data/recipes/recipe.schema.json", "launcher/_data/ds_configs/zero3.json"} <= data
     assert packed == sources("launcher") | data
-    assert {"launcher/py.typed", "launcher/facts/data/models.json", "launcher/report/html/page.py"} <= packed
+    assert {"launcher/py.typed", "launcher/models/data/models.json", "launcher/report/html/page.py"} <= packed
 
 
 def test_the_sdist_has_what_the_wheel_is_made_of_and_no_tests(sdist):

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from factories import BASE, facts, recipe
 
-from launcher.facts.hardware import parse_hardware
 from launcher.knowledge.failures.catalogue import CHAPTERS, FAILURES
+from launcher.machine.hardware import parse_hardware
 from launcher.planner import adapting
 from launcher.planner.adapting import adapt, is_out_of_memory, moment_of, ways_out
 from launcher.planner.planner import make_plan

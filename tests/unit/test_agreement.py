@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from launcher.facts.rank_status import AGREE_S
+from launcher.files.rank_status import AGREE_S
 from launcher.train.agreement import MOST, Agreement
 
 

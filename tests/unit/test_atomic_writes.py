@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.facts.safe_files import write_json, write_text
+from launcher.files.safe_files import write_json, write_text
 
 
 def names(folder: Path) -> list[str]:

@@ -11,8 +11,7 @@ from factories import plan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.measured_runs import KEPT, Calibration, JobKind, MeasuredRun, read_calibration, read_run
+from launcher.machine.hardware import parse_hardware
 from launcher.memory.calibration import (
     CPU_RANGE,
     CUDA_RANGE,
@@ -26,6 +25,7 @@ from launcher.memory.calibration import (
 )
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.phases import CUDA_CONTEXT
+from launcher.models.measured_runs import KEPT, Calibration, JobKind, MeasuredRun, read_calibration, read_run
 from launcher.report.plan_text import memory_lines
 
 GIB = 2**30

@@ -10,8 +10,8 @@ import re
 import pytest
 from checkpoints import CONTENT, checkpoint
 
-from launcher.facts import checkpoint as facts
-from launcher.facts.checkpoint import (
+from launcher.files import checkpoint as facts
+from launcher.files.checkpoint import (
     MANIFEST,
     FileFacts,
     complete_checkpoints,

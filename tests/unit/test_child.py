@@ -10,11 +10,11 @@ import sys
 import pytest
 from patience import patience
 
-from launcher.facts.child import converse
+from launcher.machine.child import converse
 
 CHILD = """
 import sys, time
-from launcher.facts.child import answer
+from launcher.machine.child import answer
 
 def slow(request):
     print("begun", flush=True)
@@ -46,12 +46,12 @@ def test_ctrl_c_ends_it_without_a_traceback():
 
 PARENT = """
 import os, sys
-from launcher.facts.child import converse
+from launcher.machine.child import converse
 converse([sys.executable, "-c", sys.argv[1]], {}, os.environ)
 """
 BUSY = """
 import os, sys
-from launcher.facts.child import read_request
+from launcher.machine.child import read_request
 
 read_request()
 print(os.getpid(), file=sys.stderr, flush=True)

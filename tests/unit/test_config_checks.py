@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.cli import main
 from launcher.errors import RecipeError
-from launcher.facts.model import FAMILY_TASKS, read_model_spec
+from launcher.models.model import FAMILY_TASKS, read_model_spec
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

@@ -12,10 +12,10 @@ from factories import facts, plan, recipe
 from launcher.engines.deepspeed_ops import OPERATORS, used_operators
 from launcher.errors import DoesNotFit, MachineError, RecipeError
 from launcher.execute import start_checks
-from launcher.facts.hardware import MIB, parse_hardware
-from launcher.facts.software import install_hint
 from launcher.knowledge.doctor.build_checks import nvcc
 from launcher.knowledge.doctor.needs import cuda_ops, needed_modules
+from launcher.machine.hardware import MIB, parse_hardware
+from launcher.machine.software import install_hint
 from launcher.memory.allocator import EXACT_PINNED, expandable_in, power_of_two, rounds_pinned
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.nccl import nccl_bytes
@@ -182,7 +182,7 @@ def test_sleep_mode_goes_without_expandable_segments(tmp_path):
 
 
 def _grpo() -> str:
-    from launcher.facts.shipped import recipes_dir
+    from launcher.files.shipped import recipes_dir
 
     text = (recipes_dir() / "qwen3_8b_grpo.yaml").read_text()
     return text.split("\nhardware:")[0].rstrip()

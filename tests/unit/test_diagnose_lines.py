@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from launcher.facts.hardware import parse_hardware
 from launcher.knowledge.diagnose.examine import Examination
 from launcher.knowledge.failures.catalogue import FAILURES
+from launcher.machine.hardware import parse_hardware
 from launcher.planner.adapting import is_out_of_memory
 from launcher.report.diagnosis_text import diagnosis_text
 

@@ -24,9 +24,9 @@ from machines import (
 )  # fmt: skip
 
 from launcher.commands.doctor import subject_of
-from launcher.facts.machine_facts import ModelFacts
-from launcher.facts.software import install_hint
 from launcher.knowledge.doctor import CHECKS, examine
+from launcher.machine.machine_facts import ModelFacts
+from launcher.machine.software import install_hint
 
 FULL = factories.BASE.replace("adapter: {type: lora, r: 8}\n", "")
 OFFLOAD = "sharding: {engine: deepspeed, zero_stage: 3, offload_optimizer: cpu}\nprecision: bf16\n"

@@ -16,9 +16,9 @@ import pytest
 from patience import patience
 
 from launcher.execute.leftovers import remove_stale_locks
-from launcher.facts import machine_facts
-from launcher.facts.gpus import read_gpus
-from launcher.facts.machine_facts import (
+from launcher.machine import machine_facts
+from launcher.machine.gpus import read_gpus
+from launcher.machine.machine_facts import (
     SECTIONS,
     ask_stack,
     read_build,
@@ -28,8 +28,8 @@ from launcher.facts.machine_facts import (
     read_sections,
     watched_environment,
 )
-from launcher.facts.software import RANGES, TESTED, outside_range
-from launcher.facts.storage import read_disk, read_folder, stale_locks
+from launcher.machine.software import RANGES, TESTED, outside_range
+from launcher.machine.storage import read_disk, read_folder, stale_locks
 
 GIB = 2**30
 ROW = "{0}, GPU-{0:04d}, Tesla V100-SXM2-32GB, 32510, 512, 7.0, 535.104.05"

@@ -21,11 +21,11 @@ from launcher.execute.endings import KnownFailure
 from launcher.execute.fewer_nodes import excludes_faulty, is_loss, seats_left, take_seats
 from launcher.execute.nodes import Nodes, Said
 from launcher.execute.run_dir import write_run_dir
-from launcher.facts.gpus import Gpu
-from launcher.facts.job_member import JobMember
-from launcher.facts.node_facts import HOST_LOST, HOST_MISSING
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.failures.catalogue import FAILURES
+from launcher.machine.gpus import Gpu
+from launcher.machine.job_member import JobMember
+from launcher.machine.node_facts import HOST_LOST, HOST_MISSING
 from launcher.planner.adapting import adapt
 from launcher.planner.elastic import plan_on
 from launcher.render.bundle import render

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from launcher.execute.binding import fixed_environment
-from launcher.facts import wandb_server
+from launcher.machine import wandb_server
 
 KEY = {"WANDB_API_KEY": "k" * 40}
 

@@ -18,14 +18,14 @@ from launcher.commands.estimate import _task_of, estimate_command
 from launcher.engines import ENGINES
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.engines.fsdp import FSDP
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.lora import lora_params
-from launcher.facts.model_config import find_model_config
-from launcher.facts.software import installed_versions
 from launcher.inputs.model_spec import find_spec
 from launcher.inputs.planning_facts import usable_cores
+from launcher.machine.hardware import parse_hardware
+from launcher.machine.software import installed_versions
 from launcher.memory.estimate import MemoryEstimate, estimate_memory, max_micro_batch
 from launcher.memory.job import MemoryJob
+from launcher.models.lora import lora_params
+from launcher.models.model_config import find_model_config
 from launcher.plan.inputs import Facts
 from launcher.planner.planner import make_plan
 from launcher.planner.search import search

@@ -19,13 +19,13 @@ from lint_cases import BROKEN
 from packaging.version import Version
 
 from launcher.errors import RecipeError
-from launcher.facts.requirements import _by_packaging, holds, requirements
-from launcher.facts.software import PACKAGES
 from launcher.knowledge.doctor import CHECKS, DATA_CHECK_ID, PLAN_CHECK_ID
 from launcher.knowledge.failures.catalogue import FAILURES, Failure
 from launcher.knowledge.failures.elsewhere import fix_elsewhere
 from launcher.knowledge.lint.against_recipe import AgainstRecipe
 from launcher.knowledge.lint.check import lint_text
+from launcher.machine.requirements import _by_packaging, holds, requirements
+from launcher.machine.software import PACKAGES
 from launcher.planner.fixes import FIXES
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.yaml_reader import parse_yaml

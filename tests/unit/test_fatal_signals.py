@@ -12,7 +12,7 @@ import pytest
 from patience import patience
 
 from launcher.execute.endings import lost_problem
-from launcher.facts.rank_status import fatal_log
+from launcher.files.rank_status import fatal_log
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.failures.catalogue import FAILURES
 

@@ -12,8 +12,8 @@ from factories import BASE, facts, plan, recipe
 from fix_cases import CASES, CONTRARY, NOT_ON_CPU, SHOWN, plan_of
 
 from launcher.errors import DoesNotFit, RecipeError
-from launcher.facts.requirements import holds, requirements
 from launcher.inputs.planning_facts import gather
+from launcher.machine.requirements import holds, requirements
 from launcher.plan.draft import EXPLICIT
 from launcher.planner import decide, fixes
 from launcher.planner.fixes import FIXES, apply_fixes

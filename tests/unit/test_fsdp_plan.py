@@ -9,7 +9,7 @@ import yaml
 from factories import BASE, facts, plan, recipe
 
 from launcher.errors import RecipeError
-from launcher.facts.model import read_model_spec
+from launcher.models.model import read_model_spec
 from launcher.planner.adapting import adapt, ways_out
 from launcher.planner.planner import make_plan
 from launcher.planner.tiny import tiny_on_cpu

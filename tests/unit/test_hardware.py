@@ -6,7 +6,7 @@ import pytest
 from every import every
 
 from launcher.errors import RecipeError
-from launcher.facts.hardware import DEVICES, UNNAMED, figures_of, parse_hardware, with_host_memory
+from launcher.machine.hardware import DEVICES, UNNAMED, figures_of, parse_hardware, with_host_memory
 
 
 @pytest.mark.parametrize(

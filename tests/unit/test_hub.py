@@ -14,8 +14,8 @@ import pytest
 
 from launcher.cli import main
 from launcher.errors import RecipeError
-from launcher.facts.hub_client import hub_cache, hub_token
-from launcher.facts.model_config import find_model_config, has_chat_template
+from launcher.machine.hub_client import hub_cache, hub_token
+from launcher.models.model_config import find_model_config, has_chat_template
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from every import every
 
-from launcher.facts.shipped import recipes_dir
+from launcher.files.shipped import recipes_dir
 from launcher.recipe.field_tables import TABLES, TASK_FORMATS, installed_package, shipped_table
 from launcher.recipe.json_schema import recipe_json_schema
 from launcher.recipe.merged_yaml import shipped_names

@@ -10,7 +10,6 @@ import pytest
 from factories import BASE, facts, recipe
 
 from launcher.errors import RecipeError
-from launcher.facts.hardware import parse_hardware
 from launcher.inputs.planning_facts import gather
 from launcher.lab.ladder import (
     RUNGS,
@@ -21,6 +20,7 @@ from launcher.lab.ladder import (
     rung_line,
     start_batch,
 )
+from launcher.machine.hardware import parse_hardware
 from launcher.planner.planner import predict_as_run
 from launcher.recipe.loading import load_recipe, with_changes
 

@@ -18,7 +18,7 @@ from launcher.errors import Interrupted, Problem
 from launcher.execute import signals
 from launcher.execute.output import LogFile, unwritable_by
 from launcher.execute.signals import Stops, ended_by_signals, stopping_signals
-from launcher.facts.checkpoint import sha256_of
+from launcher.files.checkpoint import sha256_of
 
 
 def test_a_log_without_room_goes_on_where_there_is_room_again(tmp_path, monkeypatch):

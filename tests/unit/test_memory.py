@@ -20,12 +20,12 @@ from memory_cases import (
     spec,
 )
 
-from launcher.facts.capabilities import chunk_rows
-from launcher.facts.lora import lora_params
-from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.operations import Dtypes
+from launcher.models.capabilities import chunk_rows
+from launcher.models.lora import lora_params
+from launcher.models.model import ModelSpec, read_model_spec
 from launcher.plan.draft import Draft
 from launcher.planner.job import base_job
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from launcher.engines.ddp import DDP
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.model import ModelSpec, read_model_spec
+from launcher.machine.hardware import parse_hardware
 from launcher.memory.contrast import contrast
 from launcher.memory.estimate import estimate_memory, kept_predictions
 from launcher.memory.job import MemoryJob
+from launcher.models.model import ModelSpec, read_model_spec
 from launcher.planner.speed import step_work
 
 CPU = parse_hardware("cpu")

@@ -21,11 +21,11 @@ from memory_cases import (
 
 from launcher.engines.ddp import DDP
 from launcher.engines.fsdp import FSDP
-from launcher.facts.lora import lora_params
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import Held
 from launcher.memory.phases import training_phases
 from launcher.memory.states import layer_values
+from launcher.models.lora import lora_params
 
 P7, P1 = LLAMA_7B.params, LLAMA_1B.params
 BUCKET = 200_000_000

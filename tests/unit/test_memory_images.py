@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from memory_cases import JOB_1B, LLAMA_1B
 
-from launcher.facts import prepared_images
-from launcher.facts.model import Vision
-from launcher.facts.prepared_images import PreparedImages
 from launcher.memory.images import image_note, knows_images, with_images
 from launcher.memory.job import Components
+from launcher.models import prepared_images
+from launcher.models.model import Vision
+from launcher.models.prepared_images import PreparedImages
 from launcher.plan.settings import deciding_images
 
 TOWER = Vision(

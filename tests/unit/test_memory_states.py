@@ -28,10 +28,7 @@ from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.engines.engine import Engine
 from launcher.engines.fsdp import FSDP
-from launcher.facts.lora import lora_params
-from launcher.facts.model import FAMILY_TASKS, read_model_spec
-from launcher.facts.probe import shipped_model_config
-from launcher.facts.shipped import facts_file
+from launcher.files.shipped import facts_file
 from launcher.memory.host import host_memory
 from launcher.memory.job import MemoryJob
 from launcher.memory.phases import training_phases
@@ -46,6 +43,9 @@ from launcher.memory.states import (
     quantized_constants,
     shard_states,
 )
+from launcher.models.lora import lora_params
+from launcher.models.model import FAMILY_TASKS, read_model_spec
+from launcher.models.model_config import shipped_model_config
 
 P7, P1 = LLAMA_7B.params, LLAMA_1B.params
 

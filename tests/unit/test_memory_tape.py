@@ -8,9 +8,7 @@ import pytest
 from memory_cases import step_of
 
 from launcher.engines.ddp import DDP
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.lora import adapted_paths, lora_params
-from launcher.facts.model import ModelSpec, read_model_spec
+from launcher.machine.hardware import parse_hardware
 from launcher.memory.activations import lora_rank, make_block, make_stacks
 from launcher.memory.job import MemoryJob
 from launcher.memory.layers import layer_cost, record
@@ -18,6 +16,8 @@ from launcher.memory.loss import head_cost
 from launcher.memory.operations import Block, Dtypes
 from launcher.memory.phases import training_phases
 from launcher.memory.tape import Storage, Tape
+from launcher.models.lora import adapted_paths, lora_params
+from launcher.models.model import ModelSpec, read_model_spec
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -30,7 +30,7 @@ from launcher.execute.mirror_upload import Uploader, UploadOrder, read_progress
 from launcher.execute.mirroring import mirrored, missing
 from launcher.execute.resume import Chosen
 from launcher.execute.start_point import Beginning
-from launcher.facts.object_store import Store, StoreError
+from launcher.files.object_store import Store, StoreError
 from launcher.recipe.env import Kept
 
 URL = f"s3://{BUCKET}/runs/tune"

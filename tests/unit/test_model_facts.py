@@ -11,11 +11,12 @@ import pytest
 from every import every
 
 from launcher.errors import RecipeError
-from launcher.facts.gguf_header import read_gguf_config
-from launcher.facts.lora import lora_params
-from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
-from launcher.facts.probe import resolve_path, shipped_model_config
-from launcher.facts.shipped import facts_file
+from launcher.files.shipped import facts_file
+from launcher.machine.probe import resolve_path
+from launcher.models.gguf_header import read_gguf_config
+from launcher.models.lora import lora_params
+from launcher.models.model import FAMILY_TASKS, ModelSpec, read_model_spec
+from launcher.models.model_config import shipped_model_config
 
 MODELS = {
     name: model

@@ -8,7 +8,7 @@ import pytest
 from factories import facts, recipe
 
 from launcher.errors import RecipeError
-from launcher.facts.model_types import found, why_not_apart, why_not_chunked, why_not_compiled
+from launcher.models.model_types import found, why_not_apart, why_not_chunked, why_not_compiled
 from launcher.planner.planner import make_plan
 
 A100 = "1xA100-80GB"

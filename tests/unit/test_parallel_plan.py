@@ -10,9 +10,9 @@ import pytest
 from factories import facts, plan, recipe
 
 from launcher.errors import RecipeError
-from launcher.facts.capabilities import tp_plans
-from launcher.facts.model import read_model_spec
-from launcher.facts.probe import shipped_model_config
+from launcher.models.capabilities import tp_plans
+from launcher.models.model import read_model_spec
+from launcher.models.model_config import shipped_model_config
 from launcher.plan.stored import StoredPlan
 from launcher.planner.decide import SIZES
 from launcher.planner.parallel import FAMILIES

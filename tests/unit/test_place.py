@@ -15,11 +15,11 @@ from machines import gpus
 from launcher.execute.binding import Order, bind_order
 from launcher.execute.start import _order
 from launcher.execute.supervise import Limits
-from launcher.facts.gpus import STARTED_FOR
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.interfaces import addresses, interface_of, is_this_machine, own_address_towards
-from launcher.facts.job_member import JobMember
-from launcher.facts.node_facts import (
+from launcher.machine.gpus import STARTED_FOR
+from launcher.machine.hardware import parse_hardware
+from launcher.machine.interfaces import addresses, interface_of, is_this_machine, own_address_towards
+from launcher.machine.job_member import JobMember
+from launcher.machine.node_facts import (
     NodeFacts,
     another_command,
     differences,

@@ -20,7 +20,7 @@ from patience import patience
 
 from launcher.cli import main
 from launcher.commands.plan_page import answer
-from launcher.facts.shipped import recipes_dir
+from launcher.files.shipped import recipes_dir
 from launcher.report.planner_page.page import PageStart, planner_page, serving
 
 RECIPE = """\
@@ -105,7 +105,7 @@ def test_a_given_configuration_counts_for_its_name_alone():
 
 
 def _configs():
-    from launcher.facts.shipped import facts_file
+    from launcher.files.shipped import facts_file
 
     models = json.loads(facts_file("models.json").read_text())["models"]
     return {name: entry["config"] for name, entry in models.items()}

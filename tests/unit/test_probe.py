@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import MachineError, RecipeError
-from launcher.facts.gpus import memory_of_process
-from launcher.facts.hardware import MIB
-from launcher.facts.model_config import find_model_config
-from launcher.facts.probe import (
+from launcher.machine.gpus import memory_of_process
+from launcher.machine.hardware import MIB
+from launcher.machine.probe import (
     free_port,
     host_memory_bytes,
     is_free,
     probe_hardware,
     resolve_path,
 )
-from launcher.facts.software import installed_versions
+from launcher.machine.software import installed_versions
+from launcher.models.model_config import find_model_config
 
 Smi = Callable[..., None]
 
@@ -142,7 +142,7 @@ def test_resolve_path_leaves_paths_alone() -> None:
 
 
 def test_resolve_path_inside_a_package() -> None:
-    assert resolve_path("package:launcher/facts/data/models.json").is_file()
+    assert resolve_path("package:launcher/models/data/models.json").is_file()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.facts.hardware import Processor, figures_of, parse_hardware, probe_processor, read_processor
+from launcher.machine.hardware import Processor, figures_of, parse_hardware, probe_processor, read_processor
 
 
 def cpuinfo(flags: str, mhz: str = "2700.000") -> str:
@@ -58,8 +58,8 @@ def test_an_idle_core_counts_by_its_highest_clock(tmp_path, monkeypatch):
     text = cpuinfo("avx2", "800.000")
     assert read_processor(text, 4e9).single == 5 * read_processor(text).single
     (tmp_path / "cpuinfo").write_text(text)
-    monkeypatch.setattr("launcher.facts.hardware.CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr("launcher.facts.hardware.HIGHEST_CLOCK", tmp_path / "cpuinfo_max_freq")
+    monkeypatch.setattr("launcher.machine.hardware.CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("launcher.machine.hardware.HIGHEST_CLOCK", tmp_path / "cpuinfo_max_freq")
     assert probe_processor() == read_processor(text)
     (tmp_path / "cpuinfo_max_freq").write_text("4000000\n")
     assert probe_processor() == read_processor(text, 4e9)

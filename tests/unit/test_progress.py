@@ -9,7 +9,7 @@ import threading
 import pytest
 from patience import patience
 
-from launcher.facts.rank_status import amount, is_passing, of_total, read_stage, read_statuses, step_line
+from launcher.files.rank_status import amount, is_passing, of_total, read_stage, read_statuses, step_line
 from launcher.train import progress, status
 from launcher.train.progress import Progress, bars_in_status
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from factories import facts, recipe
 
-from launcher.facts.hardware import parse_hardware
+from launcher.machine.hardware import parse_hardware
 from launcher.planner.planner import make_plan
 from launcher.schedulers.queue import PlannedRun, Submission
 from launcher.schedulers.ray import QUEUE, as_job

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.shipped import recipes_dir
+from launcher.files.shipped import recipes_dir
 from launcher.recipe.field_tables import TASK_FORMATS, adapter_fields, trainer_fields
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.problems import known_sections

@@ -6,7 +6,7 @@ from every import every
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.facts.shipped import recipes_dir
+from launcher.files.shipped import recipes_dir
 from launcher.recipe.yaml_reader import parse_yaml
 from launcher.recipe.yaml_writer import WIDTH, flow, recipe_text
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.facts import recorded_traces
-from launcher.facts.recorded_traces import line_of, packed, read_records, recorded, surroundings
+from launcher.models import recorded_traces
+from launcher.models.recorded_traces import line_of, packed, read_records, recorded, surroundings
 
 ASKED = {"ask": "trace", "config": {"model_type": "x"}, "batches": [1, 2]}
 MOMENT = {

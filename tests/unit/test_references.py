@@ -21,7 +21,7 @@ from launcher.errors import EffilaunchError, RecipeError
 from launcher.execute.resume import Chosen
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start_point import Beginning, check_resumption, stored_plan
-from launcher.facts.hardware import parse_hardware
+from launcher.machine.hardware import parse_hardware
 from launcher.planner.planner import make_plan
 from launcher.planner.resuming import compare_plans
 from launcher.recipe.schema import Recipe

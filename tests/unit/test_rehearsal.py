@@ -9,10 +9,10 @@ import pytest
 from factories import plan
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.interfaces import choose_interface
 from launcher.lab.rehearsal.outliers import slow_devices, slow_links, slow_writers, stragglers
 from launcher.lab.rehearsal.run import LARGE, SMALL, bucket_bytes, message_sizes, plan_rehearsal
 from launcher.lab.rehearsal.verdicts import TITLES, Planned, judge, unshared
+from launcher.machine.interfaces import choose_interface
 from launcher.plan.rehearsal import rehearsal_of
 from launcher.train.rehearsal.run import ends_of
 

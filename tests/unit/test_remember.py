@@ -14,10 +14,10 @@ from patience import patience
 
 from launcher.cli import main
 from launcher.execute.remember import append_line, finished_run, remember_run
-from launcher.facts import probe
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.measured_runs import read_calibration
+from launcher.machine import probe
+from launcher.machine.hardware import parse_hardware
 from launcher.memory.estimate import estimate_memory
+from launcher.models.measured_runs import read_calibration
 from launcher.planner.planner import predict_as_run
 
 FACTS = facts("cpu")

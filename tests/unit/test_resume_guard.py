@@ -13,7 +13,7 @@ from golden_plans import whole_plans
 
 from launcher.engines.deepspeed import ADAM
 from launcher.errors import RecipeError
-from launcher.facts.checkpoint import same_samples
+from launcher.files.checkpoint import same_samples
 from launcher.plan.settings import LEARNED, declared_keys
 from launcher.plan.stored import StoredPlan
 from launcher.planner.resuming import (

@@ -11,11 +11,11 @@ from factories import plan, with_settings
 from launcher.errors import DoesNotFit, MachineError
 from launcher.execute import start_checks
 from launcher.execute.start_checks import check_disk_space
-from launcher.facts.checkpoint import SPARE, bytes_beside_tensors
-from launcher.facts.storage import read_folder
+from launcher.files.checkpoint import SPARE, bytes_beside_tensors
 from launcher.knowledge.doctor import needs
 from launcher.knowledge.doctor.needs import checkpoint_bytes as tensor_bytes
 from launcher.knowledge.doctor.needs import checkpoints_kept
+from launcher.machine.storage import read_folder
 
 LONG = {"trainer__max_steps": 5000, "trainer__save_total_limit": 2}
 

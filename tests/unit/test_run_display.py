@@ -20,7 +20,7 @@ from patience import wait_until
 from terminal import terminal
 
 from launcher.execute.record import NewRows
-from launcher.facts.rank_status import RankStatus
+from launcher.files.rank_status import RankStatus
 from launcher.report.outcome import Outcome, echo, emit, harmless, note
 from launcher.report.run_display import (
     Memory,

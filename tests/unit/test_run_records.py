@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 from launcher.errors import RecipeError
 from launcher.execute import run_dir
 from launcher.execute.attempts import OomAdaptations, read_adapted
-from launcher.facts import safe_files
+from launcher.files import safe_files
 from launcher.schedulers import following
 from launcher.train import tracking
 from launcher.train.callbacks import Metrics

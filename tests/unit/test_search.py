@@ -12,7 +12,7 @@ from counted_work import function_calls
 from factories import BASE, facts, recipe
 
 from launcher.errors import DoesNotFit, RecipeError
-from launcher.facts.hardware import DEVICES, device_facts, parse_hardware
+from launcher.machine.hardware import DEVICES, device_facts, parse_hardware
 from launcher.memory.estimate import estimate_memory
 from launcher.planner import candidates
 from launcher.planner.alternatives import _larger_devices

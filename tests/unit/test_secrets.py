@@ -12,7 +12,7 @@ from every import every
 from launcher.cli import main
 from launcher.errors import Problem, RunFailed
 from launcher.execute.run_dir import record_bound
-from launcher.facts.redaction import (
+from launcher.files.redaction import (
     SECRET,
     hide_in,
     hider,

@@ -11,11 +11,10 @@ import pytest
 
 from launcher.commands.estimate import _task_of
 from launcher.errors import RecipeError
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.model_config import find_model_config
-from launcher.facts.probe import shipped_model_config, shipped_model_names
-from launcher.facts.shipped import facts_file
+from launcher.files.shipped import facts_file
 from launcher.inputs.planning_facts import find_spec
+from launcher.machine.hardware import parse_hardware
+from launcher.models.model_config import find_model_config, shipped_model_config, shipped_model_names
 from launcher.plan.inputs import Facts
 from launcher.planner.planner import make_plan
 from launcher.planner.strategies import model_recipe

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from launcher.errors import RecipeError
-from launcher.facts.hardware import parse_hardware
+from launcher.machine.hardware import parse_hardware
 from launcher.recipe import slurm_rules
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.slurm_rules import OWNED

@@ -13,8 +13,8 @@ from factories import facts, recipe
 
 from launcher.errors import RecipeError
 from launcher.execute.run_dir import Stopped
-from launcher.facts.bash_syntax import check_shell
-from launcher.facts.hardware import parse_hardware
+from launcher.machine.bash_syntax import check_shell
+from launcher.machine.hardware import parse_hardware
 from launcher.planner.planner import make_plan
 from launcher.schedulers.queue import PlannedRun, Submission
 from launcher.schedulers.slurm_commands import without_defaults

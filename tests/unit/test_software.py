@@ -9,8 +9,8 @@ from factories import plan
 
 from launcher.errors import MachineError
 from launcher.execute.start_checks import check_machine
-from launcher.facts.software import PACKAGES, installed_versions, require_modules
 from launcher.knowledge.doctor.needs import NEEDED, needed_modules
+from launcher.machine.software import PACKAGES, installed_versions, require_modules
 
 
 def test_what_is_installed_passes():

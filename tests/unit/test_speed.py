@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
-from launcher.facts.hardware import DEVICES, Processor, figures_of, parse_hardware
-from launcher.facts.lora import lora_params
-from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
-from launcher.facts.probe import shipped_model_config
+from launcher.machine.hardware import DEVICES, Processor, figures_of, parse_hardware
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import MemoryJob
+from launcher.models.lora import lora_params
+from launcher.models.model import FAMILY_TASKS, ModelSpec, read_model_spec
+from launcher.models.model_config import shipped_model_config
 from launcher.planner.speed import HOST_MEMORY_BYTES, INT8_SLOWDOWN, predict_step, step_work
 
 

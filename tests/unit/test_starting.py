@@ -10,9 +10,9 @@ import pytest
 
 from launcher.cli import main
 from launcher.errors import DoesNotFit, RecipeError
-from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
-from launcher.facts.shipped import facts_file
+from launcher.files.shipped import facts_file
 from launcher.inputs.fitting_method import default_model, fit, model_keys
+from launcher.machine.hardware import Hardware, parse_hardware, with_host_memory
 from launcher.parsing import parse
 from launcher.planner.starting import GOALS, LONGEST, Rows, StartAnswers, draft, first_length
 from launcher.recipe.yaml_writer import recipe_text

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from patience import patience, wait_until
 
-from launcher.facts.rank_status import (
+from launcher.files.rank_status import (
     RankStatus,
     is_alive,
     process_started,

@@ -9,7 +9,7 @@ import pytest
 from factories import BASE, facts, plan, recipe
 
 from launcher.errors import RecipeError
-from launcher.facts.rank_status import AGREE_S
+from launcher.files.rank_status import AGREE_S
 from launcher.plan.inputs import Pace
 from launcher.planner.planner import make_plan
 from launcher.planner.stopping import KILL_S, SETTLE_S, WAIT, WRITE_BYTES, kill_seconds, slow_step_word

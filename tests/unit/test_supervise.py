@@ -19,10 +19,10 @@ from launcher.execute.following import Ended
 from launcher.execute.output import LogFile, Output, errors_in
 from launcher.execute.run_dir import EXCLUDES, FAULTY_GPU
 from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost, parse_stack, read_stacks
-from launcher.facts.probe import OomKills, has_killed, read_oom_kills
-from launcher.facts.rank_status import LEFT_EARLY, RankStatus
+from launcher.files.rank_status import LEFT_EARLY, RankStatus
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.failures.catalogue import FAILURES
+from launcher.machine.probe import OomKills, has_killed, read_oom_kills
 
 LIMITS = Limits(
     step=10.0, first_steps=40.0, start=20.0, load=30.0, evaluate=50.0, save=15.0, finish=60.0, skip=90.0

@@ -21,9 +21,9 @@ from launcher.execute.endings import supervised_failure
 from launcher.execute.following import Ended, Start, follow
 from launcher.execute.nodes import Nodes, Part, Said
 from launcher.execute.supervise import Watch
-from launcher.facts.job_member import JobMember
-from launcher.facts.probe import OomKills
-from launcher.facts.rank_status import RankStatus, process_started
+from launcher.files.rank_status import RankStatus, process_started
+from launcher.machine.job_member import JobMember
+from launcher.machine.probe import OomKills
 
 ROOT = Path(__file__).resolve().parents[2]
 GONE = 2**22 + 1
@@ -93,9 +93,9 @@ import os, socket, sys
 from pathlib import Path
 from launcher.execute.nodes import Nodes, Said
 from launcher.execute.supervise import Watch
-from launcher.facts.job_member import JobMember
-from launcher.facts.rank_status import process_started, read_statuses, status_file
-from launcher.facts.safe_files import write_json
+from launcher.machine.job_member import JobMember
+from launcher.files.rank_status import process_started, read_statuses, status_file
+from launcher.files.safe_files import write_json
 
 run_dir, touched = Path(sys.argv[1]), []
 def note(event, found):
@@ -156,7 +156,7 @@ def test_the_steps_of_ranks_are_told_once_a_second_and_a_new_phase_at_once(run, 
 
 RANK_0 = """
 import json, os, sys, time
-from launcher.facts.rank_status import process_started
+from launcher.files.rank_status import process_started
 status = json.loads(sys.argv[1]) | {"pid": os.getpid(), "started": process_started(os.getpid())}
 with open("new", "w") as file:
     json.dump(status, file)
@@ -237,6 +237,6 @@ def test_memory_that_ran_out_on_the_machine_of_a_lost_rank_is_the_cause(run):
 
 def test_a_lost_machine_is_no_reason_for_a_restart():
     from launcher.errors import Problem
-    from launcher.facts.node_facts import HOST_LOST
+    from launcher.machine.node_facts import HOST_LOST
 
     assert not may_pass(RunFailed(Problem(HOST_LOST, "the machine hostb was lost")))

@@ -10,14 +10,14 @@ from memory_cases import A100, JOB_1B, LLAMA_1B, LLAMA_7B, LORA_1B, NODE, STARCO
 from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.errors import RecipeError
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.lora import lora_params
-from launcher.facts.model import read_model_spec
+from launcher.machine.hardware import parse_hardware
 from launcher.memory.activations import make_block
 from launcher.memory.estimate import estimate_memory, max_micro_batch
 from launcher.memory.loss import evaluation_bytes, head_cost
 from launcher.memory.operations import Dtypes
 from launcher.memory.tensor_parallel import check_ranks, on_rank, rank_spec
+from launcher.models.lora import lora_params
+from launcher.models.model import read_model_spec
 
 GEMMA = read_model_spec(
     "gemma-2b",

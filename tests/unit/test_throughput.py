@@ -8,8 +8,8 @@ import pytest
 from factories import facts, plan, recipe
 
 from launcher.errors import RecipeError
-from launcher.facts.capabilities import CHUNK_BYTES, chunk_rows, holds_mask, is_varlen
-from launcher.facts.hardware import parse_hardware
+from launcher.machine.hardware import parse_hardware
+from launcher.models.capabilities import CHUNK_BYTES, chunk_rows, holds_mask, is_varlen
 from launcher.planner.planner import NOT_COMPILED, make_plan
 
 A100, V100 = "1xA100-80GB", "1xV100-32GB"

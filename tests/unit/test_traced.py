@@ -14,8 +14,11 @@ from launcher.engines.ddp import DDP
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.engines.fsdp import FSDP
 from launcher.errors import MachineError
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.memory_trace import (
+from launcher.machine.hardware import parse_hardware
+from launcher.memory.estimate import estimate_memory, max_micro_batch
+from launcher.memory.job import MemoryJob
+from launcher.memory.traced import choices_of, traced_phases, why_not
+from launcher.models.memory_trace import (
     LinearBytes,
     Moment,
     Trace,
@@ -24,9 +27,6 @@ from launcher.facts.memory_trace import (
     ask_child,
     read_step,
 )
-from launcher.memory.estimate import estimate_memory, max_micro_batch
-from launcher.memory.job import MemoryJob
-from launcher.memory.traced import choices_of, traced_phases, why_not
 
 GIB = 2**30
 A100 = parse_hardware("8xA100-80GB")
@@ -220,8 +220,8 @@ def test_a_child_that_dies_is_one(tmp_path):
 
 
 def test_a_child_that_never_ends_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.facts.memory_trace.LIMIT_S", 1.5)
-    monkeypatch.setattr("launcher.facts.memory_trace._SHOWN_S", 0.5)
+    monkeypatch.setattr("launcher.models.memory_trace.LIMIT_S", 1.5)
+    monkeypatch.setattr("launcher.models.memory_trace._SHOWN_S", 0.5)
     said = []
     with pytest.raises(Untraceable, match="longer than"):
         ask_child({"ask": "trace"}, interpreter(tmp_path, "exec sleep 60"), said.append)

@@ -17,10 +17,10 @@ from launcher.execute.nodes import read_node
 from launcher.execute.output import LogFile, Output, errors_in
 from launcher.execute.record import read_run
 from launcher.execute.run_dir import last_step, read_stopped
-from launcher.facts.model_config import find_model_config
-from launcher.facts.rank_status import REPORT, read_statuses
-from launcher.facts.safe_files import exists, is_dir, is_file, read_bytes, read_json, read_jsonl, read_record
+from launcher.files.rank_status import REPORT, read_statuses
+from launcher.files.safe_files import exists, is_dir, is_file, read_bytes, read_json, read_jsonl, read_record
 from launcher.inputs.planning_facts import load_profile
+from launcher.models.model_config import find_model_config
 from launcher.recipe.hook_file import read_hooks
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.merged_yaml import load_merged

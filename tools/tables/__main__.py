@@ -49,7 +49,7 @@ def model_files() -> Iterator[tuple[Path, str]]:
     from tools.tables import models
 
     for name, make in models.TABLES.items():
-        yield PACKAGE / "facts" / "data" / f"{name}.json", table_text(make())
+        yield PACKAGE / "models" / "data" / f"{name}.json", table_text(make())
 
 
 def deepspeed_files() -> Iterator[tuple[Path, str]]:

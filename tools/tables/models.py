@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from launcher.facts.model import FAMILY_TASKS
+from launcher.models.model import FAMILY_TASKS
 from launcher.train.model.models import auto_class
 from tools.tables import shipped
 

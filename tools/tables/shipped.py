@@ -1,4 +1,4 @@
-"""Configurations of named models that are shipped: `launcher/facts/data/models.json`.
+"""Configurations of named models that are shipped: `launcher/models/data/models.json`.
 
 Each is written there by hand with its source. This builds the class that a model is published as on the
 meta device, writes its count of parameters, and compares it with the published one.
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-from launcher.facts.shipped import facts_file
+from launcher.files.shipped import facts_file
 
 UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
 

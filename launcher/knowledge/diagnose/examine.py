@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.knowledge.diagnose import forms
 from launcher.knowledge.diagnose.findings import Diagnosis, Error, Finding, Unknown
 from launcher.knowledge.diagnose.matching import (

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.knowledge.diagnose.findings import Diagnosis, Edit, Finding
 from launcher.knowledge.diagnose.run_dir import is_run_dir
 from launcher.knowledge.failures.elsewhere import fix_elsewhere

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import IO, Any, Literal
 
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 14

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.rank_status import FATAL
-from launcher.facts.safe_files import parse_json
+from launcher.files.rank_status import FATAL
+from launcher.files.safe_files import parse_json
 from launcher.knowledge.diagnose.findings import Error
 from launcher.knowledge.diagnose.reading import clean
 from launcher.knowledge.diagnose.tracebacks import Errors

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.safe_files import read_lines
+from launcher.files.safe_files import read_lines
 from launcher.knowledge.diagnose import forms
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.diagnose.reading import Line, clean

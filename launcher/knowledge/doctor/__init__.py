@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from launcher.facts.machine_facts import Machine
 from launcher.knowledge.doctor.build_checks import BUILD_CHECKS
 from launcher.knowledge.doctor.check import Check, CheckResult, Verdict
 from launcher.knowledge.doctor.gpu_checks import GPU_CHECKS
 from launcher.knowledge.doctor.launch_checks import LAUNCH_CHECKS
 from launcher.knowledge.doctor.software_checks import SOFTWARE_CHECKS
 from launcher.knowledge.doctor.storage_checks import STORAGE_CHECKS
+from launcher.machine.machine_facts import Machine
 from launcher.plan.plan import Plan
 
 CHECKS: tuple[Check, ...] = (

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.engines.deepspeed_ops import OPERATORS
-from launcher.facts.machine_facts import BuildFacts, Machine, Stack
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, numbers, ok, skip, warn
 from launcher.knowledge.doctor.needs import built_ops, cuda_ops, on_gpu
+from launcher.machine.machine_facts import BuildFacts, Machine, Stack
 from launcher.plan.plan import Plan
 
 _ACCEPTED = {

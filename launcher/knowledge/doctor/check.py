@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from launcher.facts.machine_facts import Machine
+from launcher.machine.machine_facts import Machine
 from launcher.plan.plan import Plan
 
 Status = Literal["ok", "warn", "fail", "skip"]

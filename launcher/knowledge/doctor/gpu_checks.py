@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import inf
 
-from launcher.facts.gpus import Gpu, unusable
-from launcher.facts.hardware import ADA, AMPERE
-from launcher.facts.machine_facts import Machine
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, numbers, ok, size, skip, warn
 from launcher.knowledge.doctor.needs import has_env, on_gpu
+from launcher.machine.gpus import Gpu, unusable
+from launcher.machine.hardware import ADA, AMPERE
+from launcher.machine.machine_facts import Machine
 from launcher.plan.plan import Plan
 
 _P2P_DRIVER = (550, 40, 7)

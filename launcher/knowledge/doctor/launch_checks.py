@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from launcher.engines.deepspeed import DEEPSPEED
-from launcher.facts.machine_facts import DEFAULT_PORT, HOSTFILE, Machine
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, ok, size, skip, warn
 from launcher.knowledge.doctor.needs import on_gpu
+from launcher.machine.machine_facts import DEFAULT_PORT, HOSTFILE, Machine
 from launcher.plan.plan import Plan
 
 _OLD_CACHE = "no longer read by transformers; used as HF_HUB_CACHE unless that or HF_HOME is set"

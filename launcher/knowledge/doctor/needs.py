@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.engines import engine_of
 from launcher.engines.deepspeed_ops import OPERATORS
-from launcher.facts.object_store import package_of
+from launcher.files.object_store import package_of
 from launcher.knowledge.doctor.check import size
 from launcher.memory.states import base_weight_bytes
 from launcher.plan.plan import Plan

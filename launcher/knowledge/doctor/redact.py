@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.facts.redaction import hide_unknown
+from launcher.files.redaction import hide_unknown
 
 _SECRETS = (
     # A report for other people hides also the beginning of a token.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.facts.machine_facts import Machine
-from launcher.facts.software import RANGES, TESTED, install_hint, outside_range
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, numbers, ok, skip, warn
 from launcher.knowledge.doctor.needs import needed_modules, reports_to
+from launcher.machine.machine_facts import Machine
+from launcher.machine.software import RANGES, TESTED, install_hint, outside_range
 from launcher.plan.plan import Plan
 from launcher.recipe.data_paths import is_loaded_hub_id
 

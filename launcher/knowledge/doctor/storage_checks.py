@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from launcher.facts.machine_facts import Machine
-from launcher.facts.storage import Folder
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, ok, size, skip, warn
 from launcher.knowledge.doctor.needs import (
     checkpoint_bytes,
@@ -13,6 +11,8 @@ from launcher.knowledge.doctor.needs import (
     weights_bytes,
     written_bytes,
 )
+from launcher.machine.machine_facts import Machine
+from launcher.machine.storage import Folder
 from launcher.plan.plan import Plan
 
 _LEAST_FREE = 10 * 2**30

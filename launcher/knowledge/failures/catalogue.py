@@ -60,7 +60,7 @@ class Failure:
     (refusal), a lint code, `module:function` of the code that avoids it (worker), or the reason why nothing
     is needed (none). `diagnose` is implied by patterns and signs."""
     versions: str = "*"
-    """The affected versions, as `launcher.facts.requirements.holds` reads them."""
+    """The affected versions, as `launcher.machine.requirements.holds` reads them."""
     patterns: tuple[str, ...] = ()
     """Regular expressions (`re.search`) over one error message or one log line, each sufficient alone."""
     signs: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
-from launcher.facts.redaction import SECRET, looks_secret
+from launcher.files.redaction import SECRET, looks_secret
 
 Severity = Literal["error", "warning"]
 _LONGEST = 2000

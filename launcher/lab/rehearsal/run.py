@@ -20,14 +20,14 @@ from launcher.execute.start import execute
 from launcher.execute.start_checks import check_machine
 from launcher.execute.supervise import Limits
 from launcher.execute.taking_part import take_part
-from launcher.facts import probe
-from launcher.facts.node_facts import HOST_LOST
-from launcher.facts.rank_status import read_statuses
-from launcher.facts.safe_files import read_record, write_text
+from launcher.files.rank_status import read_statuses
+from launcher.files.safe_files import read_record, write_text
 from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.knowledge.doctor import CheckResult
 from launcher.knowledge.lint.document import printable
 from launcher.lab.rehearsal.verdicts import Planned, amount, duration, judge, rate
+from launcher.machine import probe
+from launcher.machine.node_facts import HOST_LOST
 from launcher.memory.tensor_parallel import on_rank
 from launcher.plan.plan import Plan
 from launcher.plan.rehearsal import PLANNED, PREFIX, RESULT, SHARE, Rehearsal

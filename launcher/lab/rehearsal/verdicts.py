@@ -8,7 +8,6 @@ from math import ceil
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.facts.interfaces import LOOPBACK, UNKNOWN
 from launcher.knowledge.doctor.check import CheckResult, Verdict, fail, ok, skip, warn
 from launcher.lab.rehearsal.outliers import (
     ABSURD_BYTES_PER_S,
@@ -18,6 +17,7 @@ from launcher.lab.rehearsal.outliers import (
     slow_writers,
     stragglers,
 )
+from launcher.machine.interfaces import LOOPBACK, UNKNOWN
 
 TITLES = {
     "rehearsal-start": "start",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.requirements import holds
+from launcher.machine.requirements import holds
 from launcher.plan.draft import Draft
 from launcher.plan.plan import AppliedFix
 from launcher.planner.fixes.adapters import ADAPTER_FIXES

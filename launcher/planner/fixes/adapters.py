@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.engines.ddp import DDP
-from launcher.facts.lora import adapted_by, adapter_fields, is_all_linear, reach_of
+from launcher.models.lora import adapted_by, adapter_fields, is_all_linear, reach_of
 from launcher.planner.fixes.fix import Fix, Situation
 
 NON_REENTRANT = {"use_reentrant": False}

@@ -8,8 +8,8 @@ from typing import Literal
 
 from launcher.engines import engine_of
 from launcher.engines.engine import Engine
-from launcher.facts.hardware import AMPERE, Hardware
-from launcher.facts.model import ModelSpec
+from launcher.machine.hardware import AMPERE, Hardware
+from launcher.models.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.plan.settings import HasSettings, Settings
 

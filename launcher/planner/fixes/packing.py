@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.facts.capabilities import holds_mask, is_varlen
-from launcher.facts.model_types import why_not_apart
+from launcher.models.capabilities import holds_mask, is_varlen
+from launcher.models.model_types import why_not_apart
 from launcher.planner.fixes.fix import Fix, Situation
 
 MASK_TOKENS = 16384

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from launcher.facts.rank_status import RankStatus
+from launcher.files.rank_status import RankStatus
 from launcher.report.html.elements import NONE, Markup, count, duration, joined, size, table, tag
 from launcher.report.html.page import PageSection
 

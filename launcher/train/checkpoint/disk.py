@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher.errors import Problem, RunFailed
-from launcher.facts.checkpoint import FileFacts, sha256_of
+from launcher.files.checkpoint import FileFacts, sha256_of
 from launcher.train.progress import LEAST_S, Progress
 
 REMOVED = ".removed"

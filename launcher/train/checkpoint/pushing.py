@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RunFailed
-from launcher.facts.rank_status import PUSH_FAILED, PUSHING
-from launcher.facts.safe_files import write_json
+from launcher.files.rank_status import PUSH_FAILED, PUSHING
+from launcher.files.safe_files import write_json
 from launcher.train.job import rank
 from launcher.train.model.adapters import CARD, hide_base
 

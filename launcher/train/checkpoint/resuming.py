@@ -19,8 +19,8 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import safe_globals
 
 from launcher.errors import Problem, RecipeError, RunFailed
-from launcher.facts.checkpoint import MANIFEST, SUPERSEDED, defect, read_manifest
-from launcher.facts.safe_files import parse_json
+from launcher.files.checkpoint import MANIFEST, SUPERSEDED, defect, read_manifest
+from launcher.files.safe_files import parse_json
 from launcher.train.checkpoint.pickles import check_pickles
 from launcher.train.collectives import of_rank_0
 from launcher.train.engines.universal import universal_folder

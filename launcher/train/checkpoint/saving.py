@@ -2,7 +2,7 @@
 
 The Trainer writes into checkpoints/.saving/checkpoint-N. When all ranks are done, every file is hashed and
 synced, the manifest is written last, and the folder gets its name. Only then are older ones removed.
-`launcher/facts/checkpoint.py` says what a reader may rely on.
+`launcher/files/checkpoint.py` says what a reader may rely on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from torch.distributed.checkpoint.api import CheckpointException
 
 from launcher.errors import Problem, RunFailed
-from launcher.facts.checkpoint import (
+from launcher.files.checkpoint import (
     FINISHED_BEFORE,
     MANIFEST,
     SAVING,
@@ -33,8 +33,8 @@ from launcher.facts.checkpoint import (
     read_manifest,
     surplus,
 )
-from launcher.facts.safe_files import parse_json, write_json
-from launcher.facts.software import installed_versions
+from launcher.files.safe_files import parse_json, write_json
+from launcher.machine.software import installed_versions
 from launcher.train import faults
 from launcher.train.checkpoint.disk import (
     OwnRunDir,

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.train.data.encoded import IGNORED, Collector, EncodedBatch
 from launcher.train.data.messages import TRAIN
 from launcher.train.data.rendered import REASONING, TOOLS_HINT, Outline, RenderCheck

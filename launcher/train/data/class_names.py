@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.recipe.data_paths import is_loaded_hub_id
 from launcher.train.data.encoded import IGNORED
 from launcher.train.data.files import file_schema

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import EffilaunchError
-from launcher.facts.prepared_images import LARGEST, PreparedImages
+from launcher.models.prepared_images import LARGEST, PreparedImages
 from launcher.train.data.sources import bad_row
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.recipe.suggestions import listed
 from launcher.train.data.rendered import REASONING
 from launcher.train.data.sources import Row, bad_row, is_empty, is_media, kind_of, parsed_json, plain_name

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts import prepared_images
-from launcher.facts.probe import cache_root
-from launcher.facts.safe_files import parse_json, write_json
-from launcher.facts.software import installed_versions
+from launcher.files.safe_files import parse_json, write_json
+from launcher.machine.probe import cache_root
+from launcher.machine.software import installed_versions
+from launcher.models import prepared_images
 from launcher.plan.settings import deciding_images, declared_keys
 from launcher.recipe.keys import ALWAYS
 from launcher.recipe.reward_columns import columns_read

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.probe import cache_root
-from launcher.facts.safe_files import read_json, write_json
+from launcher.files.safe_files import read_json, write_json
+from launcher.machine.probe import cache_root
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.recipe.reward_columns import unread
 from launcher.recipe.suggestions import listed

@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.object_store import Store, StoreError, lacks_package
-from launcher.facts.probe import cache_root
-from launcher.facts.safe_files import read_json, write_json
-from launcher.facts.software import require_modules
+from launcher.files.object_store import Store, StoreError, lacks_package
+from launcher.files.safe_files import read_json, write_json
+from launcher.machine.probe import cache_root
+from launcher.machine.software import require_modules
 from launcher.train.data.files import holds_rows, is_data_file, known_suffixes
 from launcher.train.data.splits import TRAIN, choose, split_lines
 

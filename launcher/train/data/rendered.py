@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from launcher.errors import RecipeError
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.train.data.sources import Row, bad_row, is_content, is_empty
 from launcher.train.data.template import Message, Span, Template, assistant_turns, find_spans, render_errors
 

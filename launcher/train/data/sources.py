@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.probe import resolve_path
-from launcher.facts.safe_files import exists, expanded, is_dir, parse_json
+from launcher.files.safe_files import exists, expanded, is_dir, parse_json
+from launcher.machine.probe import resolve_path
 from launcher.recipe.data_paths import is_loaded_hub_id, is_url
 from launcher.train.data.conll import is_conll
 from launcher.train.data.files import (

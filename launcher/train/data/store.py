@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.checkpoint import FileFacts, damage, file_facts
-from launcher.facts.probe import boot_id
-from launcher.facts.rank_status import process_started
-from launcher.facts.safe_files import parse_json, read_json
+from launcher.files.checkpoint import FileFacts, damage, file_facts
+from launcher.files.rank_status import process_started
+from launcher.files.safe_files import parse_json, read_json
+from launcher.machine.probe import boot_id
 from launcher.train.checkpoint.disk import clean, hash_and_sync, publish, sync_file, sync_folder
 from launcher.train.job import Job
 from launcher.train.progress import LEAST_S, Progress

@@ -15,7 +15,7 @@ from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.recipe.reward_columns import unread
 from launcher.tasks import FORMATS, task_named

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from launcher.facts.safe_files import read_json
+from launcher.files.safe_files import read_json
 from launcher.recipe.env import has_reference
 from launcher.train.engines.engine import TrainEngine, stand_in_for_launcher
 from launcher.train.engines.universal import MODEL_FILES, STAGES, STATES, universal_folder

@@ -30,9 +30,9 @@ from typing import Any
 import torch
 
 from launcher.errors import EffilaunchError
-from launcher.facts.checkpoint import MANIFEST, SCHEMA_VERSION, Manifest, read_manifest, sha256_of
-from launcher.facts.rank_status import CONVERT_STAGE
-from launcher.facts.safe_files import write_json
+from launcher.files.checkpoint import MANIFEST, SCHEMA_VERSION, Manifest, read_manifest, sha256_of
+from launcher.files.rank_status import CONVERT_STAGE
+from launcher.files.safe_files import write_json
 from launcher.train.checkpoint.disk import publish, sync_tree
 from launcher.train.checkpoint.pickles import check_pickles, save_members_by_value
 from launcher.train.progress import LEAST_S, Progress, bars_in_status

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.facts.safe_files import write_json
+from launcher.files.safe_files import write_json
 from launcher.train.exports.gguf import GGUF
 from launcher.train.exports.ollama import Ollama
 from launcher.train.exports.plain import Transformers

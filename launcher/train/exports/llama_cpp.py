@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from launcher.errors import MachineError, Problem, RunFailed
-from launcher.facts.probe import free_port
+from launcher.machine.probe import free_port
 from launcher.train.exports.compare import ProbeAnswers
 from launcher.train.exports.probes import NEW_TOKENS
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from launcher.facts.child import ask
-from launcher.facts.safe_files import read_json, write_json
+from launcher.files.safe_files import read_json, write_json
+from launcher.machine.child import ask
 from launcher.train.exports.compare import ProbeAnswers, compared
 from launcher.train.exports.probes import encoded, greedy, prompts, texts
 from launcher.train.exports.target import ExportRequest, Target, TrainedSource

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.facts.child import answer
+from launcher.machine.child import answer
 from launcher.train.exports.probes import encoded, greedy
 
 

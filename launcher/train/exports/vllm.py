@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import read_json, write_json
+from launcher.files.safe_files import read_json, write_json
 from launcher.train.exports.plain import check_plain, facts, read_settings, stops, write_plain
 from launcher.train.exports.target import ExportRequest, Target, TrainedSource, shown
 from launcher.train.model.processing import hub_options, model_reference

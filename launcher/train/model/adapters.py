@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.lora import (
+from launcher.files.safe_files import write_text
+from launcher.models.lora import (
     chosen,
     idle_choice,
     idle_choices,
@@ -29,7 +30,6 @@ from launcher.facts.lora import (
     matches,
     named_by,
 )
-from launcher.facts.safe_files import write_text
 from launcher.tasks import task_named
 from launcher.train.job import Job
 from launcher.train.model.experts import seen_as_plain

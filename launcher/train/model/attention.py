@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from launcher.facts.hardware import AMPERE
+from launcher.machine.hardware import AMPERE
 from launcher.train.data.host_counts import document_lengths
 from launcher.train.upstream.model_seams import is_surely_causal
 from launcher.train.upstream.torch_seams import never_compiled

@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.capabilities import chunk_rows
+from launcher.models.capabilities import chunk_rows
 from launcher.train.data.encoded import IGNORED
 from launcher.train.data.host_counts import target_places
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.lora import is_all_linear
+from launcher.models.lora import is_all_linear
 from launcher.train.job import Job
 
 # Tokens that model makers reserve and never train, in the order of preference.
@@ -50,7 +50,7 @@ def local_or_hub(reference: str) -> str:
     """A `package:` reference as a folder; everything else (folder, hub id) as it is."""
     if not reference.startswith("package:"):
         return reference
-    from launcher.facts.probe import resolve_path
+    from launcher.machine.probe import resolve_path
 
     return str(resolve_path(reference))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import parse_json, write_json
-from launcher.facts.software import installed_versions
+from launcher.files.safe_files import parse_json, write_json
+from launcher.machine.software import installed_versions
 from launcher.tasks.reranker import SCORER
 from launcher.train.job import Job
 from launcher.train.model.models import load_config

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from launcher.errors import Problem, RecipeError, RunFailed
-from launcher.facts.probe import cache_root
+from launcher.machine.probe import cache_root
 from launcher.train.data.store import cached
 from launcher.train.progress import LEAST_S, Progress
 from launcher.train.upstream.model_seams import names_not_saved

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launcher.facts.hardware import AMPERE
+from launcher.machine.hardware import AMPERE
 from launcher.plan.rehearsal import LEAST_SHARE, SHARE, Rehearsal
 from launcher.train.collectives import of_all
 

@@ -20,9 +20,9 @@ from typing import Any
 import torch.distributed as dist
 
 from launcher.errors import MachineError, Problem
-from launcher.facts.interfaces import addresses, choose_interface, filesystem_of, infiniband, own_address
-from launcher.facts.rank_status import read_statuses
-from launcher.facts.software import installed_versions
+from launcher.files.rank_status import read_statuses
+from launcher.machine.interfaces import addresses, choose_interface, filesystem_of, infiniband, own_address
+from launcher.machine.software import installed_versions
 from launcher.plan.rehearsal import Rehearsal
 from launcher.train.job import local_rank, rank, world_size
 from launcher.train.loopback import make_store

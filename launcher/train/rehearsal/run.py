@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import parse_json, write_json
+from launcher.files.safe_files import parse_json, write_json
 from launcher.plan.rehearsal import PLANNED, RESULT, Rehearsal, rehearsal_of
 from launcher.train.job import Job, rank, read_job, world_size
 from launcher.train.outcome import COMPLETED

@@ -17,7 +17,7 @@ import torch
 
 from launcher.engines.ddp import DDP
 from launcher.errors import Problem, RecipeError
-from launcher.facts.safe_files import write_json
+from launcher.files.safe_files import write_json
 from launcher.recipe.field_tables import METRICS
 from launcher.train.data.build import build_evaluation
 from launcher.train.data.prepare import prepare, prepare_rows

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError, RunFailed
-from launcher.facts.machine_facts import available_memory
+from launcher.machine.machine_facts import available_memory
 from launcher.train.checkpoint.disk import (
     free_bytes,
     is_full,

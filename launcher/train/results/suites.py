@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError, RunFailed
-from launcher.facts.child import answer
+from launcher.machine.child import answer
 from launcher.train.job import Job, read_job
 from launcher.train.model.processing import first_line
 from launcher.train.results.generate import Trained, load_trained

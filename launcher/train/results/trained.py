@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
-from launcher.facts.checkpoint import complete_checkpoints, defect
-from launcher.facts.safe_files import parse_json
+from launcher.files.checkpoint import complete_checkpoints, defect
+from launcher.files.safe_files import parse_json
 from launcher.train.job import Job
 from launcher.train.model.adapters import check_restored, first_lines
 from launcher.train.model.processing import first_line, load_processing, own_code

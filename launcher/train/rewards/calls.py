@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError, RunFailed
-from launcher.facts.time_limit import TooSlow, time_limit
+from launcher.machine.time_limit import TooSlow, time_limit
 from launcher.recipe.reward_rules import split_function
 from launcher.tasks.grpo import SHIPPED_REWARDS
 from launcher.train.hooks import error_line, error_text, import_file

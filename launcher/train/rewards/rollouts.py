@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.redaction import hide_in, hider, secret_values
+from launcher.files.redaction import hide_in, hider, secret_values
 from launcher.train.rewards.shipped import text_of
 
 FILE = "completions.jsonl"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from launcher.errors import Problem, RunFailed
-from launcher.facts.checkpoint import read_manifest
+from launcher.files.checkpoint import read_manifest
 from launcher.tasks.grpo import GRPO, KEY
 from launcher.train.job import Job, rank
 from launcher.train.rewards.calls import for_trl, load_rewards

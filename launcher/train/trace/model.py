@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from launcher.facts.capabilities import holds_mask
+from launcher.models.capabilities import holds_mask
 from launcher.train.job import Job
 from launcher.train.model.adapters import attach_adapter, narrow_again
 from launcher.train.model.loss import chunk_loss

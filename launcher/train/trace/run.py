@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError
-from launcher.facts.child import read_request
+from launcher.machine.child import read_request
 from launcher.train.job import Job
 
 BASE_DEPTH, DEEPER = 2, 4

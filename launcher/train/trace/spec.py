@@ -11,7 +11,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from launcher.errors import RecipeError
-from launcher.facts.lora import is_router
+from launcher.models.lora import is_router
 from launcher.tasks import task_named
 from launcher.train.model.adapters import find_adapted, left_out, new_adapter
 from launcher.train.model.experts import expert_parameters

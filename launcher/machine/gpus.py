@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import MachineError, Problem
-from launcher.facts.hardware import DEVICES, MIB, Hardware
+from launcher.machine.hardware import DEVICES, MIB, Hardware
 
 SMI_SECONDS = 60
 """Without persistence mode the driver initialises every GPU for each call, which takes seconds for each."""

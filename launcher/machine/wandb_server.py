@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.facts.safe_files import expanded
+from launcher.files.safe_files import expanded
 
 ANSWERS_S = 5.0
 """Timeout of the check, including name resolution and proxy."""

@@ -24,5 +24,5 @@ def ds_configs_dir() -> Path:
 
 
 def facts_file(name: str) -> Path:
-    """A data file of the facts package, e.g. `models.json`."""
-    return _PACKAGE / "facts" / "data" / name
+    """A data file of `launcher/models/`, e.g. `models.json`."""
+    return _PACKAGE / "models" / "data" / name

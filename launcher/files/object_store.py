@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.facts.redaction import hider, secret_values
+from launcher.files.redaction import hider, secret_values
 
 Kind = Literal["denied", "absent", "full", "damaged", "unreachable"]
 PACKAGES: Mapping[str, str] = {

@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from launcher.facts.gpus import GpuFacts, read_gpus
-from launcher.facts.hub_client import HUB_SECONDS, ask_config, hub_endpoint, hub_home, hub_token, is_offline
-from launcher.facts.object_store import obstacle
-from launcher.facts.probe import host_memory_bytes, is_free, own_cores
-from launcher.facts.redaction import is_secret_name
-from launcher.facts.safe_files import is_file, parse_json
-from launcher.facts.software import SoftwareFacts, read_software
-from launcher.facts.storage import (
+from launcher.files.object_store import obstacle
+from launcher.files.redaction import is_secret_name
+from launcher.files.safe_files import is_file, parse_json
+from launcher.machine.gpus import GpuFacts, read_gpus
+from launcher.machine.hub_client import HUB_SECONDS, ask_config, hub_endpoint, hub_home, hub_token, is_offline
+from launcher.machine.probe import host_memory_bytes, is_free, own_cores
+from launcher.machine.software import SoftwareFacts, read_software
+from launcher.machine.storage import (
     DiskFacts,
     Folder,
     extensions_root,
@@ -39,7 +39,7 @@ from launcher.facts.storage import (
     read_folder,
     stale_locks,
 )
-from launcher.facts.wandb_server import wandb_key, wandb_obstacle
+from launcher.machine.wandb_server import wandb_key, wandb_obstacle
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.probe import cache_root
-from launcher.facts.safe_files import LARGEST_CONFIG, parse_json, read_text, write_text
-from launcher.facts.shipped import facts_file
-from launcher.facts.software import installed_version
+from launcher.files.safe_files import LARGEST_CONFIG, parse_json, read_text, write_text
+from launcher.files.shipped import facts_file
+from launcher.machine.probe import cache_root
+from launcher.machine.software import installed_version
 
 TRAIN = Path(__file__).parents[1] / "train"
 TRACER = TRAIN / "trace"

@@ -1,7 +1,7 @@
 """What each model type was shown to do by running it: packed documents, the chunked loss, compiled layers.
 
 benchmarks/coverage.py tries every type on its default configuration, and again with each switch changed;
-`make tables` writes facts/data/model_types.json from the record. A type that is not there was not tried, or
+`make tables` writes models/data/model_types.json from the record. A type that is not there was not tried, or
 passed nothing. Each function gives the reason against, empty where there is none.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.facts.shipped import facts_file
+from launcher.files.shipped import facts_file
 
 SAME_MASK = {"flex_attention": "eager"}
 """Kernels that no CPU trains with -> the one whose mask transformers makes from the same function."""

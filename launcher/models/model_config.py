@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import os
 import re
 from collections.abc import Callable
@@ -11,17 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.hub_client import (
-    HubAnswer,
-    ask_config,
-    ask_model_type,
-    hub_cache,
-    hub_endpoint,
-    hub_token,
-    is_offline,
-)
-from launcher.facts.probe import resolve_path, shipped_model_config, shipped_model_names
-from launcher.facts.safe_files import (
+from launcher.files.safe_files import (
     LARGEST_CONFIG,
     LARGEST_TEXT,
     exists,
@@ -31,6 +23,17 @@ from launcher.facts.safe_files import (
     read_json,
     read_text,
 )
+from launcher.files.shipped import facts_file
+from launcher.machine.hub_client import (
+    HubAnswer,
+    ask_config,
+    ask_model_type,
+    hub_cache,
+    hub_endpoint,
+    hub_token,
+    is_offline,
+)
+from launcher.machine.probe import resolve_path
 
 _NAME = "model.name_or_path"
 _PROCESSING = ("tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
@@ -83,7 +86,7 @@ def _of_folder(name: str, folder: Path, gguf_file: str | None) -> tuple[dict[str
         path = folder / gguf_file
         if not path.is_file():
             raise _missing(name, f"the folder has no file {gguf_file!r}")
-        from launcher.facts.gguf_header import read_gguf_config
+        from launcher.models.gguf_header import read_gguf_config
 
         return read_gguf_config(path), "GGUF header"
     if not (folder / "config.json").is_file():
@@ -258,3 +261,23 @@ def has_chat_template(name_or_path: str) -> bool | None:
         with contextlib.suppress(OSError, ValueError):
             return b'"chat_template"' in read_bytes(settings, LARGEST_CONFIG)
     return None
+
+
+@functools.cache
+def _shipped_models() -> dict[str, Any]:
+    return dict(json.loads(facts_file("models.json").read_text())["models"])
+
+
+def shipped_model_names() -> tuple[str, ...]:
+    """Names of the models with a shipped configuration: those it is published under, then their equals."""
+    models = _shipped_models()
+    return (*models, *(name for entry in models.values() for name in entry.get("names", ())))
+
+
+def shipped_model_config(name: str) -> dict[str, Any] | None:
+    """The shipped configuration of a model, None without one."""
+    models = _shipped_models()
+    if name in models:
+        return dict(models[name]["config"])
+    shared = next((entry for entry in models.values() if name in entry.get("names", ())), None)
+    return {**shared["config"], **shared["names"][name]} if shared else None

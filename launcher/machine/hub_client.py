@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.facts.safe_files import LARGEST_TEXT, expanded, parse_json, read_text
+from launcher.files.safe_files import LARGEST_TEXT, expanded, parse_json, read_text
 
 if TYPE_CHECKING:
     from email.message import Message

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, get_type_hints
 
-from launcher.facts.hardware import Hardware
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
+from launcher.machine.hardware import Hardware
 
 SCHEMA_VERSION = 1
 KEPT = 64

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.probe import cache_root
-from launcher.facts.safe_files import read_json, write_json
+from launcher.files.safe_files import read_json, write_json
+from launcher.machine.probe import cache_root
 
 LARGEST = 64
 """How many of the samples with the most pixels are listed."""

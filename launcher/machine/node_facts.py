@@ -12,11 +12,11 @@ from typing import Any
 
 from launcher import __version__
 from launcher.errors import Problem
-from launcher.facts import probe
-from launcher.facts.gpus import SAME_SIZE, Gpu
-from launcher.facts.hardware import Hardware
-from launcher.facts.job_member import JobMember
-from launcher.facts.software import installed_versions
+from launcher.machine import probe
+from launcher.machine.gpus import SAME_SIZE, Gpu
+from launcher.machine.hardware import Hardware
+from launcher.machine.job_member import JobMember
+from launcher.machine.software import installed_versions
 
 HOST_LOST, HOST_MISSING = "host-lost", "host-missing"
 """Codes of the problems of a node that was lost, and of one that did not come."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.architectures import Adapted, Reach
-from launcher.facts.model import ModelSpec
-from launcher.facts.shipped import facts_file
+from launcher.files.shipped import facts_file
+from launcher.models.architectures import Adapted, Reach
+from launcher.models.model import ModelSpec
 
 DEFAULT_TARGETS: dict[str, list[str]] = {
     "gpt2": ["c_attn"],

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import MachineError, Problem
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 
 LIMIT_S = 300
 """Seconds until a trace is given up."""
@@ -104,7 +104,7 @@ def ask_child(
     """
     import subprocess  # not needed for plans without a trace
 
-    from launcher.facts.child import converse
+    from launcher.machine.child import converse
 
     # Models walk sets of names: which of their masks are alive in a moment would differ from plan to plan.
     environ = {**os.environ, "PYTHONHASHSEED": "0"}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from launcher.facts.architectures import (
+from launcher.models.architectures import (
     Layout,
     Linear,
     Sizes,
@@ -23,7 +23,7 @@ from launcher.facts.architectures import (
     with_experts,
     without_adapters,
 )
-from launcher.facts.gemma4_layers import gemma4
+from launcher.models.gemma4_layers import gemma4
 
 LAYER = "model.layers.{}."
 _TYPES = {"mamba": "linear_attention", "attention": "full_attention"}

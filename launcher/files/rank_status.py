@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.safe_files import parse_json, with_descriptor
+from launcher.files.safe_files import parse_json, with_descriptor
 
 PHASES = ("start", "prepare", "load", "skip", "train", "evaluate", "save", "finish", "ended")
 """In the order of a run; `prepare` where the ranks do it themselves. skip, evaluate and save are within

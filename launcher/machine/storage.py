@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.facts.hub_client import hub_cache, hub_home
-from launcher.facts.interfaces import UNKNOWN, filesystem_of
-from launcher.facts.probe import cache_root
-from launcher.facts.safe_files import exists, expanded
+from launcher.files.safe_files import exists, expanded
+from launcher.machine.hub_client import hub_cache, hub_home
+from launcher.machine.interfaces import UNKNOWN, filesystem_of
+from launcher.machine.probe import cache_root
 
 SHARED_MEMORY = Path("/dev/shm")
 BUFFERS = "deepspeed_allreduce_buffer_*"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from launcher.facts.architectures import (
+from launcher.models.architectures import (
     Layout,
     Linear,
     Sizes,

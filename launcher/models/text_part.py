@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.shipped import facts_file
+from launcher.files.shipped import facts_file
 from launcher.tasks import task_named
 
 UNEQUAL = {

@@ -1,7 +1,7 @@
 """Read a model's sizes, parameters and head from its configuration.
 
 Older configurations omit values that equal the defaults of their class: those are in
-facts/data/config_defaults.json. Heads are those of transformers 5.23's AutoModelFor... classes.
+models/data/config_defaults.json. Heads are those of transformers 5.23's AutoModelFor... classes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.architectures import (
+from launcher.files.shipped import facts_file
+from launcher.models.architectures import (
     ENCODER_FAMILIES,
     ENCODER_KINDS,
     FAMILIES,
@@ -24,9 +25,8 @@ from launcher.facts.architectures import (
     Linear,
     Sizes,
 )
-from launcher.facts.mixed_layers import MIXED_FAMILIES
-from launcher.facts.shipped import facts_file
-from launcher.facts.windows import sliding_window
+from launcher.models.mixed_layers import MIXED_FAMILIES
+from launcher.models.windows import sliding_window
 from launcher.tasks import DEFAULT_TASK, task_named, tasks_of
 from launcher.tasks.task import Architecture
 

@@ -6,20 +6,17 @@ Without torch or transformers, so that planning stays fast on a login node.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.gpus import Gpu, GpuFacts, require_gpus
-from launcher.facts.hardware import Hardware, with_host_memory
-from launcher.facts.safe_files import expanded
-from launcher.facts.shipped import facts_file
+from launcher.files.safe_files import expanded
+from launcher.machine.gpus import Gpu, GpuFacts, require_gpus
+from launcher.machine.hardware import Hardware, with_host_memory
 
 if TYPE_CHECKING:
     import socket
@@ -240,23 +237,3 @@ def _counter(path: Path) -> int | None:
         if name == "oom_kill" and value.strip().isdigit():
             return int(value)
     return None
-
-
-@functools.cache
-def _shipped_models() -> dict[str, Any]:
-    return dict(json.loads(facts_file("models.json").read_text())["models"])
-
-
-def shipped_model_names() -> tuple[str, ...]:
-    """Names of the models with a shipped configuration: those it is published under, then their equals."""
-    models = _shipped_models()
-    return (*models, *(name for entry in models.values() for name in entry.get("names", ())))
-
-
-def shipped_model_config(name: str) -> dict[str, Any] | None:
-    """The shipped configuration of a model, None without one."""
-    models = _shipped_models()
-    if name in models:
-        return dict(models[name]["config"])
-    shared = next((entry for entry in models.values() if name in entry.get("names", ())), None)
-    return {**shared["config"], **shared["names"][name]} if shared else None

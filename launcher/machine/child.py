@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError, RunFailed
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 
 _ERRORS: tuple[type[EffilaunchError], ...] = (RecipeError, DoesNotFit, MachineError, RunFailed)
 

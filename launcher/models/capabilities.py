@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 
-from launcher.facts.shipped import facts_file
+from launcher.files.shipped import facts_file
 
 VARLEN = ("flash_attention_2", "varlen")
 """Kernels that take document boundaries (cu_seq_lens) instead of a mask."""

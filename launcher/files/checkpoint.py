@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from launcher.facts.safe_files import parse_json
+from launcher.files.safe_files import parse_json
 from launcher.tasks import task_named
 
 MANIFEST = "manifest.json"

@@ -1,1 +1,0 @@
-"""What is there: devices, model configurations, installed software."""

@@ -1,0 +1,1 @@
+"""The machine: devices, nodes, network, storage, installed software, and the services around it."""
