@@ -162,8 +162,8 @@ class _Server(ThreadingHTTPServer):
 
 def wait_for_interrupt(address: str) -> None:
     """Say where the page is, and wait for Ctrl-C."""
-    echo(f"serving {address}\nCtrl-C ends it; over ssh: ssh -L PORT:{urlsplit(address).netloc} HOST")
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt):  # also one that comes as soon as the address is shown
+        echo(f"serving {address}\nCtrl-C ends it; over ssh: ssh -L PORT:{urlsplit(address).netloc} HOST")
         threading.Event().wait()
 
 
