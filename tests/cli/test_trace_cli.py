@@ -86,7 +86,7 @@ def child(monkeypatch):
             raise found
         return found
 
-    for module in ("inputs.model_trace", "facts.memory_trace"):
+    for module in ("inputs.model_trace", "models.memory_trace"):
         monkeypatch.setattr(f"launcher.{module}.ask_child", ask)
     for module in ("model_trace", "model_spec"):
         monkeypatch.setattr(f"launcher.inputs.{module}.require_modules", lambda _names: None)

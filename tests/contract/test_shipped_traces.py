@@ -23,7 +23,7 @@ def test_it_is_planned_from_its_records(case, tmp_path, capsys, monkeypatch):
         asked.append(about)
         return upstream(about, *others)
 
-    for module in ("facts.recorded_traces", "inputs.model_trace"):
+    for module in ("models.recorded_traces", "inputs.model_trace"):
         monkeypatch.setattr(f"launcher.{module}.recorded", spy)
     assert main([*shipped_plans(tmp_path)[case], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["memory"]["method"] == "trace"
