@@ -335,6 +335,9 @@ class DeepSpeed(Engine):
         message = f"{precision} and DeepSpeed: its 16-bit engines keep fp32 master weights"
         return message, "use precision bf16 or fp16, or sharding.engine: ddp"
 
+    def can_offload(self, optimizer: str, param: str) -> bool:
+        return True  # fixes refuse what a stage cannot
+
     def decide(self, draft: Draft, recipe: Recipe, facts: Facts, processes: int) -> None:
         record_profile(draft, facts.profile, processes)
         _check_optimizer(draft)
@@ -458,6 +461,8 @@ def saves_more(failed: Plan) -> Iterator[tuple[dict[str, object], str]]:
     if failed.hardware.is_cpu:
         return
     optimizer, param = "sharding.offload_optimizer", "sharding.offload_param"
+    if ("cpu", "cpu") in job.engine.offloads() and not job.engine.has_stages and job.offload_param == "none":
+        yield {param: "cpu"}, f"out of memory: {job.engine.label(None)} moves everything to the host"
     if job.offload_optimizer == "none":
         changes = {engine: DEEPSPEED.name, "sharding.zero_stage": max(stage, 2), optimizer: "cpu"}
         yield changes, "out of memory: the optimizer's states move to the host"

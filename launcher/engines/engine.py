@@ -56,6 +56,12 @@ class Engine(EngineMemory):
     lacks: ClassVar[Mapping[str, tuple[str, str]]]
     """The other sizes -> (why it cannot have them, what to do instead)."""
 
+    offload_limit: ClassVar[tuple[str, str]] = (
+        "engine ddp keeps everything on its device",
+        "use sharding.engine: deepspeed or fsdp, or drop the offload",
+    )
+    """(why it cannot offload everything that a recipe may name, what to do instead)."""
+
     # --- workers --------------------------------------------------------------------------------
     packages: ClassVar[tuple[str, ...]] = ()
     """Modules that the workers import besides those of every run."""
@@ -77,6 +83,11 @@ class Engine(EngineMemory):
     def precision_conflict(self, precision: str) -> tuple[str, str] | None:
         """(message, hint) where it cannot train in a precision."""
         return None
+
+    def can_offload(self, optimizer: str, param: str) -> bool:
+        """Whether it can keep optimizer states and parameters there: values of `offload_optimizer` and
+        `offload_param`."""
+        return (optimizer, param) == ("none", "none")
 
     def decide(self, draft: Draft, recipe: Recipe, facts: Facts, processes: int) -> None:
         """Put its settings into the draft; RecipeError for what it cannot train.

@@ -10,7 +10,7 @@ figures are those of the moments at which the code releases it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from launcher.memory.states import (
     States,
     largest_tensor,
     layer_values,
+    model_shapes,
     packed_layer,
     quantized_constants,
 )
@@ -59,11 +60,21 @@ class Fsdp(Engine):
         ),
     }
 
+    offload_limit = (
+        "engine fsdp keeps weights, gradients and optimizer states together: on the device, or in the host's "
+        "memory",
+        "write offload_param: cpu, which moves them all, or use sharding.engine: deepspeed",
+    )
+
     def label(self, zero_stage: int | None) -> str:
         return "FSDP2"
 
     def stage(self, job: MemoryJob) -> int:
         return 3
+
+    def offloads(self) -> Sequence[tuple[str, str]]:
+        """CPUOffloadPolicy moves parameters, gradients and optimizer states together."""
+        return ("none", "none"), ("cpu", "cpu")
 
     def casts(self, precision: str) -> bool:
         """Layers are cast when they are gathered."""
@@ -92,15 +103,28 @@ class Fsdp(Engine):
 
     def states(self, spec: ModelSpec, job: MemoryJob) -> States:
         states = super().states(spec, job)
-        if job.offload_param != "none":
-            # CPUOffloadPolicy moves parameters, gradients and optimizer states together.
-            return replace(states, weights=0, gradients=0, optimizer=0, host=states.total)
-        if self.waits_unsharded(job):
-            # Nothing is reduced between micro-batches: the last backward pass turns complete gradients into
-            # shards, layer by layer.
-            waiting = job.trainable_params * self._gathered_width(job)
+        # Nothing is reduced between micro-batches: the last backward pass turns complete gradients into
+        # shards, layer by layer.
+        waiting = job.trainable_params * self._gathered_width(job) if self.waits_unsharded(job) else 0
+        if job.offload_param == "none":
             return replace(states, gradients=max(states.gradients, waiting))
-        return states
+        # Each shard is page-locked by itself; constants of packed weights are no parameters, and stay.
+        _, constants = self.frozen_bytes(spec, job)
+        shards = ((self._shard_width(job) * shape.values, shape.count) for shape in model_shapes(spec))
+        return replace(
+            states,
+            weights=constants,
+            gradients=waiting,
+            optimizer=0,
+            host=states.total - constants,
+            pinned=tuple(int(size) // job.data_parallel for size, count in shards for _ in range(count)),
+        )
+
+    def _shard_width(self, job: MemoryJob) -> float:
+        """Bytes of a weight as its shard holds it."""
+        if not job.adapter:
+            return self.trained_width(job)
+        return WIDTHS[job.dtype] if job.quantization == "none" else 0.5
 
     def _gathered_width(self, job: MemoryJob) -> int:
         return 2 if job.precision in MIXED else WIDTHS[job.dtype]
@@ -138,6 +162,10 @@ class Fsdp(Engine):
         trained = 0.0 if job.adapter else 1.0
         reduced, of_head = share * whole, trained * head
         local = width if job.accumulation == 1 or job.reduces_each else 0.0
+        if job.offload_param != "none":
+            # A unit's shards come to the device before they are gathered, its gradient's shard leaves it.
+            moved = self._shard_width(job) * layer_values(spec) / job.data_parallel
+            layer += int(moved * (2 if trained else 1))
         table = width * job.extra_frozen // WIDTHS[job.dtype] // (1 if spec.head.tied else 2)
         if spec.head.tied:
             kept = head + of_head
@@ -163,6 +191,17 @@ class Fsdp(Engine):
             return resident
         return resident + self.trained_width(job) * largest_tensor(spec)
 
+    def loads_on_host(self, job: MemoryJob) -> bool:
+        return job.offload_param != "none" and job.quantization != "none"
+
+    def load_peak(self, spec: ModelSpec, job: MemoryJob, weights: int) -> int:
+        if not self.loads_on_host(job):
+            return super().load_peak(spec, job, weights)
+        # Quantised in the host's memory; a unit at a time comes to the device, is cut, and leaves it.
+        width = WIDTHS[job.kbit_norms]
+        outside = width * max(spec.embedding_params, spec.head.in_features * spec.head.out_features)
+        return weights + max(packed_layer(spec, width), outside)
+
     def gathered_to_load(self, spec: ModelSpec, job: MemoryJob) -> int:
         return WIDTHS[job.dtype] * largest_tensor(spec)
 
@@ -185,6 +224,10 @@ class Fsdp(Engine):
         return found
 
     # The plan.
+
+    def can_offload(self, optimizer: str, param: str) -> bool:
+        moves = param == "cpu" and optimizer in ("none", "cpu")
+        return moves or super().can_offload(optimizer, param)
 
     def precision_conflict(self, precision: str) -> tuple[str, str] | None:
         if precision != "fp16":
@@ -212,6 +255,7 @@ class Fsdp(Engine):
                 "FSDP's own recomputes with other dropout masks; the Trainer's is used",
             ),
             "cpu_ram_efficient_loading": _loading(draft),
+            "cpu_offload": _offload(draft),
             "state_dict_type": (
                 "FULL_STATE_DICT" if weights_alone else "SHARDED_STATE_DICT",
                 "trainer.save_only_model: a model that from_pretrained reads"
@@ -264,6 +308,16 @@ def _loading(draft: Draft) -> tuple[bool, str]:
     if not draft.task.head_in_checkpoint:
         return False, "each rank reads the weights: a new head is not in the checkpoint"
     return True, "one rank of a machine reads the weights, the others get their shards from it"
+
+
+def _offload(draft: Draft) -> tuple[bool, str]:
+    """Whether shards are in the host's memory between their uses, and why."""
+    if draft.sharding.offload_param == "none":
+        return False, "nothing is offloaded"
+    together = "FSDP2 moves weights, gradients and optimizer states together"
+    if draft.sharding.offload_optimizer == "none":
+        draft.put("sharding.offload_optimizer", "cpu", together)
+    return True, together
 
 
 def _reduce_each(draft: Draft) -> None:

@@ -74,6 +74,8 @@ def _rounding(buffers: Iterable[int]) -> int:
 
 
 def _loading(spec: ModelSpec, job: MemoryJob, local: int) -> int:
+    if job.engine.loads_on_host(job):
+        return local * sum(job.engine.frozen_bytes(spec, job))
     if job.quantization != "none" or job.spread > 1:
         return 0  # straight to the devices, through memory maps
     copies = job.loaded_copies - job.maps_weights

@@ -523,6 +523,10 @@ class EngineMemory:
         """Whether one rank of a node reads the weights for all."""
         return False
 
+    def loads_on_host(self, job: MemoryJob) -> bool:
+        """Whether every rank has the quantised weights in the host's memory until they are sharded."""
+        return False
+
     def saving(self, spec: ModelSpec, job: MemoryJob, local: int, *, on_cpu: bool) -> int:
         """Host memory of a node while the model or shards of the optimizer are gathered to be written.
 

@@ -401,6 +401,7 @@ class FsdpSettings(Section):
     reshard_after_forward: bool | None = None
     activation_checkpointing: bool | None = None
     cpu_ram_efficient_loading: bool | None = None
+    cpu_offload: bool | None = None
     state_dict_type: Annotated[
         str | None, Key(Resume("refuse", "the weights and states are in files of another kind"))
     ] = None

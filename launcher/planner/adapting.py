@@ -104,7 +104,7 @@ def ways_out(plan: Plan) -> list[str]:
     if not job.checkpointing:
         ways.append("activation checkpointing")
     engines = [change for change, _ in _saves_more(plan)]
-    stages = [f"ZeRO-{change[_STAGE]}" for change in engines if _OPTIMIZER not in change]
+    stages = [f"ZeRO-{change[_STAGE]}" for change in engines if not {_OPTIMIZER, _PARAM} & change.keys()]
     ways += [", ".join(stages)] if stages else []
     return ways + (["offload"] if len(stages) < len(engines) else [])
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from launcher.engines.deepspeed import DEEPSPEED
+from launcher.engines.fsdp import FSDP
 from launcher.errors import RecipeError
 from launcher.machine.hardware import DEVICES, Hardware, device_facts
 from launcher.memory.tensor_parallel import divisors
@@ -70,15 +71,15 @@ def _yaml(value: object) -> str:
 
 
 def would_fit(loaded: LoadedRecipe, facts: Facts) -> tuple[Alternative, ...]:
-    """The smallest device, the fewest devices, the longest rows, the largest micro-batch, the closed options
-    and the fewest ranks that share a copy, each of which fits."""
+    """The closed options, the largest micro-batch, the fewest ranks that share a copy, the longest rows, and
+    then other hardware: the smallest device and the fewest devices, each of which fits."""
     found = [
+        *_options(loaded, facts),
+        *_smaller_batch(loaded, facts),
+        *_shared(loaded, facts),
+        *_longest(loaded, facts),
         *_first(loaded, facts, _larger_devices(facts.hardware)),
         *_first(loaded, facts, _more_devices(facts.hardware)),
-        *_longest(loaded, facts),
-        *_smaller_batch(loaded, facts),
-        *_options(loaded, facts),
-        *_shared(loaded, facts),
     ]
     return tuple(found)
 
@@ -206,8 +207,12 @@ def _changes(recipe: Recipe, hardware: Hardware) -> list[dict[str, object]]:
         changes.append(adapter)
     if recipe.model.quantization == "none":
         changes.append({**adapter, "model.quantization": "nf4"})
-    elif recipe.model.kbit_norms in (None, "float32") and could_narrow(recipe, hardware):
-        changes.append({KBIT_NORMS: "bfloat16"})
+    else:
+        if recipe.model.kbit_norms in (None, "float32") and could_narrow(recipe, hardware):
+            changes.append({KBIT_NORMS: "bfloat16"})
+        if recipe.sharding.offload_param == "none" and not hardware.is_cpu:
+            # ZeRO would hold the whole base on each device.
+            changes.append({"sharding.engine": FSDP.name, "sharding.offload_param": "cpu"})
     everything: dict[str, object] = {}
     for change in changes:
         everything |= change

@@ -84,7 +84,7 @@ def variants(recipe: Recipe, hardware: Hardware, profile: Mapping[str, object] |
     made = (
         Variant(tuple(zip(choices, values, strict=True))) for values in itertools.product(*choices.values())
     )
-    return [variant for variant in made if _makes_sense(variant)]
+    return [variant for variant in made if _makes_sense(variant, recipe)]
 
 
 def _offloads(name: str, hardware: Hardware, profile: Mapping[str, object] | None) -> tuple[str, ...]:
@@ -95,14 +95,18 @@ def _offloads(name: str, hardware: Hardware, profile: Mapping[str, object] | Non
     return ("none",) if hardware.is_cpu else OFFLOADS
 
 
-def _makes_sense(variant: Variant) -> bool:
-    """Whether its engine can offload, where it does, and its base is quantised, where norms are narrowed."""
+def _makes_sense(variant: Variant, recipe: Recipe) -> bool:
+    """Whether its engine can offload this, and its base is quantised, where norms are narrowed."""
     values = variant.values
     if values.get("model.kbit_norms") == "bfloat16" and values.get("model.quantization") == "none":
         return False
-    offloads = "cpu" in (values.get("sharding.offload_optimizer"), values.get("sharding.offload_param"))
-    engine = values.get("sharding.engine")
-    return not offloads or engine is None or engine_named(engine).has_stages
+    sharding = recipe.sharding
+    engine = values.get("sharding.engine", sharding.engine)
+    optimizer, param = "sharding.offload_optimizer", "sharding.offload_param"
+    if engine == "auto" or not {optimizer, param} & values.keys():
+        return True
+    moved = (values.get(optimizer, sharding.offload_optimizer), values.get(param, sharding.offload_param))
+    return engine_named(str(engine)).can_offload(*map(str, moved))
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,22 +58,25 @@ def shares(recipe: Recipe) -> bool:
     return ranks_of_copy(recipe) > 1
 
 
-def _wants_zero(recipe: Recipe) -> bool:
+def _wants_stages(recipe: Recipe) -> bool:
     """Whether the recipe names something that only ZeRO has."""
-    sharding = recipe.sharding
-    offloads = {sharding.offload_optimizer, sharding.offload_param} - {"none", "auto"}
-    return sharding.zero_stage != "auto" or sharding.config is not None or bool(offloads)
+    return recipe.sharding.zero_stage != "auto" or recipe.sharding.config is not None
+
+
+def _offloads(recipe: Recipe) -> bool:
+    return bool({recipe.sharding.offload_optimizer, recipe.sharding.offload_param} - {"none", "auto"})
 
 
 def engine_is_open(recipe: Recipe, hardware: Hardware) -> bool:
     """Whether the search chooses the engine: several processes, and nothing that only one engine has."""
     several = processes_of(recipe, hardware) > 1
-    return recipe.sharding.engine == "auto" and several and not _wants_zero(recipe) and not shares(recipe)
+    fixed = _wants_stages(recipe) or _offloads(recipe) or shares(recipe)
+    return recipe.sharding.engine == "auto" and several and not fixed
 
 
 def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     """Which algorithm shards weights, gradients and optimizer states."""
-    asked, wants_zero = recipe.sharding.engine, _wants_zero(recipe)
+    asked, wants_stages, offloads = recipe.sharding.engine, _wants_stages(recipe), _offloads(recipe)
     if recipe.model.device_map:
         draft.warnings.append(
             "model.device_map is naive model parallelism: one process, its layers spread over the devices, "
@@ -81,18 +84,20 @@ def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
         )
     if asked != "auto":
         draft.put_recipe("sharding.engine", asked, "")
-    elif wants_zero:
-        reason = "only DeepSpeed has ZeRO stages, offload and profiles"
+    elif wants_stages or offloads:
+        reason = "DeepSpeed has ZeRO stages, each kind of offload, and profiles"
         draft.put("sharding.engine", DEEPSPEED.name, reason)
     elif shares(recipe):
         draft.put("sharding.engine", *sharing_engine(recipe))
     else:  # with several processes a variant has set it
         draft.put("sharding.engine", DDP.name, "one process: nothing to shard")
     engine = engine_of(draft)
-    if wants_zero and not engine.has_stages:
-        message = f"engine {engine.name} has no zero_stage, offload or DeepSpeed profile"
+    if wants_stages and not engine.has_stages:
+        message = f"engine {engine.name} has no zero_stage or DeepSpeed profile"
         hint = f"use sharding.engine: {DEEPSPEED.name}, or drop them"
         raise draft.refuse("engine-conflict", "sharding.engine", message, hint)
+    if not engine.can_offload(recipe.sharding.offload_optimizer, recipe.sharding.offload_param):
+        raise draft.refuse("engine-conflict", "sharding.engine", *engine.offload_limit)
     if conflict := engine.precision_conflict(draft.precision):
         raise draft.refuse("precision-conflict", "precision", *conflict)
 

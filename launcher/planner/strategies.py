@@ -119,8 +119,9 @@ def open_jobs(job: MemoryJob, fixed: Collection[str]) -> list[tuple[str, MemoryJ
         recomputed = [False, True]
     jobs = []
     for stage in stages:
+        shared = job.engine.stage(replace(job, zero_stage=stage))
         for optimizer, params in moved:
-            if (params != "none" and stage != 3) or (optimizer != "none" and stage == 0):
+            if (params != "none" and shared != 3) or (optimizer != "none" and shared == 0):
                 continue
             for checkpointing in recomputed:
                 one = replace(

@@ -333,7 +333,7 @@ class ShardingSection(Section, ShardingKeys):
     """How weights, gradients and optimizer states are sharded over the processes."""
 
     engine: Literal["auto", "deepspeed", "fsdp", "ddp"] = "auto"
-    """`deepspeed` (ZeRO), `fsdp` (FSDP2: bf16, fp32 or `-true`, no offload, no quantised base) or `ddp`;
+    """`deepspeed` (ZeRO), `fsdp` (FSDP2: bf16, fp32 or `-true`, no int8 base) or `ddp`;
     `auto` (never fsdp): ddp for one process without offload, else the fastest that fits."""
     zero_stage: Stage = "auto"
     """ZeRO stage, engine `deepspeed` only; `auto`: from the fastest configuration that fits."""
@@ -341,8 +341,8 @@ class ShardingSection(Section, ShardingKeys):
     """Where optimizer states are stored; `cpu` needs ZeRO and an AdamW optimizer, `nvme` also ZeRO-3; `auto`:
     `cpu` where that is faster than what fits without it, never `nvme`."""
     offload_param: Literal["none", "auto", "cpu", "nvme"] = "none"
-    """Where parameters are stored between uses; `cpu` and `nvme` with ZeRO-3 only; `auto` as for optimizer
-    states."""
+    """Where parameters are stored between uses: `cpu` with ZeRO-3, and with engine `fsdp`, which moves
+    gradients and optimizer states, too; `nvme` with ZeRO-3 only; `auto` as for optimizer states."""
     config: str | None = None
     """A base DeepSpeed profile: a file, or the name of a shipped one such as `zero2`."""
 

@@ -133,7 +133,7 @@ def test_a_miss_as_text(capsys, tmp_path):
     code, out, err = called(capsys, FULL, tmp_path, "--search", "--on", "1xT4-16GB")
     assert code == 3
     assert "nothing fits" in out
-    assert "it would fit\n  on 1x" in out
+    assert out.index("it would fit\n  with ") < out.index("\n  on 1x")
     changes = json.loads(called(capsys, FULL, tmp_path, "--on", "1xT4-16GB", "--json")[1])["would_fit"]
     first, title, *listed = err.splitlines()
     assert "GiB to spare, of 15.00 GiB" in first

@@ -121,6 +121,8 @@ SAVED = {"name_or_path": "model", "tokenizer": "tokenizer"}
 CLASSES = {**SOURCE, "train": [{"path": "labelled.jsonl"}], "eval": {"split": 0.2}, "metrics": ["accuracy"]}
 ANSWERS = {**SOURCE, "train": [{"path": "answers.jsonl"}]}
 AGAIN = {"activation_checkpointing": True}
+OFFLOADED = {**FSDP, "offload_param": "cpu"}
+NF4 = {**SAVED, "quantization": "nf4"}
 ALIKE: dict[str, dict[str, Any]] = {
     "weights from a folder": {"model": SAVED},
     "LoRA over weights from a folder": {"model": SAVED, "adapter": LORA},
@@ -142,6 +144,18 @@ ALIKE: dict[str, dict[str, Any]] = {
         "trainer": {"precompute_ref_log_probs": True},
     },
     "DPO, LoRA": {"task": "dpo", "adapter": LORA, "data": ANSWERS},
+    "offloaded": {"model": SAVED, "sharding": OFFLOADED},
+    "offloaded, bf16, LoRA, recomputed": {
+        "sharding": OFFLOADED,
+        "precision": "bf16",
+        "adapter": LORA,
+        "trainer": AGAIN,
+    },
+    "offloaded, 4-bit, LoRA": {"sharding": OFFLOADED, "model": NF4, "adapter": LORA},
+    "offloaded, tied": {
+        "sharding": OFFLOADED,
+        "model": {"config": {**LLAMA, "tie_word_embeddings": True}, "tokenizer": "tokenizer"},
+    },
     "bf16": {"precision": "bf16"},
     "bf16, 4-bit, LoRA": {"precision": "bf16", "model": {**SAVED, "quantization": "nf4"}, "adapter": LORA},
     "bf16, 4-bit, bfloat16 norms, LoRA": {
@@ -176,6 +190,10 @@ def test_two_ranks_learn_what_one_process_learns(name, ground, tmp_path, forks):
         return
     if name in UNCOUNTED:
         return
+    if name.startswith("offloaded"):  # over CPU processes nothing tells the host's memory from a device's
+        moved = [told["memory"]["components"][kind] for kind in ("gradients", "optimizer")]
+        assert moved == [{"predicted": 0, "measured": None}] * 2
+        return
     # Each rank holds what the plan says: its share. (An evaluation leaves norm and head gathered.)
     components = told["memory"]["components"]
     rows = 2048 if "added token" in name else 0  # two rows with their states: too few to be planned
@@ -205,6 +223,39 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(world, adapter, ground,
     assert "resuming from" in last
     assert losses(out) == losses(straight)
     assert_same(weights(out), weights(straight))
+
+
+MOVED = """
+import os
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+made = FSDPParam.__init__
+
+def counted(self, *args, **given):
+    made(self, *args, **given)
+    with open(f"moved-{os.environ['RANK']}", "a") as file:
+        print(self.offload_to_cpu, file=file)
+
+FSDPParam.__init__ = counted
+"""
+
+
+def test_an_offloaded_run_goes_on_where_it_was_killed(ground, tmp_path, forks):
+    """Each shard is one that FSDP2 moves; the curve is that of shards that stay, to the last digit."""
+    said = {"model": SAVED, "adapter": LORA, "trainer": {"save_steps": 2}}
+    stays = trained(said, ground, tmp_path / "stays", forks)
+    out, env = planned({**said, "sharding": OFFLOADED}, ground, tmp_path / "killed", forks)
+    with (out.parent / "hooks.py").open("a") as hooks:
+        hooks.write(MOVED.replace("moved-", f"{tmp_path}/moved-"))
+    ended = forks.run(out, 2, {**env, KILL: "5"})
+    assert -9 in ended.codes, ended.said
+    for rank in range(2):
+        assert set((tmp_path / f"moved-{rank}").read_text().split()) == {"True"}
+    ended = forks.run(out, 2, {**env, "EFFILAUNCH_RESUME": "auto"})
+    assert set(ended.codes) == {0}, ended.said
+    assert "resuming from" in (out / "logs" / "rank-1.log").read_text()
+    assert losses(out) == losses(stays)
+    assert_same(weights(out), weights(stays))
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -48,13 +48,13 @@ def _zero3_four_bits(s: Situation) -> Mapping[str, object]:
 
 
 def _offload_optim(s: Situation) -> Mapping[str, object]:
-    offloads = s.sharding.offload_optimizer != "none"
+    offloads = s.sharding.offload_optimizer != "none" and s.engine.has_stages
     plain = str(s.trainer.optim).startswith("adamw_torch")
     return {"trainer.optim": "adamw_torch"} if offloads and not plain else {}
 
 
 def _offload_param(s: Situation) -> Mapping[str, object]:
-    useless = s.sharding.offload_param != "none" and s.sharding.zero_stage != 3
+    useless = s.sharding.offload_param != "none" and s.engine.has_stages and s.sharding.zero_stage != 3
     return {"sharding.offload_param": "none"} if useless else {}
 
 
@@ -144,7 +144,7 @@ DEVICE_FIXES = (
     Fix(
         id="offload-needs-adamw",
         title="CPU offload trains with DeepSpeedCPUAdam only",
-        condition="offload_optimizer cpu with an optimizer other than adamw_torch*",
+        condition="offload_optimizer cpu under ZeRO with an optimizer other than adamw_torch*",
         action="refuse",
         reason="accelerate swaps the optimizer for one of DeepSpeed's silently: 8-bit AdamW becomes "
         "plain Adam, and Adafactor, Adagrad and Lion crash.",

@@ -19,6 +19,9 @@ class TrainFsdp(TrainEngine):
 
     def before_arguments(self, job: Job) -> None:
         stand_in_for_launcher()
+        if job.fsdp.cpu_offload:
+            # Read when the process group is made: norms of gradients in host memory go through gloo.
+            os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
 
     def arguments(self, job: Job) -> dict[str, Any]:
         fields: dict[str, Any] = {"fsdp": True, "fsdp_config": job.fields(job.fsdp)}

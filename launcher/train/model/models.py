@@ -46,6 +46,8 @@ def load_model(
     _check_quantized(job, model)
     if distributed:
         _check_present(model)
+        if job.fsdp.cpu_offload and hasattr(model, "hf_device_map"):
+            del model.hf_device_map  # accelerate would refuse to train on GPUs what FSDP2 has yet to move
     if job.task.reads_tokens:
         tokenizer = tokenizer_of(processing)
         fit_vocabulary(job, model, tokenizer)
@@ -93,7 +95,7 @@ def _weight_options(job: Job, distributed: bool) -> dict[str, Any]:
         options["attn_implementation"] = attention
     device_map = job.model.device_map
     if device_map == "local":
-        device_map = {"": _this_device(job)}
+        device_map = {"": "cpu" if distributed and job.fsdp.cpu_offload else _this_device(job)}
     if device_map is not None and not (distributed and job.zero_stage == 3):
         options["device_map"] = device_map
     quantization = quantization_config(job)
