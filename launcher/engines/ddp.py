@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.engines.engine import Engine
@@ -9,6 +10,7 @@ from launcher.memory.job import MemoryJob
 from launcher.models.model import ModelSpec
 
 if TYPE_CHECKING:
+    from launcher.plan.draft import Draft
     from launcher.plan.plan import Plan
 
 BUCKET_MB = 25
@@ -39,6 +41,9 @@ class Ddp(Engine):
     def reduction_buffers(self, spec: ModelSpec, job: MemoryJob) -> int:
         # The reducer's buckets copy every gradient (gradient_as_bucket_view stays off).
         return self.trained_width(job) * job.trainable_params if job.data_parallel > 1 else 0
+
+    def completed(self, job: MemoryJob, draft: Draft) -> MemoryJob:
+        return replace(job, in_backward=draft.sharding.optim_in_backward)
 
     def bucket_bytes(self, plan: Plan, gradients: int) -> int:
         given = plan.trainer.ddp_bucket_cap_mb

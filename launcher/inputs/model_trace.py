@@ -29,10 +29,12 @@ _READ = (
     "adapter.", "model.", "precision", "sharding.", "task",
     "trainer.activation_checkpointing", "trainer.fp16", "trainer.max_grad_norm",
 )  # fmt: skip
-_NAMES = frozenset(
+_NAMES = tuple(
     f"model.{name}"
     for name in ("cache_dir", "chat_template", "config", "gguf_file", "name_or_path", "revision", "tokenizer")
 )
+_UNREAD = frozenset({*_NAMES, "sharding.optim_in_backward"})
+"""What of these a trace does not read: all gradients are in it, and memory/ takes out those that are freed."""
 
 
 def with_trace(loaded: LoadedRecipe, facts: Facts) -> Facts:
@@ -124,7 +126,7 @@ def trace_request(plan: Plan) -> dict[str, Any]:
 
 def _is_read(name: str) -> bool:
     """Whether a trace reads this setting: its record holds for all plans that have these alike."""
-    return name.startswith(_READ) and name not in _NAMES
+    return name.startswith(_READ) and name not in _UNREAD
 
 
 def _fragmentation(answer: Mapping[str, Any], *, expandable: bool) -> tuple[float, float] | None:

@@ -20,6 +20,7 @@ from launcher.memory.states import (
     StateWidths,
     adapter_shapes,
     base_weight_bytes,
+    largest_tensor,
     model_shapes,
     moments,
     optimizer_of,
@@ -106,6 +107,8 @@ class MemoryJob:
     """Samples of an evaluation batch on one device; 0: the job does not evaluate."""
     accumulation: int | None = None
     """Micro-batches per step; at 1 no gradient outlives a step. None: gradients are assumed to."""
+    in_backward: bool = False
+    """Each weight is updated as soon as its gradient is complete, which is freed then."""
     adapter_dropout: float = 0.0
     sequences_per_sample: int = 1
     """Sequences of `sequence_length` that one sample of a micro-batch brings: 2 for preference pairs."""
@@ -321,7 +324,7 @@ class EngineMemory:
 
     def keeps_gradients(self, job: MemoryJob) -> bool:
         """Whether the gradients' memory is taken before they exist: they wait for the next micro-batch."""
-        return job.accumulation != 1
+        return job.accumulation != 1 or job.in_backward
 
     def frees_gradients(self, job: MemoryJob) -> bool:
         """Whether gradients are gone between steps."""
@@ -381,7 +384,15 @@ class EngineMemory:
             optimizer_bytes=self.master_width(job) * job.trainable_params + moments_.device,
         )
         ranks = job.data_parallel if self.stage(job) else 1
-        return replace(states, weights=states.weights + whole, pageable=-(-moments_.pageable // ranks))
+        gradients = states.gradients
+        if job.in_backward:
+            gradients = min(gradients, int(self.widths(job).gradient) * largest_tensor(spec))
+        return replace(
+            states,
+            weights=states.weights + whole,
+            gradients=gradients,
+            pageable=-(-moments_.pageable // ranks),
+        )
 
     def frozen_bytes(self, spec: ModelSpec, job: MemoryJob) -> tuple[int, int]:
         """Bytes of frozen weights before sharding, and of those that every device holds completely."""
@@ -469,7 +480,7 @@ class EngineMemory:
 
     def updated_at_once(self, spec: ModelSpec, job: MemoryJob, updated: int) -> int:
         """Of `updated` values of a rank, those that a call of the optimizer updates."""
-        return updated
+        return min(updated, largest_tensor(spec)) if job.in_backward else updated
 
     def frees_at_step(self, job: MemoryJob) -> bool:
         """Whether the gradients of the backward passes are gone when the optimizer is called."""

@@ -27,7 +27,8 @@ PER_NODE = (2, 4, 8)
 NODES = (2, 4, 8, 16, 32)
 _RUN_SHARED = ("sp_size", "tp_size")
 """Context parallelism was planned from its source alone."""
-_COSTS = {KBIT_NORMS: "slightly less exact norms"}
+_IN_BACKWARD = "sharding.optim_in_backward"
+_COSTS = {KBIT_NORMS: "slightly less exact norms", _IN_BACKWARD: "gradients are not clipped"}
 """What a change costs besides time, by its key."""
 LENGTH_STEP = 64
 """Tokens: data.max_length is tried at its multiples."""
@@ -216,6 +217,8 @@ def _changes(recipe: Recipe, hardware: Hardware) -> list[dict[str, object]]:
     everything: dict[str, object] = {}
     for change in changes:
         everything |= change
+    if not recipe.adapter and hardware.num_devices == 1 and not recipe.sharding.optim_in_backward:
+        changes.append({_IN_BACKWARD: True, "trainer.max_grad_norm": 0})
     return [*changes, everything]
 
 

@@ -205,13 +205,38 @@ def _decide_allocator(draft: Draft, env: Mapping[str, str], facts: Facts, *, off
         raise draft.refuse("vllm-sleep-mode", "trainer.vllm_enable_sleep_mode", message, hint)
 
 
-def check_layerwise(draft: Draft, processes: int) -> None:
-    """RecipeError for an optimizer that several processes would train apart."""
+def check_in_backward(draft: Draft, processes: int) -> None:
+    """RecipeError where weights cannot be updated in the backward pass."""
+    for conflict in _in_backward_conflicts(draft, processes) if draft.sharding.optim_in_backward else ():
+        raise draft.refuse("optim-in-backward", *conflict)
     optim = draft.trainer.optim
     if needs_of(optim).layerwise and processes > 1:
         message = f"{optim} updates each layer within the backward pass, so {processes} processes diverge"
         hint = f"use {optim.removesuffix('_layerwise')} with sharding.engine: ddp, or one device"
         raise draft.refuse("optimizer-conflict", "trainer.optim", message, hint)
+
+
+def _in_backward_conflicts(draft: Draft, processes: int) -> Iterator[tuple[str, str, str]]:
+    """(key, message, hint) of each thing that needs the gradients of several weights at once."""
+    key, trainer = "sharding.optim_in_backward", draft.trainer
+    without = "or drop sharding.optim_in_backward"
+    if processes > 1 or draft.sharding.engine != "ddp":
+        message = "several processes reduce their gradients before they update weights, so all have to wait"
+        yield key, message, f"use one device with engine: ddp, or offload_param: cpu, {without}"
+    if draft.adapter.type is not None:
+        yield key, "the gradients of an adapter are small: this saves nothing", "drop it"
+    if trainer.max_grad_norm != 0:
+        message = f"clipping to {trainer.max_grad_norm} needs the norm of all gradients at once"
+        yield "trainer.max_grad_norm", message, f"set trainer.max_grad_norm: 0, {without}"
+    if draft.precision == "fp16":
+        message = "the loss scale of fp16 is known when all gradients are there"
+        yield "precision", message, f"use bf16, bf16-true or fp32, {without}"
+    needs = needs_of(trainer.optim)
+    if needs.whole or needs.layerwise:
+        message = f"{trainer.optim} does not update each weight by itself"
+        yield "trainer.optim", message, f"use an AdamW such as paged_adamw_8bit, {without}"
+    if draft.task.mini_batch(draft) is not None:
+        yield key, "a cached loss runs several backward passes a step", "use a loss that is not cached"
 
 
 def check_accelerator_config(draft: Draft, recipe: Recipe, processes: int) -> None:

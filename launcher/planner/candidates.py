@@ -364,18 +364,22 @@ def _large_enough(draft: Draft, batches: Sequence[Batch], least: int, why: str) 
 
 
 def _one_micro_batch(draft: Draft, batches: Sequence[Batch]) -> list[Batch]:
-    """The batches that the optimizer takes: a layerwise one keeps no gradients for the next micro-batch.
+    """The batches that the optimizer takes: one that updates in the backward pass keeps no gradients for the
+    next micro-batch.
 
     RecipeError where all of them accumulate.
     """
-    optim = draft.trainer.optim
-    if not needs_of(optim).layerwise:
+    optim, in_backward = draft.trainer.optim, draft.sharding.optim_in_backward
+    if not (needs_of(optim).layerwise or in_backward):
         return list(batches)
     single = [batch for batch in batches if batch.accumulation == 1]
     if not single:
-        message = f"{optim} updates after each micro-batch, but a step has {batches[0].accumulation} of them"
-        hint = f"use {optim.removesuffix('_layerwise')}, or a micro-batch as large as the global batch"
-        raise draft.refuse("optimizer-conflict", "trainer.optim", message, hint)
+        code, path, way = "optimizer-conflict", "trainer.optim", f"use {optim.removesuffix('_layerwise')}"
+        if in_backward:
+            code, path, way = "optim-in-backward", "sharding.optim_in_backward", "drop it"
+        count = batches[0].accumulation
+        message = f"weights are updated after each micro-batch, but a step has {count} of them"
+        raise draft.refuse(code, path, message, f"{way}, or a micro-batch as large as the global batch")
     return single
 
 

@@ -19,7 +19,7 @@ from launcher.plan.plan import AppliedFix
 from launcher.planner import decide
 from launcher.planner.arguments import (
     check_accelerator_config,
-    check_layerwise,
+    check_in_backward,
     decide_runtime,
     decide_trainer,
 )
@@ -173,7 +173,7 @@ def make_draft(loaded: LoadedRecipe, facts: Facts, variant: Variant) -> tuple[Dr
     decide_trainer(draft, recipe, facts.hardware)
     decide_runtime(draft, recipe, facts)
     processes = decide.processes_of(recipe, facts.hardware)
-    check_layerwise(draft, processes)
+    check_in_backward(draft, processes)
     engine_of(draft).decide(draft, recipe, facts, processes)
     check_accelerator_config(draft, recipe, processes)
     decide_parallel(draft, recipe, facts.model, facts.hardware)

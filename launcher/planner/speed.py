@@ -204,7 +204,9 @@ def step_work(spec: ModelSpec, job: MemoryJob, kept: int) -> Work:
     forwards = micro_steps * job.forwards
     passes = FORWARD_PASSES * (1 + recomputed) + BACKWARD_PASSES
     samples = job.micro_batch * micro_steps
-    whole = replace(job, data_parallel=1, zero_stage=0, offload_optimizer="none", offload_param="none")
+    whole = replace(
+        job, data_parallel=1, zero_stage=0, offload_optimizer="none", offload_param="none", in_backward=False
+    )
     states = job.engine.states(spec, whole)
     reduced = states.gradients * job.engine.reduced_width(job) // int(job.engine.widths(job).gradient)
     update = UPDATE_PASSES * (states.gradients + states.optimizer)

@@ -49,6 +49,7 @@ from launcher.train.memory_meter import (
 from launcher.train.metrics import asked_metrics, make_scores
 from launcher.train.model.loss import chunk_loss
 from launcher.train.model.models import compile_blocks
+from launcher.train.optim_in_backward import StepInBackward
 from launcher.train.tasks import train_task
 from launcher.train.tasks.task import Evaluated
 from launcher.train.upstream.model_seams import documents_known
@@ -200,6 +201,8 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     trainable, total = _count_parameters(model)
     gradients = GradientBytes(steps_in_backward=train_engine(job).steps_in_backward)
     trainer.add_callback(gradients)
+    if job.sharding.optim_in_backward:
+        trainer.add_callback(StepInBackward(trainer.accelerator, gradients.found))
     trainer.add_callback(MeteredSteps(meter))
     context = FirstContext(meter, (job.plan.get("memory") or {}).get("components", {}))
     trainer.add_callback(context)

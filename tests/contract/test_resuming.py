@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from launcher.train.checkpoint.resuming import ready_checkpoint  # noqa: E402
-from launcher.train.engines.deepspeed import innermost, restore_groups, universal_folder  # noqa: E402
+from launcher.train.engines.deepspeed import restore_groups, universal_folder  # noqa: E402
+from launcher.train.engines.engine import innermost  # noqa: E402
 from launcher.train.job import Job  # noqa: E402
 
 

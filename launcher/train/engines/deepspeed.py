@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from launcher.files.safe_files import read_json
 from launcher.recipe.env import has_reference
-from launcher.train.engines.engine import TrainEngine, stand_in_for_launcher
+from launcher.train.engines.engine import TrainEngine, innermost, stand_in_for_launcher
 from launcher.train.engines.universal import MODEL_FILES, STAGES, STATES, universal_folder
 from launcher.train.job import Job, copies, resolve_references
 
@@ -111,13 +111,6 @@ def copied_trained(model: Any) -> dict[str, Any]:
         name: value if name in frozen or not torch.is_tensor(value) else value.to("cpu", copy=True)
         for name, value in model.state_dict().items()
     }
-
-
-def innermost(optimizer: Any) -> Any:
-    """torch's optimizer within accelerate's and ZeRO's."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
 
 
 def restore_groups(optimizer: Any, groups: list[dict[str, Any]]) -> None:

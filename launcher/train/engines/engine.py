@@ -67,3 +67,10 @@ def stand_in_for_launcher() -> None:
     one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     for name, value in {**one, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         os.environ.setdefault(name, value)
+
+
+def innermost(optimizer: Any) -> Any:
+    """torch's optimizer within accelerate's and ZeRO's."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer

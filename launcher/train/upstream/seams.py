@@ -107,6 +107,11 @@ SEAMS = (
         "reports the count only where include_num_input_tokens_seen is set, so it cannot be turned off.",
         ("self.state.num_input_tokens_seen += self.accelerator.gather(input_tokens).sum().item()",),
     ),
+    Seam(
+        _TRAINER, "Trainer._get_grad_norm", ("5.23.0", 2781), "optim_in_backward.py", "context",
+        "Asks accelerate for the norm of gradients that sharding.optim_in_backward has used and freed.",
+        ('grad_norm = self.accelerator.clip_grad_norm_(model.parameters(), float("inf"))',),
+    ),
     # --- transformers.Trainer: called -------------------------------------------------------------
     Seam(
         _TRAINER, "Trainer._evaluate", ("5.23.0", 3294), _SEAM_TRAINER, "call",
