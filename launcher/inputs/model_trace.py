@@ -34,7 +34,7 @@ _NAMES = tuple(
     for name in ("cache_dir", "chat_template", "config", "gguf_file", "name_or_path", "revision", "tokenizer")
 )
 _UNREAD = frozenset({*_NAMES, "sharding.optim_in_backward"})
-"""What of these a trace does not read: all gradients are in it, and memory/ takes out those that are freed."""
+"""What of these a trace does not read: it has all gradients, and memory/ takes out those that are freed."""
 
 
 def with_trace(loaded: LoadedRecipe, facts: Facts) -> Facts:
