@@ -19,6 +19,7 @@ BUCKET_MB = 25
 
 class Ddp(Engine):
     name = "ddp"
+    updates_in_backward = True
     lacks = {
         "tp_size": (
             "engine ddp has no tensor parallelism: transformers can shard a model while loading it, but "

@@ -62,6 +62,9 @@ class Engine(EngineMemory):
     )
     """(why it cannot offload everything that a recipe may name, what to do instead)."""
 
+    updates_in_backward: ClassVar[bool] = False
+    """Whether one process may update weights in the backward pass (`sharding.optim_in_backward`)."""
+
     # --- workers --------------------------------------------------------------------------------
     packages: ClassVar[tuple[str, ...]] = ()
     """Modules that the workers import besides those of every run."""

@@ -220,7 +220,7 @@ def _in_backward_conflicts(draft: Draft, processes: int) -> Iterator[tuple[str, 
     """(key, message, hint) of each thing that needs the gradients of several weights at once."""
     key, trainer = "sharding.optim_in_backward", draft.trainer
     without = "or drop sharding.optim_in_backward"
-    if processes > 1 or draft.sharding.engine != "ddp":
+    if processes > 1 or not engine_of(draft).updates_in_backward:
         message = "several processes reduce their gradients before they update weights, so all have to wait"
         yield key, message, f"use one device with engine: ddp, or offload_param: cpu, {without}"
     if draft.adapter.type is not None:
