@@ -1,9 +1,10 @@
 """An API server for the objects of `submit --to kubernetes`, and what a cluster would do with them.
 
-No cluster can be had here. Paths, kinds and bodies are checked: TrainJob, TrainingRuntime and JobSet with the
-models of Kubeflow Trainer, the others with the schemas of Kubernetes. The containers of a created job run as
+No cluster can be had here. Paths, kinds and bodies are checked: TrainJob and TrainingRuntime with the models
+of Kubeflow Trainer, the others with the schemas of Kubernetes. The containers of a created job run as
 processes of this machine, with the variables that the controllers set, in the order of `dependsOn`; pod
-failure policies and failure policies are applied to their exit codes as the controllers document it.
+failure policies, backoff limits and failure policies are applied to their exit codes as the controllers
+document it.
 """
 
 from __future__ import annotations
@@ -39,20 +40,8 @@ KINDS = {
 MODELS = {
     "TrainJob": models.TrainerV1alpha1TrainJob,
     "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime,
-    "JobSet": models.JobsetV1alpha2JobSet,
 }
 PATH = re.compile(r"/(?:api|apis/([^/]+))/([^/]+)/namespaces/([^/]+)/([a-z]+)(?:/([^/]+))?(?:/(log))?")
-
-
-def job_sets(body: dict) -> list[dict]:
-    """The JobSet specs in an object."""
-    match body["kind"]:
-        case "JobSet":
-            return [body["spec"]]
-        case "TrainingRuntime":
-            return [body["spec"]["template"]["spec"]]
-        case _:
-            return []
 
 
 def schema_error(body: dict) -> str:
@@ -69,11 +58,11 @@ def schema_error(body: dict) -> str:
         return str(error)
     if known != body:  # the models drop unknown fields
         return f"unknown fields: {json.dumps(body)} is read as {json.dumps(known)}"
-    for spec in job_sets(body):
-        for job in spec["replicatedJobs"]:
-            whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **job["template"]}
-            if why := schema_error({**whole, "metadata": {"name": "x", **whole["metadata"]}}):
-                return why
+    runtime = body["kind"] == "TrainingRuntime"
+    for job in body["spec"]["template"]["spec"]["replicatedJobs"] if runtime else ():
+        whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **job["template"]}
+        if why := schema_error({**whole, "metadata": {"name": "x", **whole["metadata"]}}):
+            return why
     return ""
 
 
@@ -248,7 +237,7 @@ class Cluster:
                                "created before the TrainJob is created")  # fmt: skip
         if not is_trial:
             self.objects[namespace, kind, name] = body
-            if kind in ("Job", "JobSet", "TrainJob") and self.runs_pods:
+            if kind in ("Job", "TrainJob") and self.runs_pods:
                 threading.Thread(target=self._control, args=(namespace, kind, name), daemon=True).start()
         return 201, body
 
@@ -283,7 +272,6 @@ class Cluster:
 
     def _control(self, namespace: str, kind: str, name: str) -> None:
         body = self.objects[namespace, kind, name]
-        source = self.objects[namespace, "TrainingRuntime", name] if kind == "TrainJob" else body
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in self.objects[namespace, "ConfigMap", name]["data"].items():
@@ -291,12 +279,10 @@ class Cluster:
         if kind == "Job":
             outcome = self._job(namespace, name, "node", body["spec"])
         else:
-            (spec,) = job_sets(source)
-            outcome = self._job_set(namespace, name, spec)
-        done = "Completed" if kind == "JobSet" else "Complete"
-        condition = (
-            {"type": "Failed", "reason": "PodFailurePolicy"} if outcome else {"type": done, "reason": "Done"}
-        )
+            runtime = self.objects[namespace, "TrainingRuntime", name]
+            outcome = self._job_set(namespace, name, runtime["spec"]["template"]["spec"])
+        failed = {"type": "Failed", "reason": "PodFailurePolicy"}
+        condition = failed if outcome else {"type": "Complete", "reason": "Done"}
         body.setdefault("status", {})["conditions"] = [{**condition, "status": "True", "message": outcome}]
 
     def _job_set(self, namespace: str, name: str, spec: dict) -> str:
@@ -321,6 +307,8 @@ class Cluster:
             self.restarts[name] = count + 1
 
     def _job(self, namespace: str, name: str, role: str, spec: dict) -> str:
+        """Its failure; empty where it is done. Failed pods are replaced up to `backoffLimit`, and those that
+        a rule ignores without end."""
         pods = []
         for index in range(spec["completions"]):
             of_set = f"{name}-{role}-0-{index}"
@@ -334,12 +322,25 @@ class Cluster:
             thread.start()
         for thread in threads:
             thread.join()
+        failures = 0
         for pod in pods:
-            for index, rule in enumerate(spec["podFailurePolicy"]["rules"]):
-                if pod.code and pod.code in rule.get("onExitCodes", {}).get("values", ()):
+            while pod.code:
+                rules = enumerate(spec["podFailurePolicy"]["rules"])
+                index, action = next(
+                    ((index, rule["action"]) for index, rule in rules
+                     if pod.code in rule.get("onExitCodes", {}).get("values", ())), (0, "Count")
+                )  # fmt: skip
+                if action == "FailJob":
                     return (f"Container {role} for pod {namespace}/{pod.name} failed with exit code "
-                            f"{pod.code} matching {rule['action']} rule at index {index}")  # fmt: skip
-        return "Job has reached the specified backoff limit" if any(pod.code for pod in pods) else ""
+                            f"{pod.code} matching {action} rule at index {index}")  # fmt: skip
+                failures += action == "Count"
+                if failures > spec["backoffLimit"] or name not in self.pods:
+                    return "Job has reached the specified backoff limit"
+                self.restarts[name] = self.restarts.get(name, 0) + 1
+                pod = Pod(f"{pod.name}-again", spec["template"], role, self.folder / name, pod.environ)
+                self.pods.setdefault(name, []).append(pod)
+                pod.run()
+        return ""
 
 
 def status(code: int, message: str) -> tuple[int, dict]:

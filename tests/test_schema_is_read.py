@@ -61,7 +61,7 @@ SLURM = {
 KUBERNETES = {
     f"launch.kubernetes.{key}": value
     for key, value in {
-        "kind": "jobset",
+        "kind": "job",
         "image": "other",
         "runs": "/data/others",
         "volumes": "[{claim: other, path: /data}]",

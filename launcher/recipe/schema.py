@@ -416,8 +416,8 @@ class RemoteVolume(Section):
 class KubernetesSection(Section):
     """The objects that `effilaunch submit --to kubernetes` creates. `hardware` sets nodes and devices."""
 
-    kind: Literal["trainjob", "jobset", "job"] = "trainjob"
-    """TrainJob of Kubeflow Trainer v2, JobSet, or an Indexed Job, for clusters with neither."""
+    kind: Literal["trainjob", "job"] = "trainjob"
+    """TrainJob of Kubeflow Trainer v2, or an Indexed Job, for clusters without Kubeflow."""
     image: str | None = None
     """Image of the containers; it contains effilaunch. Required."""
     runs: Annotated[str, Field(pattern="^/")] | None = None

@@ -113,6 +113,10 @@ _CHOICE_ALIASES = {
     **dict.fromkeys(("flash", "flash-attention", "flash-attention-2"), ("flash_attention_2",)),
     "flex": ("flex_attention",),
 }  # fmt: skip
+# Removed choices -> one that replaces it, and what to write.
+_CHOICES_REMOVED = {
+    "jobset": ("job", "write `kind: job`: an Indexed Job, which clusters without Kubeflow run as well"),
+}
 # Removed TrainingArguments fields -> what to do instead.
 TRAINER_REMOVED = {
     "evaluation_strategy": "write `eval_strategy`",
@@ -194,6 +198,8 @@ def choice_hint(value: str, choices: Iterable[str]) -> str | None:
     plain = value.lower().replace("_", "-").replace(" ", "-")
     if plain in INSTEAD and DEFAULT_TASK in choices:
         return INSTEAD[plain]
+    if plain in _CHOICES_REMOVED and _CHOICES_REMOVED[plain][0] in choices:
+        return _CHOICES_REMOVED[plain][1]
     near = next((word for word in _CHOICE_ALIASES.get(plain, ()) if word in choices), None)
     near = near or close_key(value, choices)
     return f"did you mean {near}?" if near else None

@@ -1,4 +1,4 @@
-"""Kubernetes: the jobs of `submit` as TrainJobs, JobSets or Indexed Jobs, through the official client."""
+"""Kubernetes: the jobs of `submit` as TrainJobs or Indexed Jobs, through the official client."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ _PLURALS = {
     "ConfigMap": "configmaps", "Service": "services", "Job": "jobs", "JobSet": "jobsets",
     "TrainingRuntime": "trainingruntimes", "TrainJob": "trainjobs",
 }  # fmt: skip
+"""Jobs that 0.2.0 submitted as JobSets are still followed, cancelled and started again."""
 _ENDED: Mapping[str, Phase] = {"Complete": "done", "Completed": "done", "Failed": "failed"}
-"""Type of a job's condition -> what it means; the last one for JobSets is `Completed`."""
+"""Type of a job's condition -> what it means; `Completed` is a JobSet's."""
 _NEVER = ("InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff", "CreateContainerConfigError")
 """Reasons why a container waits that end only if the image, a Secret or a ConfigMap is changed."""
 _EXIT_CODE = re.compile(r"exit code (\d+)")
@@ -230,7 +231,8 @@ def _state(number: str, there: Object, pods: Sequence[Any]) -> QueuedJob:
     if ended is not None:
         message = f"{ended.get('reason', '')}: {ended.get('message', '')}"
         said = _EXIT_CODE.search(message)
-        code = next((code for code in codes if code), int(said[1]) if said else None)
+        # Of an Indexed Job the pods that were replaced are still there.
+        code = int(said[1]) if said else next((code for code in reversed(codes) if code), None)
         phase = _ENDED[ended["type"]]
         if phase == "done":
             return QueuedJob(number, phase, ended["type"], "is done", 0)
@@ -422,7 +424,7 @@ def _rejected(error: Any, kind: str, namespace: str) -> Problem:
         return Problem("kubernetes-namespace", message, path=f"{_SECTION}.namespace", hint=hint)
     if error.status == 404:
         message = f"this cluster does not know {kind}"
-        hint = "install Kubeflow Trainer or JobSet, or set the kind to job"
+        hint = "install Kubeflow Trainer v2, or write `kind: job`"
         return Problem("kubernetes-kind", message, path=f"{_SECTION}.kind", hint=hint)
     if error.status == 409:
         hint = "`submit RUN_DIR --requeue` starts it again; another --output-dir is another job"

@@ -1,8 +1,8 @@
-"""The Kubernetes objects of a run: TrainJob, JobSet or Indexed Job, as nested values. Pure.
+"""The Kubernetes objects of a run: TrainJob or Indexed Job, as nested values. Pure.
 
 Checked with the models of `kubeflow-trainer-api` 2.3 (Kubeflow Trainer v2, JobSet v1alpha2) and with
 `kubernetes-validate`. Kubeflow Trainer takes the pods from a TrainingRuntime, which is written for each run;
-the same JobSet is in it that kind `jobset` submits.
+in it is the specification of the JobSet that it creates.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LABEL = "effilaunch.dev/job"
 FOLDER = "/etc/effilaunch"
 """Where the pods see the recipe."""
 NODE, PREPARE = "node", "prepare"
-"""Names of the containers, and of the jobs in a JobSet. Kubeflow Trainer knows the first as the trainer."""
+"""Names of the containers, and of the jobs in a TrainJob. Kubeflow Trainer knows the first as the trainer."""
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
 FINAL = (2, 3, 4)
 """Exit statuses that would repeat: the recipe, no plan that fits, the machine."""
 _LEAVE_S = 60
 """Between the checkpoint of a stopped run and the end of its pod."""
 _LONGEST = 40
-"""Of a job's name: the pods of a JobSet have it with 21 characters more, and 63 are allowed."""
+"""Of a job's name: the pods of a TrainJob have it with 21 characters more, and 63 are allowed."""
 
 
 def job_name(job: Submission, run: PlannedRun) -> str:
@@ -52,9 +52,6 @@ def manifests(job: Submission, run: PlannedRun) -> list[Object]:
     recipe = _object("v1", "ConfigMap", name, asked) | {"data": {SUBMITTED: run.snapshot}}
     if asked.kind == "job":
         return [recipe, *_indexed_job(job, name)]
-    spec = _job_set_spec(job, name)
-    if asked.kind == "jobset":
-        return [recipe, _object("jobset.x-k8s.io/v1alpha2", "JobSet", name, asked) | {"spec": spec}]
     policy = {"numNodes": job.hardware.num_nodes, "torch": {}}
     trainer = "trainer.kubeflow.org/v1alpha1"
     runtime = _object(trainer, "TrainingRuntime", name, asked)
@@ -62,7 +59,7 @@ def manifests(job: Submission, run: PlannedRun) -> list[Object]:
     sizes = {"numNodes": job.hardware.num_nodes}
     return [
         recipe,
-        runtime | {"spec": {"mlPolicy": policy, "template": {"spec": spec}}},
+        runtime | {"spec": {"mlPolicy": policy, "template": {"spec": _job_set_spec(job, name)}}},
         _object(trainer, "TrainJob", name, asked) | {"spec": {"runtimeRef": reference, "trainer": sizes}},
     ]
 
@@ -76,12 +73,11 @@ def _object(version: str, kind: str, name: str, asked: KubernetesSection) -> Obj
 
 def _job_set_spec(job: Submission, name: str) -> Object:
     asked = job.launch.kubernetes
-    trains = asked.kind == "trainjob"
     nodes = {
         "name": NODE,
         "replicas": 1,
         "template": {
-            "metadata": {"labels": {ANCESTOR: "trainer"}} if trains else {},
+            "metadata": {"labels": {ANCESTOR: "trainer"}},
             "spec": _job_spec(_pod(job, name, NODE), job.hardware.num_nodes),
         },
     }
@@ -154,17 +150,14 @@ def _script(job: Submission, name: str, role: str) -> str:
     asked, recipe = job.launch.kubernetes, f"{FOLDER}/{SUBMITTED}"
     if role == PREPARE:
         return prepare_script(recipe, tiny=job.tiny, setup=asked.setup)
-    setup = asked.setup
-    match asked.kind:
-        case "trainjob":
-            rank, head = '"$node_rank"', f'"$head:{RENDEZVOUS_PORT}"'
-            # torchrun, which the run starts, would take Kubeflow's variables for its own options.
-            ours = "node_rank=${PET_NODE_RANK:-0} head=${PET_MASTER_ADDR:-localhost}"
-            setup = [ours, "unset ${!PET_@}", *setup]
-        case "jobset":
-            rank, head = '"${JOB_COMPLETION_INDEX:-0}"', f"{name}-{NODE}-0-0.{name}:{RENDEZVOUS_PORT}"
-        case _:
-            rank, head = '"${JOB_COMPLETION_INDEX:-0}"', f"{name}-0.{name}:{RENDEZVOUS_PORT}"
+    if asked.kind == "trainjob":
+        rank, head = '"$node_rank"', f'"$head:{RENDEZVOUS_PORT}"'
+        # torchrun, which the run starts, would take Kubeflow's variables for its own options.
+        ours = "node_rank=${PET_NODE_RANK:-0} head=${PET_MASTER_ADDR:-localhost}"
+        setup = [ours, "unset ${!PET_@}", *asked.setup]
+    else:
+        rank, head = '"${JOB_COMPLETION_INDEX:-0}"', f"{name}-0.{name}:{RENDEZVOUS_PORT}"
+        setup = asked.setup
     return run_script(
         recipe, remote_run_dir(job, name), rank=rank, head=head, nodes=job.hardware.num_nodes, tiny=job.tiny,
         setup=setup,

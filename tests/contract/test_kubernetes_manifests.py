@@ -52,7 +52,7 @@ def submission(folder: Path, kind: str, on: str, text: str = RECIPE) -> Submissi
 
 
 @pytest.mark.parametrize("on", ["2x8xA100-80GB", "1xcpu"])
-@pytest.mark.parametrize("kind", ["trainjob", "jobset", "job"])
+@pytest.mark.parametrize("kind", ["trainjob", "job"])
 def test_the_manifests_are_golden_and_accepted(kind, on, tmp_path):
     text = QUEUE.render(submission(tmp_path, kind, on))["job.yaml"]
     for body in yaml.safe_load_all(text):
@@ -64,7 +64,7 @@ def test_the_manifests_are_golden_and_accepted(kind, on, tmp_path):
     assert text == golden.read_text()
 
 
-@pytest.mark.parametrize("kind", ["trainjob", "jobset", "job"])
+@pytest.mark.parametrize("kind", ["trainjob", "job"])
 def test_a_misspelt_or_mistyped_field_is_noticed(kind, tmp_path):
     bodies = list(yaml.safe_load_all(QUEUE.render(submission(tmp_path, kind, "2x8xA100-80GB"))["job.yaml"]))
     for body in bodies:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import socket
 
 import pytest
@@ -13,6 +14,7 @@ from kubernetes_stub import Cluster
 from patience import wait_until
 
 from launcher.cli import main
+from launcher.schedulers.kubernetes import QUEUE
 
 RECIPE = """\
 model: {{name_or_path: {folder}/model}}
@@ -91,7 +93,7 @@ def test_cancel_saves_and_requeue_resumes(cluster, recipe, data, tmp_path, monke
     run_dir = tmp_path / "run"
     monkeypatch.setenv("STEP_S", "0.5")
     more = ", prepare: false"
-    assert submit(recipe("jobset", nodes=2, steps=8, more=more), *TO, run_dir, "--detach") == 0
+    assert submit(recipe(nodes=2, steps=8, more=more), *TO, run_dir, "--detach") == 0
     (name,) = {key[2] for key in cluster.objects}
     remote = data / "runs" / name
     metrics = remote / "metrics.jsonl"
@@ -111,7 +113,7 @@ def test_cancel_saves_and_requeue_resumes(cluster, recipe, data, tmp_path, monke
     assert json.loads((remote / "result.json").read_text())["steps"] == 8
 
 
-@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+@pytest.mark.parametrize("kind", ["job", "trainjob"])
 @pytest.mark.parametrize(
     ("exits", "code", "restarts"),
     [("2", 2, 0), ("4", 4, 0), ("5", 5, 1), ("130 130 130 2", 2, 3), ("5 130 5", 5, 2)],
@@ -216,6 +218,37 @@ def test_a_claim_and_a_kind_that_the_cluster_lacks(cluster, recipe, tmp_path, ca
     errors = {error["code"]: error["path"] for error in json.loads(capsys.readouterr().out)["errors"]}
     assert errors == {"kubernetes-claim": "launch.kubernetes.volumes[0].claim",
                       "kubernetes-kind": "launch.kubernetes.kind"}  # fmt: skip
+
+
+@pytest.mark.parametrize("by_override", [True, False])
+def test_a_job_set_is_refused_and_the_kind_of_the_hint_is_accepted(
+    by_override, cluster, recipe, tmp_path, capsys
+):
+    path = recipe("job" if by_override else "jobset")
+    changed = ["--set", "launch.kubernetes.kind=jobset"] if by_override else []
+    assert submit(path, *TO, tmp_path / "run", *changed, "--json") == 2
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+    assert (error["code"], error["path"]) == ("wrong-choice", "launch.kubernetes.kind")
+    assert (error["file"], error["line"]) == (("--set", None) if by_override else (str(path), 10))
+    assert "trainjob, job" in error["message"]
+    assert main(["validate", str(path), *changed]) == 2
+    assert cluster.objects == {}
+    key, value = re.search(r"`(\w+): (\w+)`", error["hint"]).groups()
+    assert main(["validate", str(path), "--set", f"launch.kubernetes.{key}={value}"]) == 0
+    cluster.runs_pods = False
+    path = recipe(value)
+    assert submit(path, *TO, tmp_path / "run", "--detach") == 0
+    assert [kind for _, kind, _ in cluster.objects] == ["ConfigMap", "Job"]
+
+
+def test_a_job_set_of_an_older_version_is_followed_and_cancelled(cluster):
+    ended = {"conditions": [{"type": "Completed", "status": "True", "reason": "AllJobsCompleted"}]}
+    cluster.objects["default", "JobSet", "tune"] = {"kind": "JobSet", "metadata": {}, "status": ended}
+    cluster.objects["default", "ConfigMap", "tune"] = {"kind": "ConfigMap", "metadata": {}}
+    (job,) = QUEUE.jobs(["default/JobSet/tune"]).values()
+    assert (job.phase, job.code) == ("done", 0)
+    QUEUE.cancel(["default/JobSet/tune"])
+    wait_until(lambda: ("default", "JobSet", "tune") not in cluster.objects, 20, "the JobSet is deleted")
 
 
 def test_a_silent_cluster_and_a_missing_package(cluster, recipe, tmp_path, capsys, monkeypatch):
