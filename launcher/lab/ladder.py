@@ -1,28 +1,21 @@
-"""The memory ladder: run a recipe with one memory saving after the other, predicted beside measured.
+"""The memory ladder: rows of the search that are trained, one memory saving after the other.
 
-A rung is data: what it changes in the recipe, and the rungs whose changes it keeps. Every rung is planned by
-the ordinary planner. A rung that is refused is shown with the reason, and those above do without its changes.
+A rung names what it changes in the recipe, and the rungs whose changes it keeps. Its row is the first that
+the search finds for the recipe with these changes. A rung that is refused is shown with the reason, and those
+above do without its changes.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.engines.deepspeed import DEEPSPEED
-from launcher.errors import (
-    DoesNotFit,
-    EffilaunchError,
-    Interrupted,
-    MachineError,
-    Problem,
-    RecipeError,
-    RunFailed,
-)
+from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.remember import remember_run
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import execute, prepare_data
@@ -40,7 +33,9 @@ from launcher.memory.tensor_parallel import divisors
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.planner.candidates import UPSTREAM_MICRO_BATCH
-from launcher.planner.planner import make_plan, predict_as_run
+from launcher.planner.planner import miss, plan_first, predict_as_run
+from launcher.planner.search import MICRO, Search, search
+from launcher.planner.strategies import Changes
 from launcher.recipe.loading import LoadedRecipe, load_recipe, with_changes
 from launcher.recipe.schema import Recipe
 from launcher.render.bundle import dump_json, render
@@ -60,8 +55,39 @@ SGD_LEARNING_RATE = 1e-2
 """SGD multiplies the rate by the gradient, without Adam's normalisation."""
 DATA = "data.json"
 
-Changes = Mapping[str, Any]
-"""Dotted recipe key -> value; None removes the key."""
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One step of the ladder."""
+
+    id: str
+    title: str
+    keeps: tuple[str, ...] = ()
+    """Rungs whose changes it keeps."""
+    spread: bool = False
+    """Uses all devices (on a CPU: two processes); the others use one."""
+
+
+_PURE = ("pure-16bit", "accumulation")
+_ADAPTER = ("mixed", "accumulation", "on-device", "checkpointing")
+_SHARDED = ("mixed", "accumulation", "checkpointing")
+RUNGS: tuple[Rung, ...] = (
+    Rung("fp32", "everything in 32 bits"),
+    Rung("mixed", "16-bit arithmetic, 32-bit weights"),
+    Rung("pure-16bit", "16-bit weights and optimizer states"),
+    Rung("small-batch", "a quarter of the batch", ("pure-16bit",)),
+    Rung("accumulation", "the full batch in micro-batches", ("pure-16bit",)),
+    Rung("sgd", "SGD with cosine schedule: no optimizer states", _PURE),
+    Rung("adamw-8bit", "AdamW with 8-bit states", _PURE),
+    Rung("on-device", "the model is built on the device", (*_PURE, "sgd")),
+    Rung("checkpointing", "activations are recomputed", (*_PURE, "sgd", "on-device")),
+    Rung("lora", "an adapter is trained, the rest is frozen", _ADAPTER),
+    Rung("int8", "8-bit frozen weights", (*_ADAPTER, "lora")),
+    Rung("nf4", "4-bit frozen weights", (*_ADAPTER, "lora")),
+    Rung("sharding", "ZeRO-3: all weights trained, sharded", _SHARDED, spread=True),
+    Rung("cpu-offload", "ZeRO-3 with weights and states in host memory", _SHARDED, spread=True),
+)
+"""From the bottom up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,38 +102,72 @@ class LadderStart:
     steps: int
     """Steps at that batch: each rung trains on the same number of samples."""
 
-    @property
-    def precision(self) -> str:
-        """The 16-bit precision of the devices; a CPU has bf16, but no faster."""
-        capability = self.hardware.compute_capability
-        return "bf16" if self.hardware.is_cpu or (capability is not None and capability >= AMPERE) else "fp16"
+    def on(self, rung: Rung) -> Hardware:
+        """The devices of a rung: all, or one; on a CPU two processes that share its memory, or one."""
+        hardware, is_cpu = self.hardware, self.hardware.is_cpu
+        if rung.spread and not (is_cpu and hardware.num_devices == 1):
+            return hardware
+        processes = 2 if rung.spread else 1
+        memory = hardware.device_bytes
+        if is_cpu and memory is not None:
+            memory = memory * hardware.devices_per_node // processes
+        return replace(hardware, num_nodes=1, devices_per_node=processes, device_bytes=memory)
 
-    @property
-    def small_batch(self) -> int:
-        return _divisor(self.batch, 4)
+    def changes(self) -> dict[str, Changes]:
+        """Rung -> what it changes in the recipe. None removes a key."""
+        capability, adapter = self.hardware.compute_capability, self.recipe.adapter
+        # A learning rate for adapters does not suit a full fine-tune, nor the other way round.
+        rate = None if adapter is None else self.recipe.trainer.get("learning_rate")
+        # A CPU computes in bf16, but no faster.
+        has_bf16 = self.hardware.is_cpu or (capability is not None and capability >= AMPERE)
+        half = "bf16" if has_bf16 else "fp16"
+        small, micro = _divisor(self.batch, 4), _divisor(self.batch, 16)
+        of_rank = _divisor(self.batch, self.on(RUNGS[-1]).num_devices)
+        sharded = max(size for size in divisors(of_rank) if size <= micro)
+        zero3 = {"engine": DEEPSPEED.name, "zero_stage": 3}
+        return {
+            "fp32": {"precision": "fp32"},
+            "mixed": {"precision": half},
+            "pure-16bit": {"precision": f"{half}-true"},
+            "small-batch": {
+                "global_batch_size": small,
+                MICRO: small,
+                "trainer.max_steps": self.steps * (self.batch // small),
+            },
+            "accumulation": {MICRO: micro},
+            "sgd": {
+                "trainer.optim": "sgd",
+                "trainer.lr_scheduler_type": "cosine",
+                "trainer.learning_rate": SGD_LEARNING_RATE,
+            },
+            "adamw-8bit": {"trainer.optim": "adamw_bnb_8bit"},
+            "on-device": {"model.device_map": {"": 0}},
+            "checkpointing": {"trainer.activation_checkpointing": True},
+            "lora": {
+                "adapter": {"type": "lora"} if adapter is None else adapter.model_dump(exclude_unset=True),
+                "trainer.learning_rate": rate,
+            },
+            "int8": {"model.quantization": "int8"},
+            "nf4": {"model.quantization": "nf4"},
+            "sharding": {"sharding": zero3, MICRO: sharded},
+            "cpu-offload": {
+                "sharding": {**zero3, "offload_optimizer": "cpu", "offload_param": "cpu"},
+                MICRO: sharded,
+                "trainer.optim": "adamw_torch",  # DeepSpeedCPUAdam is what updates in host memory
+            },
+        }
 
-    @property
-    def micro_batch(self) -> int:
-        """Micro-batch of the rungs that accumulate."""
-        return _divisor(self.batch, 16)
-
-    @property
-    def spread(self) -> Hardware:
-        """The hardware of the rungs that shard: on a CPU two processes, which share its memory."""
-        if not self.hardware.is_cpu or self.hardware.num_devices > 1:
-            return self.hardware
-        memory = self.hardware.device_bytes
-        return replace(
-            self.hardware, devices_per_node=2, device_bytes=None if memory is None else memory // 2
-        )
-
-    @property
-    def one_device(self) -> Hardware:
-        """The hardware of the other rungs; on a CPU one process with all of its memory."""
-        memory = self.hardware.device_bytes
-        if self.hardware.is_cpu and memory is not None:
-            memory *= self.hardware.devices_per_node
-        return replace(self.hardware, num_nodes=1, devices_per_node=1, device_bytes=memory)
+    def refusals(self) -> dict[str, str]:
+        """Rung -> why it is pointless here."""
+        found: dict[str, str] = {}
+        if self.batch == 1:
+            reason = "the batch is one sample already"
+            found |= {"small-batch": reason, "accumulation": reason}
+        if self.hardware.is_cpu:
+            found["on-device"] = "a CPU has no second memory: the model is built where it stays"
+        elif self.hardware.num_devices == 1:
+            found["sharding"] = f"{self.hardware.label} is one device: nothing to shard over"
+        return found
 
 
 def _divisor(batch: int, parts: int) -> int:
@@ -116,121 +176,19 @@ def _divisor(batch: int, parts: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """One step of the ladder."""
-
-    id: str
-    title: str
-    keeps: tuple[str, ...]
-    """Rungs whose changes it keeps."""
-    changes: Callable[[LadderStart], Changes]
-    refusal: Callable[[LadderStart], str | None] = lambda start: None
-    """Why this rung is pointless here."""
-    spread: bool = False
-    """Uses all devices (on a CPU: two processes); the others use one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A rung as it will be run, or why it will not."""
+class LadderRow:
+    """A rung as the search found it, or why it will not run."""
 
     rung: Rung
     kept: tuple[str, ...]
-    """Those of `rung.keeps` that could be planned."""
+    """Those of `rung.keeps` that the search knows."""
     changed: Changes
+    hardware: Hardware
+    found: Search | None
+    """None where nothing of it can run."""
     plan: Plan | None
-    """With a refusal: the plan that does not fit, if there is one."""
+    """What is trained; None with a refusal."""
     refusal: str | None
-
-
-def _smaller_batch(start: LadderStart) -> Changes:
-    return {
-        "global_batch_size": start.small_batch,
-        "trainer.per_device_train_batch_size": start.small_batch,
-        "trainer.max_steps": start.steps * (start.batch // start.small_batch),
-    }
-
-
-def _accumulation(start: LadderStart) -> Changes:
-    return {"trainer.per_device_train_batch_size": start.micro_batch}
-
-
-def _sgd(start: LadderStart) -> Changes:
-    return {
-        "trainer.optim": "sgd",
-        "trainer.lr_scheduler_type": "cosine",
-        "trainer.learning_rate": SGD_LEARNING_RATE,
-    }
-
-
-def _lora(start: LadderStart) -> Changes:
-    given = start.recipe.adapter
-    return {
-        "adapter": {"type": "lora"} if given is None else given.model_dump(exclude_unset=True),
-        # A learning rate for adapters does not suit a full fine-tune, nor the other way round.
-        "trainer.learning_rate": None if given is None else start.recipe.trainer.get("learning_rate"),
-    }
-
-
-def _zero3(start: LadderStart, **offload: str) -> Changes:
-    per_rank = _divisor(start.batch, start.spread.num_devices)
-    return {
-        "sharding": {"engine": DEEPSPEED.name, "zero_stage": 3, **offload},
-        "trainer.per_device_train_batch_size": max(
-            size for size in divisors(per_rank) if size <= start.micro_batch
-        ),
-    }
-
-
-def _offload(start: LadderStart) -> Changes:
-    # adamw_torch: DeepSpeedCPUAdam is what updates in host memory.
-    return {**_zero3(start, offload_optimizer="cpu", offload_param="cpu"), "trainer.optim": "adamw_torch"}
-
-
-def _one_sample(start: LadderStart) -> str | None:
-    return "the batch is one sample already" if start.batch == 1 else None
-
-
-def _on_cpu(start: LadderStart) -> str | None:
-    return "a CPU has no second memory: the model is built where it stays" if start.hardware.is_cpu else None
-
-
-def _one_device(start: LadderStart) -> str | None:
-    alone = start.spread.num_devices == 1
-    return f"{start.hardware.label} is one device: nothing to shard over" if alone else None
-
-
-_PURE = ("pure-16bit", "accumulation")
-_ADAPTER = ("mixed", "accumulation", "on-device", "checkpointing")
-_SHARDED = ("mixed", "accumulation", "checkpointing")
-RUNGS: tuple[Rung, ...] = (
-    Rung("fp32", "everything in 32 bits", (), lambda start: {"precision": "fp32"}),
-    Rung("mixed", "16-bit arithmetic, 32-bit weights", (), lambda start: {"precision": start.precision}),
-    Rung(
-        "pure-16bit", "16-bit weights and optimizer states", (),
-        lambda start: {"precision": start.precision + "-true"},
-    ),
-    Rung("small-batch", "a quarter of the batch", ("pure-16bit",), _smaller_batch, _one_sample),
-    Rung("accumulation", "the full batch in micro-batches", ("pure-16bit",), _accumulation, _one_sample),
-    Rung("sgd", "SGD with cosine schedule: no optimizer states", _PURE, _sgd),
-    Rung(
-        "adamw-8bit", "AdamW with 8-bit states", _PURE, lambda start: {"trainer.optim": "adamw_bnb_8bit"}
-    ),
-    Rung(
-        "on-device", "the model is built on the device", (*_PURE, "sgd"),
-        lambda start: {"model.device_map": {"": 0}}, _on_cpu,
-    ),
-    Rung(
-        "checkpointing", "activations are recomputed", (*_PURE, "sgd", "on-device"),
-        lambda start: {"trainer.activation_checkpointing": True},
-    ),
-    Rung("lora", "an adapter is trained, the rest is frozen", _ADAPTER, _lora),
-    Rung("int8", "8-bit frozen weights", (*_ADAPTER, "lora"), lambda start: {"model.quantization": "int8"}),
-    Rung("nf4", "4-bit frozen weights", (*_ADAPTER, "lora"), lambda start: {"model.quantization": "nf4"}),
-    Rung("sharding", "ZeRO-3: all weights trained, sharded", _SHARDED, _zero3, _one_device, spread=True),
-    Rung("cpu-offload", "ZeRO-3 with weights and states in host memory", _SHARDED, _offload, spread=True),
-)  # fmt: skip
-"""From the bottom up."""
 
 
 def choose_rungs(only: str | None) -> tuple[Rung, ...]:
@@ -247,31 +205,33 @@ def start_batch(given: Recipe, *, tiny: bool) -> int:
     return min(batch, TINY_BATCH) if tiny else batch
 
 
-def plan_ladder(loaded: LoadedRecipe, facts: Facts, batch: int, steps: int) -> list[Step]:
-    """Plan every rung, from the bottom up.
+def plan_ladder(loaded: LoadedRecipe, facts: Facts, batch: int, steps: int) -> list[LadderRow]:
+    """Search for every rung, from the bottom up.
 
     loaded, facts: as `gather` returns them. batch: global batch size of the start.
     """
     start = LadderStart(loaded.recipe, facts.hardware, batch, steps)
-    found: dict[str, Step] = {}
+    changes, refusals = start.changes(), start.refusals()
+    rows: dict[str, LadderRow] = {}
     for rung in RUNGS:
-        kept = tuple(name for name in rung.keeps if found[name].plan is not None)
-        changed = dict(rung.changes(start))
-        refusal, plan = rung.refusal(start), None
+        kept = tuple(name for name in rung.keeps if rows[name].found is not None)
+        there = replace(facts, hardware=start.on(rung), profile=None)
+        found, plan, refusal = None, None, refusals.get(rung.id)
         if refusal is None:
-            changes = _without_savings(start)
-            for name in kept:
-                changes |= found[name].changed
-            asked = with_changes(loaded, {**changes, **changed}, f"ladder rung {rung.id}")
-            hardware = start.spread if rung.spread else start.one_device
+            every = _without_savings(start)
+            for name in (*kept, rung.id):
+                every |= changes[name]
             try:
-                plan = make_plan(asked, replace(facts, hardware=hardware, profile=None))
-            except DoesNotFit as error:
-                plan, refusal = error.nearest_miss, _messages(error)
+                asked = with_changes(loaded, every, f"ladder rung {rung.id}")
+                found = search(asked, there)
+                if found.first.fits:
+                    plan = plan_first(asked, there, found)
+                else:
+                    refusal = miss(found.first, there).message
             except RecipeError as error:
-                refusal = _messages(error)
-        found[rung.id] = Step(rung, kept, changed, plan, refusal)
-    return list(found.values())
+                found, refusal = None, _messages(error)
+        rows[rung.id] = LadderRow(rung, kept, changes[rung.id], there.hardware, found, plan, refusal)
+    return list(rows.values())
 
 
 def _messages(error: EffilaunchError) -> str:
@@ -359,7 +319,7 @@ def climb_ladder(
     require_modules(NEEDED)
     batch = start_batch(loaded.recipe, tiny=tiny)
     planned, facts = gather(loaded, on, tiny=tiny)
-    found = [step for step in plan_ladder(planned, facts, batch, steps) if step.rung in chosen]
+    rows = [row for row in plan_ladder(planned, facts, batch, steps) if row.rung in chosen]
     data: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "recipe": str(loaded.path),
@@ -370,31 +330,32 @@ def climb_ladder(
         "steps": steps,
         "tiny": tiny,
         "versions": dict(facts.versions),
-        "rungs": [_record(step) for step in found],
+        "rungs": [_record(row) for row in rows],
     }
     climb = Climb(make_folder(output_dir, str(loaded.path), "ladder"), data, facts, shown)
-    shown.say(f"{len(found)} rungs, {steps} steps of {batch} samples each, in {climb.folder}")
-    for number, (step, record) in enumerate(zip(found, data["rungs"], strict=True), start=1):
-        _run_rung(climb, step, record, planned.recipe.data.metrics, f"[{number}/{len(found)}]")
+    shown.say(f"{len(rows)} rungs, {steps} steps of {batch} samples each, in {climb.folder}")
+    for number, (row, record) in enumerate(zip(rows, data["rungs"], strict=True), start=1):
+        _train_row(climb, row, record, planned.recipe.data.metrics, f"[{number}/{len(rows)}]")
     if all(rung["status"] != "done" for rung in data["rungs"]):
         raise _nothing_ran(climb)
     return climb.folder, data
 
 
-def _record(step: Step) -> dict[str, Any]:
-    """The record of a rung before it is run."""
+def _record(row: LadderRow) -> dict[str, Any]:
+    """The record of a rung before it is trained."""
     unknown = ("measured", "load", "seconds", "metric", "run_dir")
+    memory = None if row.found is None else row.found.first.memory
     return {
-        "id": step.rung.id,
-        "title": step.rung.title,
-        "changed": dict(step.changed),
-        "keeps": list(step.kept),
-        "hardware": None if step.plan is None else step.plan.hardware.label,
-        "planned": None if step.plan is None else step.plan.memory.total,
-        **_predicted(None if step.plan is None else step.plan.memory),
+        "id": row.rung.id,
+        "title": row.rung.title,
+        "changed": dict(row.changed),
+        "keeps": list(row.kept),
+        "hardware": None if memory is None else row.hardware.label,
+        "planned": None if memory is None else memory.total,
+        **_predicted(memory),
         **dict.fromkeys(unknown),
-        "status": "not-run" if step.refusal is None else "refused",
-        "reason": step.refusal,
+        "status": "not-run" if row.refusal is None else "refused",
+        "reason": row.refusal,
     }
 
 
@@ -404,23 +365,25 @@ def _predicted(memory: MemoryEstimate | None) -> dict[str, Any]:
     return {key: found.get(name) for key, name in keys.items()}
 
 
-def _run_rung(climb: Climb, step: Step, record: dict[str, Any], metrics: Sequence[str], place: str) -> None:
-    """Run a rung if it can be run, and save the result. A failure is recorded, and the next rung follows."""
-    if step.plan is not None and step.refusal is None:
-        climb.shown.say(f"{place} {step.rung.id}: {step.rung.title} …")
+def _train_row(
+    climb: Climb, row: LadderRow, record: dict[str, Any], metrics: Sequence[str], place: str
+) -> None:
+    """Train a row if it can run, and save the result. A failure is recorded, and the next row follows."""
+    if row.plan is not None:
+        climb.shown.say(f"{place} {row.rung.id}: {row.rung.title} …")
         try:
-            _run(climb, step, step.plan, record, metrics)
+            _run(climb, row.rung, row.plan, record, metrics)
         except (Interrupted, KeyboardInterrupt) as stop:
             record |= {"status": "interrupted", "reason": "stopped by the user"}
             climb.save()
             hint = f"results so far are in {climb.folder}"
-            raise Interrupted(Problem("interrupted", f"stopped at rung {step.rung.id}", hint=hint)) from stop
+            raise Interrupted(Problem("interrupted", f"stopped at rung {row.rung.id}", hint=hint)) from stop
     climb.save()
     climb.shown.say(f"{place} {rung_line(record)}")
 
 
-def _run(climb: Climb, step: Step, plan: Plan, record: dict[str, Any], metrics: Sequence[str]) -> None:
-    """Run one rung and fill its record. An error of the data is raised: it would end every rung."""
+def _run(climb: Climb, rung: Rung, plan: Plan, record: dict[str, Any], metrics: Sequence[str]) -> None:
+    """Run the plan of a rung and fill its record. An error of the data is raised: it would end every rung."""
     try:
         gpus = check_machine(plan)
         check_free_memory(plan.memory.needed, gpus, climb.shown.say)
@@ -429,7 +392,7 @@ def _run(climb: Climb, step: Step, plan: Plan, record: dict[str, Any], metrics: 
         climb.lacking += error.problems
         return
     bundle = render(plan)
-    run_dir = climb.folder / f"{RUNGS.index(step.rung) + 1:02d}-{step.rung.id}"
+    run_dir = climb.folder / f"{RUNGS.index(rung) + 1:02d}-{rung.id}"
     record["run_dir"] = str(run_dir)
     write_run_dir(bundle, run_dir, resume=False)
     if climb.prepared is None:

@@ -55,7 +55,7 @@ def plan_first(loaded: LoadedRecipe, facts: Facts, found: Search) -> Plan:
         from launcher.planner.alternatives import would_fit  # it searches again: only a miss pays for it
 
         others = would_fit(loaded, facts)
-        raise DoesNotFit(_miss(chosen, facts, others), plan, others)
+        raise DoesNotFit(miss(chosen, facts, others), plan, others)
     return plan
 
 
@@ -154,7 +154,8 @@ def _warmup(value: float, steps: int | None) -> int | None:
     return None if steps is None else -(-int(value * steps * 1_000_000) // 1_000_000)
 
 
-def _miss(nearest: Candidate, facts: Facts, others: Sequence[Alternative]) -> Problem:
+def miss(nearest: Candidate, facts: Facts, others: Sequence[Alternative] = ()) -> Problem:
+    """The problem of a configuration that does not fit. others: what would."""
     memory, hardware = nearest.memory, facts.hardware
     stage = "" if nearest.zero_stage is None else f" at ZeRO-{nearest.zero_stage}"
     needs, held = f"{memory.needed / 2**30:.2f} GiB", hardware.device_bytes or 0
