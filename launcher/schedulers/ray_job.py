@@ -118,17 +118,16 @@ def drive(run_dir: Path) -> int:
     stop = RayStop()
     for number in (signal.SIGTERM, signal.SIGINT):  # after ray.init, which installs its own
         signal.signal(number, stop)
-    require_room(spec, frozenset(), stop)
+    require_room(spec, stop)
     check_candidates(spec, run_dir)
     if spec.prepare:
         code = prepare(spec, run_dir, stop)
         if code != 0:
             return code
     again = f"`effilaunch submit {run_dir} --requeue` resumes the run"
-    lost: set[str] = set()
     failures, newest = 0, newest_checkpoint(run_dir)
     while True:
-        with reserved(spec, run_dir, frozenset(lost), stop) as nodes:
+        with reserved(spec, run_dir, stop) as nodes:
             endings = run_on(nodes, spec, run_dir, stop)
         gone = [(nodes.name(rank), why) for rank, code, why in endings if code is None]
         if not gone or stop.count or (spec.is_elastic and endings[0][1] == 0):
@@ -138,9 +137,9 @@ def drive(run_dir: Path) -> int:
         failures, newest = (1 if step > newest else failures + 1), max(step, newest)
         if failures > spec.max_restarts:
             raise RunFailed(Problem("node-lost", f"{names} was lost: {gone[0][1]}", hint=again))
-        lost |= await_deaths({nodes.facts[rank]["id"] for rank, code, _ in endings if code is None})
+        await_deaths({nodes.facts[rank]["id"] for rank, code, _ in endings if code is None})
         try:
-            require_room(spec, frozenset(lost), stop)
+            require_room(spec, stop)
         except MachineError as error:
             message = f"{names} was lost, and {error.problems[0].message}"
             later = f"{again} when there are nodes again"
@@ -171,21 +170,20 @@ def _other_version(where: str, version: str, spec: Spec) -> Problem:
     return Problem("ray-environment", message, hint=hint)
 
 
-def suitable(spec: Spec, lost: frozenset[str]) -> list[str]:
+def suitable(spec: Spec) -> list[str]:
     """Ids of the living nodes that have the resources of a bundle, be they in use or not."""
     return [
         node["NodeID"]
         for node in ray.nodes()
         if node["Alive"]
-        and node["NodeID"] not in lost
         and all(node["Resources"].get(name, 0) >= count for name, count in spec.bundle.items())
     ]
 
 
-def require_room(spec: Spec, lost: frozenset[str], stop: RayStop) -> None:
+def require_room(spec: Spec, stop: RayStop) -> None:
     """Return when the cluster has enough nodes. MachineError (4) if it has not after `wait_seconds`."""
     deadline, told = time.monotonic() + spec.wait_seconds, False
-    while (count := len(suitable(spec, lost))) < spec.least:
+    while (count := len(suitable(spec))) < spec.least:
         what = f"the cluster has {count} node(s) with {shown(spec.bundle)}, and the run needs {spec.least}"
         if time.monotonic() >= deadline:
             hint = "launch.ray.wait_seconds lets the job wait for nodes that are started later"
@@ -208,7 +206,7 @@ def check_candidates(spec: Spec, run_dir: Path) -> None:
         actor.options(
             num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
         ).remote()
-        for node in suitable(spec, frozenset())[: spec.nodes]
+        for node in suitable(spec)[: spec.nodes]
     ]
     try:
         facts_of(actors, spec, run_dir)
@@ -261,9 +259,9 @@ def prepare(spec: Spec, run_dir: Path, stop: RayStop) -> int:
 
 
 @contextlib.contextmanager
-def reserved(spec: Spec, run_dir: Path, lost: frozenset[str], stop: RayStop) -> Iterator[Reserved]:
+def reserved(spec: Spec, run_dir: Path, stop: RayStop) -> Iterator[Reserved]:
     """The nodes, once all are free at the same time; released at the end."""
-    count = min(spec.nodes, len(suitable(spec, lost)))
+    count = min(spec.nodes, len(suitable(spec)))
     strategy = "STRICT_SPREAD" if count > 1 else "PACK"
     group = placement_group([dict(spec.bundle)] * count, strategy=strategy)
     try:
@@ -271,7 +269,7 @@ def reserved(spec: Spec, run_dir: Path, lost: frozenset[str], stop: RayStop) -> 
             say(f"waiting for {count} node(s) with {shown(spec.bundle)}, which are in use")
         while not group.wait(_POLL_S):
             stop.raise_if_asked()
-            require_room(spec, lost, stop)
+            require_room(spec, stop)
         options = {"num_cpus": spec.bundle.get("CPU", 0), "num_gpus": spec.bundle.get("GPU", 0)}
         actor = ray.remote(RayNode)
         nodes = Reserved(
@@ -407,13 +405,10 @@ def exit_code(endings: Sequence[Ending], spec: Spec) -> int:
     return codes[0] or max(codes)
 
 
-def await_deaths(ids: set[str]) -> set[str]:
-    """Wait until Ray, too, knows that the nodes are gone; those that are."""
+def await_deaths(ids: set[str]) -> None:
+    """Wait until Ray, too, knows that the nodes are gone: it would reserve them again."""
     deadline = time.monotonic() + _DEATH_S
-    while True:
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        if not ids & alive or time.monotonic() > deadline:
-            return ids - alive
+    while time.monotonic() < deadline and any(n["Alive"] and n["NodeID"] in ids for n in ray.nodes()):
         time.sleep(_POLL_S)
 
 
