@@ -67,6 +67,8 @@ class SkyPilot(Queue):
         self._lines: dict[str, list[str]] = {}
         self._looked: dict[str, float] = {}
         """Job -> the lines of its log that were read, and when."""
+        self._numbers: dict[str, int] = {}
+        """Job -> SkyPilot's number of its newest start, which also finds the log of one that has ended."""
         self._ended: set[str] = set()
 
     def require(self) -> None:
@@ -108,6 +110,7 @@ class SkyPilot(Queue):
         except (ValueError, KeyError, TypeError):
             raise _no_answer(words, answer) from None
         found = {name: _state(newest[name]) for name in ids if name in newest}
+        self._numbers |= {name: int(newest[name]["job_id"]) for name in found}
         self._ended |= {name for name, job in found.items() if job.has_ended}
         return found
 
@@ -116,10 +119,11 @@ class SkyPilot(Queue):
         if not is_new and job not in self._ended and time.monotonic() - self._looked[job] < _LOG_S:
             return ""
         before = self._lines.get(job, [])
-        answer = _sky("jobs", "logs", "--name", job, "--no-follow", "--tail", "0")
-        lines = list(_own_lines(answer.stdout))
+        answer = _sky("jobs", "logs", "--no-follow", "--tail", "0", str(self._numbers[job]))
+        lines = list(_own_lines(answer.stdout)) or before  # no answer
         self._lines[job], self._looked[job] = lines, time.monotonic()
-        new = "".join(f"{line}\n" for line in lines[len(before) :])
+        is_longer = lines[: len(before)] == before  # another cluster, after a recovery, has another log
+        new = "".join(f"{line}\n" for line in lines[len(before) if is_longer else 0 :])
         with file.open("w" if is_new else "a", encoding="utf-8") as stream:
             stream.write(new)
         return new

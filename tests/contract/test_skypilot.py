@@ -86,8 +86,8 @@ for path in sys.argv[1:]:
     print(json.dumps(sky.Task.from_yaml(path).to_yaml_config(), default=str))
 """
 USED = (("--yes", "--detach-run", "--name", "--secret"), ("--all", "--output"),
-        ("--name", "--no-follow", "--tail"), ("--yes", "--name"))  # fmt: skip
-"""Options of `sky jobs launch`, `queue`, `logs` and `cancel`."""
+        ("job_id", "--no-follow", "--tail"), ("--yes", "--name"))  # fmt: skip
+"""Options and arguments of `sky jobs launch`, `queue`, `logs` and `cancel`."""
 
 
 @pytest.mark.cluster

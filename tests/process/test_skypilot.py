@@ -39,14 +39,17 @@ if command == "launch":
     env = {{**os.environ, "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "127.0.0.1"}}
     done = subprocess.run(["bash", "-c", task["run"]], env=env, capture_output=True, text=True)
     text = (done.stdout + done.stderr).splitlines()
-    rows.append({{"job_id": len(rows) + 1, "job_name": name, "recovery_count": 0, "infra": None,
+    number = len(rows) + 1
+    rows.append({{"job_id": number, "job_name": name, "recovery_count": 0, "infra": None,
                  "status": "FAILED" if done.returncode else "SUCCEEDED", "failure_reason": None}})
-    (home / (name + ".log")).write_text(
+    (home / f"{{number}}.log").write_text(
         "noise of SkyPilot\\n" + "".join(f"({{name}}, pid=12) {{line}}\\n" for line in text))
 elif command == "queue":
     print(json.dumps(rows))
-elif command == "logs":
-    print((home / (words[words.index("--name") + 1] + ".log")).read_text(), end="")
+elif command == "logs":  # by its name only a job that has not ended is found, as by SkyPilot 0.14
+    if "--name" in words:
+        sys.exit("No running managed job found with name " + words[words.index("--name") + 1])
+    print((home / (words[-1] + ".log")).read_text(), end="")
 elif command == "cancel":
     for row in rows:
         if row["job_name"] == words[-1]:
@@ -122,6 +125,21 @@ def test_the_exit_status_is_that_of_the_run_and_requeue_starts_it_again(
     assert "told" in shown.out + shown.err
     assert submit(tmp_path / "run", "--requeue") == 0
     assert len(json.loads((sky / "queue.json").read_text())) == 2
+
+
+def test_the_log_goes_on_after_a_recovery_and_a_server_that_does_not_answer(sky, tmp_path, monkeypatch):
+    """The log is that of the newest cluster alone."""
+    monkeypatch.setattr(skypilot, "_LOG_S", 0.0)
+    queue, file = skypilot.SkyPilot(), tmp_path / "job.log"
+    row = {"job_id": 7, "job_name": "tune", "status": "RUNNING", "infra": "aws", "recovery_count": 0}
+    (sky / "queue.json").write_text(json.dumps([row]))
+    assert queue.jobs(["tune"])["tune"].phase == "running"
+    said = []
+    for lines in (["a"], ["a", "b"], [], ["a", "b", "c"], ["d"], ["d", "e"]):
+        (sky / "7.log").write_text("".join(f"(tune, pid=1) {line}\n" for line in lines))
+        said.append(queue.log("tune", file).split())
+    assert said == [["a"], ["b"], [], ["c"], ["d"], ["e"]]
+    assert file.read_text().split() == ["a", "b", "c", "d", "e"]
 
 
 def test_a_sweep_is_a_job_for_each_value(sky, recipe, tmp_path):
