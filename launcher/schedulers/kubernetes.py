@@ -55,7 +55,9 @@ class Kubernetes(Queue):
         """Pod -> time of the last line of its log that was read."""
 
     def require(self) -> None:
-        _require()
+        if find_spec("kubernetes") is None:
+            hint = "pip install 'effilaunch[kubernetes]'; --dry-run shows the manifests anywhere"
+            raise MachineError(Problem("kubernetes-missing", "the package kubernetes is missing", hint=hint))
 
     def cpus_per_node(self, launch: LaunchSection, hardware: Hardware) -> int | None:
         return launch.kubernetes.cpus or (hardware.devices_per_node if hardware.is_cpu else None)
@@ -271,16 +273,10 @@ def _waits(pod: Any) -> Iterator[str]:
 # --- the client
 
 
-def _require() -> None:
-    if find_spec("kubernetes") is None:
-        hint = "pip install 'effilaunch[kubernetes]'; --dry-run shows the manifests anywhere"
-        raise MachineError(Problem("kubernetes-missing", "the package kubernetes is missing", hint=hint))
-
-
 @contextlib.contextmanager
 def _asking(context: str | None) -> Iterator[_Api]:
     """The client. MachineError where there is no configuration, no answer, or no permission to ask."""
-    _require()
+    QUEUE.require()
     import kubernetes
     from kubernetes.config import ConfigException
     from urllib3.exceptions import HTTPError
