@@ -40,6 +40,7 @@ KINDS = {
 MODELS = {
     "TrainJob": models.TrainerV1alpha1TrainJob,
     "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime,
+    "JobSet": models.JobsetV1alpha2JobSet,
 }
 PATH = re.compile(r"/(?:api|apis/([^/]+))/([^/]+)/namespaces/([^/]+)/([a-z]+)(?:/([^/]+))?(?:/(log))?")
 

@@ -241,7 +241,7 @@ def test_a_job_set_is_refused_and_the_kind_of_the_hint_is_accepted(
     assert [kind for _, kind, _ in cluster.objects] == ["ConfigMap", "Job"]
 
 
-def test_a_job_set_of_an_older_version_is_followed_and_cancelled(cluster):
+def test_a_job_set_of_an_older_version_is_followed_cancelled_and_started_again(cluster, tmp_path):
     ended = {"conditions": [{"type": "Completed", "status": "True", "reason": "AllJobsCompleted"}]}
     cluster.objects["default", "JobSet", "tune"] = {"kind": "JobSet", "metadata": {}, "status": ended}
     cluster.objects["default", "ConfigMap", "tune"] = {"kind": "ConfigMap", "metadata": {}}
@@ -249,6 +249,10 @@ def test_a_job_set_of_an_older_version_is_followed_and_cancelled(cluster):
     assert (job.phase, job.code) == ("done", 0)
     QUEUE.cancel(["default/JobSet/tune"])
     wait_until(lambda: ("default", "JobSet", "tune") not in cluster.objects, 20, "the JobSet is deleted")
+    body = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "tune"}}
+    (tmp_path / "job.yaml").write_text(json.dumps({**body, "spec": {"replicatedJobs": []}}))
+    assert QUEUE.requeue(tmp_path, "default/JobSet/tune") == "default/JobSet/tune"
+    assert ("default", "JobSet", "tune") in cluster.objects
 
 
 def test_a_silent_cluster_and_a_missing_package(cluster, recipe, tmp_path, capsys, monkeypatch):
