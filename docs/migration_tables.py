@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 from launcher.engines.deepspeed_config import flatten
 from launcher.files.safe_files import parse_json
-from launcher.importing import accelerate, axolotl, axolotl_answers, deepspeed, llamafactory, trl
+from launcher.importing import accelerate, axolotl, axolotl_rows, deepspeed, llamafactory, trl
+from launcher.importing.arguments import Field
+from launcher.importing.conversions import To
 from launcher.importing.key_tables import Keys, Left
 from launcher.importing.reading import Reading, shown
 
@@ -46,11 +48,7 @@ _AXOLOTL: tuple[Row, ...] = (
     ("model_quantization_config", "model.name_or_path", "with dequantize a 16-bit checkpoint must be named"),
     ("model_quantization_config_kwargs", "model.name_or_path", "dequantize alone"),
     ("attn_implementation", "model.attn_implementation", ""),
-    ("gradient_accumulation_steps", "trainer.gradient_accumulation_steps", "1 where it is absent"),
     ("batch_size", "trainer.gradient_accumulation_steps", "batch_size // micro_batch_size"),
-    ("num_epochs", "trainer.num_train_epochs", "1 where it is absent"),
-    ("optimizer", "trainer.optim", "names of transformers; axolotl's own are listed"),
-    ("lr_scheduler", "trainer.lr_scheduler_type", "cosine where it is absent"),
     ("lr_scheduler_kwargs", "trainer.lr_scheduler_kwargs", ""),
     ("cosine_min_lr_ratio", "trainer.lr_scheduler_kwargs", "cosine_with_min_lr, min_lr_rate"),
     ("warmup_steps", "trainer.warmup_steps", "0.03 where neither is there"),
@@ -202,20 +200,20 @@ ROW_TYPES: tuple[Row, ...] = (
     ("completion", "format: text", "field becomes columns"),
     *(
         (name, "format: prompt-completion", "with a format_row that makes the same prompt")
-        for name in axolotl.TYPES
+        for name in axolotl_rows.TYPES
     ),
     *(
         (name, "format: preference", "with rl: dpo or ipo (kto: unpaired-preference, where it has the type)")
-        for name in axolotl_answers.PAIRS
+        for name in axolotl_rows.PAIRS
     ),
     *(
         (name, "format: unpaired-preference", "with rl: kto; a format_row makes the same prompt and answer")
-        for name in axolotl_answers.LABELLED
-        if name not in axolotl_answers.PAIRS
+        for name in axolotl_rows.LABELLED
+        if name not in axolotl_rows.PAIRS
     ),
     *(
         (name, "format: preference", "with reward_model; a format_row makes the messages")
-        for name in axolotl_answers.RANKED
+        for name in axolotl_rows.RANKED
     ),
     ("a mapping with format and field_…", "format: prompt-completion", "with a format_row of its patterns"),
 )  # fmt: skip
@@ -282,31 +280,30 @@ def mapping_rows(tool: str) -> list[Row]:
 def _axolotl_rows() -> list[Row]:
     tool = axolotl.tool()
     of_plugins = [entry for table in tool.sections("plugin ").values() for entry in table]
-    return _rows_of(
-        {**axolotl.KEYS, **axolotl.DPO_KEYS, **axolotl.KTO_KEYS}, "axolotl", (*tool.left["keys"], *of_plugins)
-    )
+    return _rows_of(axolotl.TABLES, "axolotl", (*tool.left["keys"], *of_plugins))
 
 
 def _llamafactory_rows() -> list[Row]:
-    keys = {**llamafactory.KEYS, **llamafactory.LORA_KEYS, **llamafactory.DPO_KEYS}
-    keys |= llamafactory.KTO_KEYS
-    return _rows_of(keys, "llamafactory", llamafactory.tool().left["keys"])
+    return _rows_of(llamafactory.TABLES, "llamafactory", llamafactory.tool().left["keys"])
 
 
 def _trl_rows() -> list[Row]:
-    return _rows_of({**trl.KEYS, **trl.LORA_KEYS}, "trl", trl.tool().left["keys"])
+    return _rows_of(trl.TABLES, "trl", trl.tool().left["keys"])
 
 
 def _rows_of(keys: Keys, tool: str, left: Iterable[Left]) -> list[Row]:
     """What is taken, then what is not."""
-    rows = [
-        (name, taker.key.replace("hardware.total", "hardware"), taker.note) for name, taker in keys.items()
-    ]
+    rows = [(name, row.key.replace("hardware.total", "hardware"), _note(row)) for name, row in keys.items()]
     rows += HANDLED[tool]
     for entry in left:
         effect = "refused" if entry.effect is None else entry.effect.value
         rows += [(name, "", f"{effect}: {entry.reason}") for name in entry.names]
     return rows
+
+
+def _note(row: To | Field) -> str:
+    default = "" if row.default is None else f"{shown(row.default).removesuffix('.0')} where it is absent"
+    return row.note or default
 
 
 def _rows(said: str, reading: Reading, base: set[str]) -> list[Row]:

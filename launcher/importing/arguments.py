@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from launcher.errors import RecipeError
 from launcher.files.safe_files import parse_json
 from launcher.importing.conversions import Drop, Taker, To, as_bool, as_number, on
 from launcher.importing.reading import Effect, Given, Reading, is_secret, shown
-from launcher.models.model_config import find_model_config
 from launcher.recipe.field_tables import (
     ADAPTER_OWNED,
     TASK_TABLES,
@@ -53,6 +50,10 @@ class Field:
 
     key: str
     note: str = ""
+    default: Any = None
+    """The tool's own, for `Peer.fill`."""
+    required: str | None = None
+    """Why a recipe needs the key, for `Peer.fill`: the end of a sentence about the file."""
 
     def __call__(self, reading: Reading, given: Given) -> None:
         section, _, name = self.key.partition(".")
@@ -134,8 +135,6 @@ def fill_defaults(reading: Reading, defaults: Mapping[str, Any], logging_steps: 
     unknown = {entry.key.rpartition(".")[2] for entry in reading.dropped if entry.effect is Effect.NEEDED}
     for key, value in defaults.items():
         name = key.rpartition(".")[2]
-        if key == "trainer.num_train_epochs" and "trainer.max_steps" in reading.taken:
-            continue
         if name in unknown or (name == "precision" and unknown & {"bf16", "fp16"}):
             continue  # the file sets it, by a value that cannot be used
         reading.default(key, value, name)
@@ -367,23 +366,6 @@ PEFT_DEFAULTS: dict[str, Any] = {"adapter.r": 8, "adapter.lora_alpha": 8, "adapt
 """LoraConfig's own, which a recipe must name: its planner's are others."""
 TASK_TYPES = {task.peft_task: task.name for task in reversed(TASKS) if task.peft_task}
 """`task_type` of an adapter_config.json -> the first task that has it."""
-_ATTENTION = ("q_proj", "v_proj")
-PEFT_TARGETS: dict[str, list[str]] = {
-    **{name: list(_ATTENTION) for name in (
-        "bart", "opt", "gptj", "gpt_neo", "llama", "llama4", "mistral", "mixtral", "stablelm", "gemma",
-        "gemma2", "gemma3_text", "qwen2", "qwen3")},
-    **{name: ["q", "v"] for name in ("t5", "mt5")},
-    **{name: ["c_attn"] for name in ("gpt2", "gpt_bigcode")},
-    **{name: ["query_key_value"] for name in ("bloom", "gpt_neox", "chatglm", "RefinedWebModel",
-                                              "RefinedWeb", "falcon")},
-    **{name: ["query", "value"] for name in ("bert", "roberta", "xlm-roberta", "electra", "layoutlm")},
-    "deberta-v2": ["query_proj", "value_proj"],
-    "deberta": ["in_proj"],
-    "mpt": ["Wqkv"],
-    "codegen": ["qkv_proj"],
-    "phi": [*_ATTENTION, "fc1", "fc2"],
-}  # fmt: skip
-"""model_type -> layers that peft adapts by default (peft 0.21, utils/constants.py)."""
 
 
 def take_adapter(reading: Reading, name: str, given: Given) -> bool:
@@ -418,58 +400,6 @@ def _take_task(reading: Reading, given: Given) -> None:
         reading.refuse(given, f"is {shown(given.value)}, which no task here is")
     else:
         reading.default("task", task, f"{given.name}: {shown(given.value)}", line=given.line)
-
-
-def take_default_targets(reading: Reading) -> None:
-    """peft's own layers for this model, where the file names none: a recipe's default is all-linear."""
-    if reading.taken.keys() & {"adapter.target_modules", "adapter.path", "adapter.target_parameters"}:
-        return
-    if any(entry.key.endswith("target_modules") for entry in reading.dropped):
-        return
-    model = reading.value("model.name_or_path")
-    kind = _model_type(model, reading) if isinstance(model, str) else None
-    if kind in PEFT_TARGETS:
-        reading.default("adapter.target_modules", list(PEFT_TARGETS[kind]), "target_modules",
-                        f"peft's default for {kind}")  # fmt: skip
-        return
-    known = f"for {kind}" if kind else "for a model whose configuration is not here"
-    reading.needs("adapter.target_modules", None, f"which layers peft would take {known} is not known here",
-                  "name them as the log of the other tool does, or write all-linear")  # fmt: skip
-
-
-def _model_type(model: str, reading: Reading) -> str | None:
-    """From the model's folder next to the file, the hub's cache, the hub or the shipped facts."""
-    beside = Path(reading.file).parent / model
-    try:
-        name = str(beside) if model.startswith((".", "/")) or beside.is_dir() else model
-        config, _ = find_model_config(name, revision=reading.value("model.revision"))
-    except (RecipeError, OSError, ValueError):
-        return None
-    kind = config.get("model_type")
-    return kind if isinstance(kind, str) else None
-
-
-def take_quantization(reading: Reading, kind: str, given: Given, note: str = "", **options: Any) -> None:
-    """int8, nf4 or fp4 as a mapping: the short form would have a recipe's defaults.
-
-    options: double_quant and compute_dtype, of 4 bits only; None leaves a recipe's default.
-    """
-    extra = {} if kind == "int8" else {name: value for name, value in options.items() if value is not None}
-    reading.take("model.quantization", {"type": kind, **extra}, given, note=note)
-
-
-def take_kbit_norms(reading: Reading, said: str, tool: str) -> None:
-    """bfloat16, of a tool that trains a quantised base with all else in the 16 bits of the computation.
-
-    Call it after the precision and the adapter. Where weights are trained whole, in float32, a recipe with it
-    would be refused: there it is not set.
-    """
-    quantised = reading.value("model.quantization") not in (None, "none")
-    precision, whole = reading.value("precision"), reading.value("adapter.modules_to_save")
-    unlike = precision == "bf16-true" and reading.task.adds_head
-    if quantised and precision in ("bf16", "bf16-true") and not whole and not unlike:
-        note = f"{tool} trains norms, embedding and head of a quantised model in 16 bits"
-        reading.default("model.kbit_norms", "bfloat16", said, note)
 
 
 _ALWAYS = Drop(Effect.NONE, "tokens per second are always reported")

@@ -32,6 +32,10 @@ class To:
     """For the recipe."""
     effect: Effect = Effect.NEEDED
     """Of a value that cannot be converted."""
+    default: Any = None
+    """The tool's own, for `Peer.fill`."""
+    required: str | None = None
+    """Why a recipe needs the key, for `Peer.fill`: the end of a sentence about the file."""
 
     def __call__(self, reading: Reading, given: Given) -> None:
         try:
@@ -102,6 +106,11 @@ def is_off(value: Any) -> bool:
     )
 
 
+def listed(value: Any) -> list[Any]:
+    """A list, or one value as a list."""
+    return value if isinstance(value, list) else [value]
+
+
 def dtype_name(value: Any) -> str | None:
     """float32, bfloat16, float16 or auto from text, `torch.bfloat16` or a short form; None for others."""
     text = str(value).rpartition(".")[2].strip().lower()
@@ -151,6 +160,14 @@ def tokens(value: Any) -> int:
     if not 8 <= length <= 1_000_000_000:
         raise ValueError("a number of tokens from 8")
     return length
+
+
+def number(value: Any) -> float:
+    """A number."""
+    found = as_number(value)
+    if found is None:
+        raise ValueError("a number")
+    return found
 
 
 def stage(value: Any) -> int:

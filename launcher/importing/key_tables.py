@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 
 from launcher.files.safe_files import parse_json
 from launcher.importing.arguments import Field, take_argument, take_field
-from launcher.importing.conversions import To, as_bool, is_off, texts
+from launcher.importing.conversions import To, as_bool, as_number, is_off, texts
 from launcher.importing.reading import Effect, Given, Reading, read_yaml, shown
 from launcher.recipe.field_tables import trainer_fields
 from launcher.recipe.schema import unread_keys
@@ -26,18 +27,28 @@ Keys = Mapping[str, To | Field]
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Keys without a recipe key, for one reason; they are not reported where they are off."""
+    """Keys, or values of keys, without a recipe key, for one reason."""
 
     effect: Effect | None
     """None: no recipe can be made of it."""
     reason: str
-    names: Sequence[str]
+    names: Mapping[str, str]
+    """Key -> the values that are meant, `=a|b` or `!=a|b`; empty: all but what is off or the default."""
+    hint: str = ""
+
+    def means(self, name: str, value: Any) -> bool:
+        """Whether a value of a key with values is one of them."""
+        other, _, listed = self.names[name].partition("=")
+        said = {str(value).lower(), str(as_bool(value)).lower()}
+        return bool(said & set(listed.lower().split("|"))) is not bool(other)
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
     """The keys of a tool."""
 
+    table: str
+    """Its name in tables/ and among the names that tasks have there."""
     name: str
     version: str
     keys: Mapping[str, Any]
@@ -56,6 +67,8 @@ class Tool:
         }
 
 
+_NAME = re.compile(r"([^\s=!]+)(!?=\S+)?")
+"""`key`, `key=a|b` or `key!=a|b` of tables/NAME_dropped.yaml."""
 _MICRO, _ACCUMULATED = "per_device_train_batch_size", "gradient_accumulation_steps"
 _EVALUATED = "per_device_eval_batch_size"
 KERNELS = {name: name for name in ("eager", "sdpa", "flash_attention_2", "flex_attention")}
@@ -78,9 +91,9 @@ class Peer:
         """The line of a key; of the mapping where the key is absent."""
         return self.lines.get(self.at + key) or self.lines.get(self.at.removesuffix("."))
 
-    def given(self, key: str) -> Given:
-        """A key with its value (None where it is absent) and line."""
-        return Given(self.at + key, self.values.get(key), self.line(key))
+    def given(self, key: str, fallback: Any = None) -> Given:
+        """A key with its value (`fallback` where it is absent) and line."""
+        return Given(self.at + key, self.values.get(key, fallback), self.line(key))
 
     def get(self, key: str) -> Any:
         """The value of a key, which is then dealt with; None where it is absent."""
@@ -114,14 +127,14 @@ class Peer:
             self.drop(key, Effect.NEEDED, f"expected {error}")
             return []
 
-    def section(self, key: str) -> Peer:
-        """The mapping of a key, also as a text of JSON; what is none is dropped."""
+    def section(self, key: str, of: str = "") -> Peer:
+        """The mapping of a key, also as a text of JSON; what is none is dropped. of: what it holds."""
         value = self.get(key)
         if isinstance(value, str):
             with contextlib.suppress(ValueError):
                 value = parse_json(value)
         if not isinstance(value, dict | None):
-            self.drop(key, Effect.NEEDED, "expected a mapping")
+            self.drop(key, Effect.NEEDED, f"expected a mapping{of}")
         return self.inside(key, value if isinstance(value, dict) else {})
 
     def switch(self, key: str) -> bool:
@@ -143,6 +156,33 @@ class Peer:
     def default(self, to: str, value: Any, said: str, note: str = "") -> None:
         """A default of the tool, where the file sets nothing."""
         self.reading.default(to, value, said, note)
+
+    def decide(self, to: str, value: Any, *keys: str, said: str = "", note: str = "") -> None:
+        """A value from the named keys of the file, or the tool's default where it has none of them."""
+        if given := [key for key in keys if key in self.values]:
+            self.take(to, value, *given, note=note)
+        else:
+            self.default(to, value, said or keys[0], note)
+
+    def fill_task(self, beta: str = "beta") -> None:
+        """The tool's defaults of the task; beta: the key of `trainer.beta`."""
+        for to, value in self.reading.task.tool_defaults.get(self.tool.table, {}).items():
+            name = to.rpartition(".")[2]
+            self.default(to, value, beta if name == "beta" else name)
+
+    def take_patience(self, key: str) -> None:
+        """Evaluations without a better one before the run stops."""
+        patience = as_number(self.get(key))
+        if patience is not None and patience >= 1:
+            self.take("early_stopping.patience", int(patience), key)
+        elif patience is None and key in self.values:
+            self.drop(key, Effect.TRAINING, "expected a number of evaluations")
+
+    def leave_out_long(self, key: str, longest: int, there: str) -> None:
+        """Pairs of answers over a length (`longest` where the file has none), which the tool cuts."""
+        reason = f"{there}; here they are left out, because a cut answer has another reward"
+        self.reading.take("data.overlong", "drop", self.given(key, longest), said=key)
+        self.reading.drop(self.given(key, longest), Effect.TRAINING, reason)
 
     def take_template(self, given: Given) -> None:
         """A chat template as text: a file next to the recipe."""
@@ -183,6 +223,14 @@ class Peer:
             if name in self.values and self.at + name not in self.reading.seen:
                 taker(self.reading, self.given(name))
 
+    def fill(self, keys: Keys) -> None:
+        """The tool's defaults of a table where the file sets nothing, and what a recipe needs of the file."""
+        for name, row in keys.items():
+            if row.required is not None and name not in self.values:
+                self.reading.needs(row.key, None, f"{name} is not there{row.required}")
+            if row.default is not None:
+                self.default(row.key, row.default, name)
+
     def take_arguments(self, task: str, others: Iterable[str] = ()) -> None:
         """Take what is left of TrainingArguments; fields that only other tasks have are not among them."""
         own = {*trainer_fields(task), *others}
@@ -192,17 +240,33 @@ class Peer:
                 take_argument(self.reading, self.given(name))
 
     def leave(self, table: Iterable[Left]) -> None:
-        """Drop every key of the table that the file has, with its reason, unless it is off."""
+        """Drop every key of the table that the file has, with its reason."""
         for entry in table:
-            for name in entry.names:
-                if name not in self.values or name in self.reading.seen:
+            for name, values in entry.names.items():
+                if name not in self.values or self.at + name in self.reading.seen:
                     continue
-                if self._sets_nothing(name):
-                    self.reading.know(name)
+                if values and not entry.means(name, self.values[name]):
+                    continue
+                if not values and self._sets_nothing(name):
+                    self.reading.know(self.at + name)
                 elif entry.effect is None:
-                    self.refuse(name, f"is {shown(self.values[name])}: {entry.reason}")
+                    self.refuse(name, f"is {shown(self.values[name])}: {entry.reason}", entry.hint or None)
                 else:
-                    self.drop(name, entry.effect, entry.reason)
+                    self.drop(name, entry.effect, entry.reason, entry.hint)
+
+    def leave_unread(self, names: Iterable[str], reason: str) -> None:
+        """Keys that the tool does not read either: dropped unless they are off."""
+        for name in names:
+            if name in self.values and is_off(self.get(name)) is False:
+                self.drop(name, Effect.NONE, reason)
+
+    def leave_inner(self, effect: Effect, reason: str, *known: str) -> None:
+        """What is left of a mapping inside: dropped unless it is off; `known` needs no report."""
+        for name, value in self.values.items():
+            if self.at + name in self.reading.seen or name in known or is_off(value):
+                self.get(name)
+            else:
+                self.drop(name, effect, reason)
 
     def leave_rest(self, known_elsewhere: Iterable[str] = ()) -> None:
         """Drop what no table has: keys of the tool, and unknown keys."""
@@ -221,7 +285,7 @@ class Peer:
 
     def _sets_nothing(self, name: str) -> bool:
         """Whether a key has its default, or is off where nothing else is the default."""
-        default, value = self.tool.keys.get(name), self.values[name]
+        default, value = None if self.at else self.tool.keys.get(name), self.values[name]
         if is_off(value):
             return default is None or is_off(default)
         return default is not None and type(default) is type(value) and default == value
@@ -279,13 +343,15 @@ def load_tool(table: str, name: str, of_unknown: str) -> Tool:
     dropped = yaml.load((folder / f"{table}_dropped.yaml").read_text(encoding="utf-8"), loader)
     lists = {key: tuple(value) for key, value in content.items() if key not in ("version", "keys")}
     left = {section: tuple(_left(effects)) for section, effects in dropped.items()}
-    return Tool(name, content["version"], content["keys"], of_unknown, lists, left)
+    return Tool(table, name, content["version"], content["keys"], of_unknown, lists, left)
 
 
 def _left(effects: Mapping[str, Mapping[str, str]]) -> Iterator[Left]:
     for effect, reasons in effects.items():
         for reason, names in reasons.items():
-            yield Left(None if effect == "refused" else Effect(effect), reason, names.split())
+            text, _, hint = reason.partition(" | ")
+            each = {match[1]: match[2] for match in _NAME.finditer(names)}
+            yield Left(None if effect == "refused" else Effect(effect), text, each, hint)
 
 
 def open_peer(text: str, file: str, tool: Tool) -> Peer:

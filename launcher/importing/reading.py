@@ -185,7 +185,8 @@ class Reading:
     def default(self, to: str, value: Any, said: str, note: str = "", line: int | None = None) -> None:
         """A default of the other tool, where the file sets nothing. said: its key, or `key: value`."""
         said = said if ":" in said else f"{said}: {shown(value)}"
-        if to not in self.taken:
+        counted = to == "trainer.num_train_epochs" and "trainer.max_steps" in self.taken
+        if to not in self.taken and not counted:
             self._put(to, Taken(value, Place(self.file, line), said, True, note), said.partition(":")[0])
 
     def _put(self, to: str, taken: Taken, name: str) -> bool:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.importing.conversions import To, as_bool, as_number
+from launcher.importing.conversions import To, as_bool, as_number, listed, number
 from launcher.importing.key_tables import Keys, Peer
-from launcher.importing.reading import Effect, shown
+from launcher.importing.reading import shown
 from launcher.tasks.grpo import KEY
 
 REWARDS = "_rewards.py"
@@ -27,13 +27,6 @@ OF_TRL: Mapping[str, str] = {
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
-def _number(value: Any) -> float:
-    number = as_number(value)
-    if number is None:
-        raise ValueError("a number")
-    return number
-
-
 def _whole(value: Any) -> int:
     number = as_number(value)
     if number is None or number != int(number):
@@ -41,33 +34,36 @@ def _whole(value: Any) -> int:
     return int(number)
 
 
+_WHOLE = ("num_generations", "max_completion_length", "top_k")
+_REAL = ("temperature", "top_p", "min_p", "repetition_penalty")
 GENERATION_KEYS: Keys = {
-    **{
-        name: To(f"generation.{name}", _whole)
-        for name in ("num_generations", "max_completion_length", "top_k")
-    },
-    **{
-        name: To(f"generation.{name}", _number)
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty")
-    },
+    **{name: To(f"generation.{name}", _whole) for name in _WHOLE},
+    **{name: To(f"generation.{name}", number) for name in _REAL},
 }
 
 
-def take_rewards(peer: Peer, functions: Sequence[Any], weights: Any, known: Iterable[str] = ()) -> None:
-    """Take `reward` from names of functions: a module's (`rewards.score`), or of trl's own.
+def take_rollouts(peer: Peer, known: Iterable[str] = (), mode: str | None = None) -> bool:
+    """Take `reward` from `reward_funcs`, and `generation.backend`; whether there are functions.
 
-    weights: the list beside them, None for 1 each. known: which of `OF_TRL` the tool takes by name alone.
+    known: which of `OF_TRL` the tool takes by name alone. mode: its default of vllm_mode; None where that
+    differs between versions.
     """
-    if not functions:
-        return  # which is reported
-    given = [1.0] * len(functions) if weights is None else weights
-    weighted = given if isinstance(given, list) else [given]
-    if len(weighted) != len(functions):
-        message = f"has {len(weighted)} entries for {len(functions)} reward functions"
+    peer.leave(peer.tool.left["rollouts"])
+    functions, given = peer.listed("reward_funcs"), peer.get("reward_weights")
+    weights = [1.0] * len(functions) if given is None else listed(given)
+    if functions and len(weights) != len(functions):
+        message = f"has {len(weights)} entries for {len(functions)} reward functions"
         peer.refuse("reward_weights", message, "give one weight for each function")
-        return
+    else:
+        _take_functions(peer, [*zip(functions, weights, strict=False)], known)
+    _take_backend(peer, peer.get("vllm_mode") or mode)
+    return bool(functions)
+
+
+def _take_functions(peer: Peer, functions: Sequence[tuple[str, Any]], known: Iterable[str]) -> None:
+    """functions: a module's (`rewards.score`) or of trl's own, with the weight of each."""
     entries, lines = [], []
-    for name, weight in zip(map(str, functions), weighted, strict=True):
+    for name, weight in functions:
         if name in known:
             lines.append(OF_TRL[name])
             function = f"{REWARDS}:{name}"
@@ -80,11 +76,11 @@ def take_rewards(peer: Peer, functions: Sequence[Any], weights: Any, known: Iter
             hint = "write a function; instead of a reward model, one that scores completions with it"
             peer.refuse("reward_funcs", message, hint)
             continue
-        number = as_number(weight)
-        if number is None:
+        share = as_number(weight)
+        if share is None:
             peer.refuse("reward_weights", f"holds {shown(weight)}, expected a number")
         entries.append(
-            {"function": function, **({} if number in (None, 1) else {"weight": float(number or 0)})}
+            {"function": function, **({} if share in (None, 1) else {"weight": float(share or 0)})}
         )
     if lines:
         text = '"""Reward functions of trl\'s."""\n\n' + "\n".join(dict.fromkeys(lines)) + "\n"
@@ -93,38 +89,28 @@ def take_rewards(peer: Peer, functions: Sequence[Any], weights: Any, known: Iter
         peer.take(KEY, entries, "reward_funcs", "reward_weights")
 
 
-def take_backend(peer: Peer, default_mode: str | None) -> None:
-    """`use_vllm` and `vllm_mode`. default_mode: of the tool; None where it differs between versions."""
-    mode = peer.get("vllm_mode") or default_mode
+def _take_backend(peer: Peer, mode: Any) -> None:
     if not peer.switch("use_vllm"):
         return
     if mode in ("colocate", "server"):
         peer.take("generation.backend", f"vllm-{mode}", "use_vllm", "vllm_mode")
     elif mode is None:
-        hint = "write vllm-colocate or vllm-server"
-        peer.needs(
-            "generation.backend", "use_vllm", "the default of vllm_mode depends on trl's version", hint
+        reason, hint = (
+            "the default of vllm_mode depends on trl's version",
+            "write vllm-colocate or vllm-server",
         )
+        peer.needs("generation.backend", "use_vllm", reason, hint)
     else:
         peer.refuse("vllm_mode", f"is {shown(mode)}, expected colocate or server")
 
 
 def take_scale(peer: Peer) -> None:
     """`scale_rewards`, a switch in older versions: true is group, false is none."""
-    value = peer.get("scale_rewards")
-    switch = as_bool(value)
-    if switch is None and value is not None:
+    switch = as_bool(peer.get("scale_rewards"))
+    if switch is None:
         peer.argument("scale_rewards")
-    elif switch is not None:
+    else:
         peer.take("trainer.scale_rewards", "group" if switch else "none", "scale_rewards")
-
-
-def take_batches(peer: Peer) -> None:
-    """`generation_batch_size`: completions of one generation over all ranks, whose number no file has."""
-    if peer.get("generation_batch_size") is not None:
-        hint = "write trainer.steps_per_generation"
-        reason = "it is steps_per_generation x micro-batch x ranks, and the ranks are not known"
-        peer.drop("generation_batch_size", Effect.TRAINING, reason, hint)
 
 
 def needs_length(peer: Peer, said: str) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from string import Formatter
-from typing import Any
+from typing import Any, NamedTuple
 
-from launcher.importing.conversions import as_number
+from launcher.importing.conversions import as_number, listed
+from launcher.importing.key_tables import Peer
 from launcher.importing.reading import EVALUATED, Effect, Given, Reading, shown
+from launcher.importing.row_shapes import Shape, hooks_text
 from launcher.recipe.data_paths import is_glob, is_hub_id, is_package, is_url
 
 BUILDERS = ("json", "csv", "parquet", "text", "arrow")
@@ -64,19 +65,45 @@ def source_at(
     return _local(reading, given, asked)
 
 
-def take_share(reading: Reading, given: Given) -> None:
+def rows_path(entry: Peer, key: str = "path") -> Given | None:
+    """The path of a data set with its `data_files`; None, with the reason in the reading, if it has none."""
+    path, files, given = entry.get(key), entry.get("data_files"), entry.given(key)
+    names = listed(files)
+    if not files:
+        return given
+    if len(names) != 1 or not isinstance(names[0], str):
+        entry.drop("data_files", Effect.NEEDED, "one file for one source", "write a source for each file")
+        return None
+    folders = (Path(entry.reading.file).parent, Path())
+    if path in BUILDERS or path is None:
+        return Given(given.name, names[0], given.line)
+    if isinstance(path, str) and any((base / path).is_dir() for base in folders):
+        return Given(given.name, f"{path.rstrip('/')}/{names[0]}", given.line)
+    reason, hint = "no file of a data set of the hub can be named", "download it, and name the file"
+    entry.drop("data_files", Effect.NEEDED, reason, hint)
+    return None
+
+
+def weight_of(share: Any) -> dict[str, float]:
+    """`weight` of a source, where a share is one."""
+    number = as_number(share)
+    return {} if number is None or number <= 0 or number == 1 else {"weight": float(number)}
+
+
+def take_share(peer: Peer, key: str) -> None:
     """Take a share of the training rows to evaluate on; a number of rows must be set as their share."""
-    size = as_number(given.value)
-    reading.know(given.name)
+    if peer.get(key) is None:
+        return
+    given = peer.given(key)
+    size, said = as_number(given.value), f"{given.name}: {shown(given.value)}"
     if size is None or size < 0:
-        reason = f"{given.name}: {shown(given.value)} is no share of the rows"
-        reading.needs(EVALUATED, given.line, reason, "write data.eval: {split: SHARE}")
+        reason, hint = f"{said} is no share of the rows", "write data.eval: {split: SHARE}"
+        peer.needs(EVALUATED, key, reason, hint)
     elif size >= 1:
-        reason = f"{given.name}: {shown(given.value)} is a number of rows; a recipe has a share of them"
         hint = f"write data.eval: {{split: SHARE}}, which is {shown(given.value)} / all rows"
-        reading.needs(EVALUATED, given.line, reason, hint)
+        peer.needs(EVALUATED, key, f"{said} is a number of rows; a recipe has a share of them", hint)
     elif size > 0:
-        reading.take(EVALUATED, {"split": float(size)}, given, note="other rows of the same number")
+        peer.reading.take(EVALUATED, {"split": float(size)}, given, note="other rows of the same number")
 
 
 def _is_here(path: str, folder: Path) -> bool:
@@ -161,223 +188,19 @@ SUFFIX = "_hooks.py"
 """Ending of the file's name, after the recipe's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """Columns that a pattern makes a prompt of; the output contributes to the loss."""
+class Rows(NamedTuple):
+    """How the rows of a source are read."""
 
-    turn: str
-    """With {instruction} and {input}."""
-    turn_alone: str
-    """With {instruction}, where a row has no input."""
-    system_format: str = "{system}"
-    system: str = ""
-    """Before each prompt that has an input."""
-    system_alone: str = ""
-    system_column: str = ""
-    """Column of the system's text, where rows have their own."""
-    instruction: str = "instruction"
-    given: str = "input"
-    output: str = "output"
+    form: str
+    """`format` of the source."""
+    columns: Mapping[str, str] = {}
+    """Field -> column, where these differ."""
+    hook: Shape | None = None
 
-    def columns(self) -> tuple[str, ...]:
-        return (self.instruction, self.output)
-
-    def lines(self) -> list[str]:
-        return [
-            f"given = row.get({self.given!r})" if self.given else "given = None",
-            f"system = {self.system!r} if given else {self.system_alone!r}",
-            *([f"system = row.get({self.system_column!r}, system)"] if self.system_column else []),
-            f"prompt = {self.system_format!r}.format(system=system) if system else ''",
-            f"turn = {self.turn!r} if given else {self.turn_alone!r}",
-            f"prompt += turn.format(instruction=row[{self.instruction!r}], input=given)",
-            f"return {{'prompt': prompt, 'completion': row[{self.output!r}]}}",
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Columns that become one exchange of messages, with the turns before it."""
-
-    prompt: str
-    response: str
-    query: str = ""
-    """A column whose text follows the prompt's on a line of its own."""
-    history: str = ""
-    """A column of pairs: asked, answered."""
-    system: str = ""
-    tools: str = ""
-    images: tuple[str, ...] = ()
-    """Columns of images; a row has one of them, or none."""
-    label: str = ""
-    """A column that says whether the answer is good."""
-
-    def columns(self) -> tuple[str, ...]:
-        return (self.prompt, self.response, *([self.label] if self.label else []))
-
-    def lines(self) -> list[str]:
-        before = []
-        if self.system:
-            before += [
-                f"if row.get({self.system!r}):",
-                f"    messages.append({{'role': 'system', 'content': row[{self.system!r}]}})",
-            ]
-        if self.history:
-            before += [
-                f"for asked, answered in row.get({self.history!r}) or []:",
-                "    messages.append({'role': 'user', 'content': asked})",
-                "    messages.append({'role': 'assistant', 'content': answered})",
-            ]
-        asked = [name for name in (self.prompt, self.query) if name]
-        return [
-            "messages = []",
-            *before,
-            f"asked = [row[name] for name in {asked!r} if row.get(name)]",
-            "messages.append({'role': 'user', 'content': '\\n'.join(asked)})",
-            f"messages.append({{'role': 'assistant', 'content': row[{self.response!r}]}})",
-            _returned(self.tools, self.images, self.label),
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """Columns of text that become an exchange of messages with two answers."""
-
-    prompt: str
-    chosen: str
-    rejected: str
-    query: str = ""
-    system: str = ""
-    """A column of the system's text."""
-
-    def columns(self) -> tuple[str, ...]:
-        return (self.prompt, self.chosen, self.rejected)
-
-    def lines(self) -> list[str]:
-        asked = [name for name in (self.prompt, self.query) if name]
-        before = [
-            f"if row.get({self.system!r}):",
-            f"    prompt.insert(0, {{'role': 'system', 'content': row[{self.system!r}]}})",
-        ]
-        return [
-            f"asked = '\\n'.join(row[name] for name in {asked!r} if row.get(name))",
-            "prompt = [{'role': 'user', 'content': asked}]",
-            *(before if self.system else []),
-            "return {",
-            "    'prompt': prompt,",
-            f"    'chosen': [{{'role': 'assistant', 'content': row[{self.chosen!r}]}}],",
-            f"    'rejected': [{{'role': 'assistant', 'content': row[{self.rejected!r}]}}],",
-            "}",
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """A column of turns with names of their own for role and content."""
-
-    column: str
-    role: str
-    content: str
-    roles: tuple[tuple[str, str], ...]
-    """(word in the rows, role)."""
-    system: str = ""
-    """A column whose text comes before the turns, where these have no system turn."""
-    tools: str = ""
-    images: tuple[str, ...] = ()
-    """Columns of images; a row has one of them, or none."""
-    label: str = ""
-    """A column that says whether the answer is good."""
-
-    def columns(self) -> tuple[str, ...]:
-        return (self.column, *([self.label] if self.label else []))
-
-    def lines(self) -> list[str]:
-        first = [
-            f"if row.get({self.system!r}) and messages[:1] and messages[0]['role'] != 'system':",
-            f"    messages.insert(0, {{'role': 'system', 'content': row[{self.system!r}]}})",
-        ]
-        return [
-            f"roles = {dict(self.roles)!r}",
-            "messages = [",
-            f"    {{'role': turn[{self.role!r}], 'content': turn[{self.content!r}]}}",
-            f"    for turn in row[{self.column!r}]",
-            "]",
-            "for message in messages:",
-            "    message['role'] = roles.get(message['role'], message['role'])",
-            *(first if self.system else []),
-            _returned(self.tools, self.images, self.label),
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """Columns of text that patterns make a prompt and its answers of; other columns stay."""
-
-    turn: str
-    """With {prompt}."""
-    system: str
-    """Before it, with {system}; of rows that have a system text."""
-    answer: str
-    """With {answer}."""
-    prompt: str
-    """The column; with `within`: that of a conversation."""
-    answers: tuple[tuple[str, str], ...]
-    """(field, column)."""
-    system_column: str = "system"
-    within: int | None = None
-    """The turn of an answer's column that is the answer; None: the column is a text."""
-    label: str = ""
-    """A column that says whether the answer is good; it is called label afterwards."""
-
-    def columns(self) -> tuple[str, ...]:
-        return (*dict.fromkeys((self.prompt, *(column for _, column in self.answers))),)
-
-    def lines(self) -> list[str]:
-        turn = "" if self.within is None else f"[{self.within}]['content']"
-        first = "[0]['content']" if self.prompt in dict(self.answers).values() else ""
-        asked = [f"prompt = {self.turn!r}.format(prompt=row[{self.prompt!r}]{first})"]
-        if self.system:
-            asked += [
-                f"if row.get({self.system_column!r}):",
-                f"    prompt = {self.system!r}.format(system=row[{self.system_column!r}]) + prompt",
-            ]
-        said = [
-            f"    {name!r}: {self.answer!r}.format(answer=row[{column!r}]{turn}),"
-            for name, column in self.answers
-        ]
-        label = [f"    'label': row[{self.label!r}],"] if self.label else []
-        return [*asked, "return {", "    'prompt': prompt,", *said, *label, "}"]
-
-
-Shape = Prompt | Exchange | Ranked | Turns | Answers
-
-
-def _returned(tools: str, images: Sequence[str], label: str) -> str:
-    more = f", 'label': row[{label!r}]" if label else ""
-    more += f", 'tools': row.get({tools!r})" if tools else ""
-    more += f", 'images': {' or '.join(f'row.get({name!r})' for name in images)}" if images else ""
-    return f"return {{'messages': messages{more}}}"
-
-
-def unknown_fields(pattern: str, known: Sequence[str]) -> list[str] | None:
-    """Names in the braces of a pattern that are none of `known`; None when its braces do not match."""
-    try:
-        names = [name for _, name, _, _ in Formatter().parse(pattern) if name is not None]
-    except ValueError:
-        return None
-    return [name for name in names if name not in known]
-
-
-def hooks_text(origin: str, shapes: Sequence[Shape]) -> str:
-    """The file. A row is shaped by the first of the shapes whose columns it has; others stay as they are.
-
-    origin: where the patterns come from, for the first line.
-    """
-    parts = [f'"""Rows as {_plain(origin)} makes prompts of them."""\n\n\ndef format_row(row):']
-    for shape in shapes:
-        test = " and ".join(f"{name!r} in row" for name in dict.fromkeys(shape.columns()))
-        parts.append(f"    if {test}:")
-        parts += [f"        {line}" for line in shape.lines()]
-    return "\n".join([*parts, "    return row"]) + "\n"
+    @classmethod
+    def renamed(cls, form: str, names: Mapping[str, str]) -> Rows:
+        """Without a hook. names: field -> column."""
+        return cls(form, {field: column for field, column in names.items() if field != column})
 
 
 def _clashing(shapes: Mapping[str, Shape]) -> tuple[str, str] | None:
@@ -402,13 +225,22 @@ class Sources:
     """Paths of sources without a hook."""
     formats: list[str] = field(default_factory=list)
 
-    def add(self, path: str, form: str, hook: Shape | None) -> None:
-        """Note the format of a source, and its hook."""
-        self.formats.append(form)
-        if hook is not None:
-            self.shapes[path] = hook
+    def add(
+        self, reading: Reading, source: Mapping[str, Any], rows: Rows, read: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """A source with the shape of its rows.
+
+        read: columns that the other tool reads; others are left out of rows that are here.
+        """
+        path = source["path"]
+        self.formats.append(rows.form)
+        if rows.hook is not None:
+            self.shapes[path] = rows.hook
         else:
             self.plain.append(path)
+        left = leave_columns(path, reading, read) if read and rows.hook is None else {}
+        columns = {**rows.columns, **left}
+        return {**source, "format": rows.form, **({"columns": columns} if columns else {})}
 
     def take_hooks(self, reading: Reading, key: str, line: int | None) -> None:
         """Write the file of hooks and name it in `python`; key: where the file names the sources."""
@@ -429,7 +261,3 @@ class Sources:
             reason = f"format_row gets all rows: it also changes those here that have {columns}"
             hint = "look with `effilaunch prepare RECIPE --show 3`"
             reading.drop(Given(key, ", ".join(self.plain), line), Effect.TRAINING, reason, hint)
-
-
-def _plain(origin: str) -> str:
-    return "".join(c for c in origin if c.isalnum() or c in " .,:_-/")

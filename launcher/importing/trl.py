@@ -9,14 +9,16 @@ from typing import Any
 
 from launcher.files.redaction import names_secret
 from launcher.importing.accelerate import finish_deepspeed, is_option, take_option
-from launcher.importing.arguments import (
-    Field,
-    field_names,
-    fill_defaults,
+from launcher.importing.adapters import (
+    FourBits,
+    Lora,
     take_default_targets,
+    take_four_bits,
     take_kbit_norms,
+    take_lora,
     take_quantization,
 )
+from launcher.importing.arguments import Field, field_names, fill_defaults
 from launcher.importing.conversions import (
     To,
     as_bool,
@@ -33,17 +35,9 @@ from launcher.importing.conversions import (
     whole,
 )
 from launcher.importing.key_tables import Keys, Peer, Tool, load_tool, open_peer
-from launcher.importing.reading import EVALUATED, Effect, Given, Reading, shown
-from launcher.importing.rollouts import (
-    GENERATION_KEYS,
-    OF_TRL,
-    needs_length,
-    take_backend,
-    take_batches,
-    take_rewards,
-    take_scale,
-)
-from launcher.importing.row_sources import BUILDERS, first_row, source_at, take_share
+from launcher.importing.reading import EVALUATED, Effect, Given, Reading
+from launcher.importing.rollouts import GENERATION_KEYS, OF_TRL, needs_length, take_rollouts, take_scale
+from launcher.importing.row_sources import first_row, rows_path, source_at, take_share, weight_of
 from launcher.recipe.field_tables import trainer_fields
 from launcher.recipe.rules import check_environment
 from launcher.recipe.suggestions import TRAINER_REMOVED
@@ -57,8 +51,9 @@ def multiple(value: Any) -> int | None:
     return None if value == "auto" else whole(value)
 
 
+MODEL: Keys = {"model_name_or_path": To("model.name_or_path", text, required="")}
 KEYS: Keys = {
-    "model_name_or_path": To("model.name_or_path", text),
+    **MODEL,
     "model_revision": To("model.revision", revision),
     "trust_remote_code": To("model.trust_remote_code", if_on),
     "dataset_num_proc": To("data.num_proc", whole),
@@ -70,17 +65,27 @@ KEYS: Keys = {
     "wandb_project": To("launch.env.WANDB_PROJECT", label),
     "wandb_entity": To("launch.env.WANDB_ENTITY", label),
 }
-LORA_KEYS: Keys = {
-    "lora_r": Field("adapter.r", "16 where it is absent"),
-    "lora_alpha": Field("adapter.lora_alpha", "32 where it is absent"),
-    "lora_dropout": Field("adapter.lora_dropout", "0.05 where it is absent"),
-    "lora_target_modules": Field("adapter.target_modules", "peft's own for the model where it is absent"),
-    "lora_target_parameters": To("adapter.target_parameters", texts),
-    "lora_modules_to_save": To("adapter.modules_to_save", texts),
-    "use_rslora": To("adapter.use_rslora", switch),
-    "use_dora": To("adapter.use_dora", switch),
-}
-"""With use_peft: true."""
+LORA = Lora(
+    "use_peft",
+    {
+        "lora_r": Field("adapter.r", default=16),
+        "lora_alpha": Field("adapter.lora_alpha", default=32),
+        "lora_dropout": Field("adapter.lora_dropout", default=0.05),
+        "lora_target_modules": Field("adapter.target_modules", "peft's own for the model where it is absent"),
+        "lora_target_parameters": To("adapter.target_parameters", texts),
+        "lora_modules_to_save": To("adapter.modules_to_save", texts),
+        "use_rslora": To("adapter.use_rslora", switch),
+        "use_dora": To("adapter.use_dora", switch),
+    },
+    others=re.compile("$^"),
+    unread="use_peft is not true: all parameters are trained",
+)
+FOUR_BITS = FourBits(
+    "bnb_4bit_quant_type",
+    "use_bnb_nested_quant",
+    is_double=False,
+    note="TRL has no double quantisation, and computes in dtype",
+)
 PROFILES: dict[str, dict[str, Any]] = {
     "single_gpu": {},
     "multi_gpu": {"sharding.engine": "ddp"},
@@ -89,206 +94,10 @@ PROFILES: dict[str, dict[str, Any]] = {
     **{f"zero{stage}": {"sharding.engine": "deepspeed", "sharding.zero_stage": stage} for stage in (1, 2, 3)},
 }
 """accelerate_config by name -> recipe keys."""
-
+TABLES: Keys = {**KEYS, **LORA.keys}
+"""Every key that alone is one recipe key."""
 
 _TURNS = ("messages", "conversations")
-
-
-def take_rows(peer: Peer) -> None:
-    """Take the sources, and which of their tokens contribute to the loss."""
-    peer.reading.know("dataset_splits")
-    sources = [*_named(peer), *_listed(peer), *_mixed(peer), *_mixer(peer)]
-    has_choice = bool(peer.reading.task.learns)
-    column = peer.get("dataset_text_field")
-    if column not in (None, "text") and has_choice:
-        for source in sources:
-            source |= {"format": "text", "columns": {"text": str(column)}}
-    if sources:
-        keys = ("dataset_name", "datasets", "dataset_mixture", "dataset_mixer")
-        key = next(key for key in keys if key in peer.values)
-        peer.reading.take("data.train", sources, peer.given(key), said=key)
-    else:
-        peer.reading.needs("data.train", None, "no data set could be taken")
-    if peer.get("test_split_size") is not None:
-        take_share(peer.reading, peer.given("test_split_size"))
-    if has_choice:
-        _take_loss(peer, sources)
-
-
-def _named(peer: Peer) -> list[dict[str, Any]]:
-    """`dataset_name` with its splits."""
-    given, config, configs = (
-        peer.given("dataset_name"),
-        peer.get("dataset_config"),
-        peer.get("dataset_configs"),
-    )
-    split, test = peer.get("dataset_train_split") or "train", peer.get("dataset_test_split") or "test"
-    if peer.get("dataset_name") is None:
-        return []
-    several = configs if isinstance(configs, list) and configs else [config]
-    found = [source_at(peer.reading, given, name=one, split=split) for one in several]
-    evaluated = peer.reading.value("trainer.eval_strategy") not in (None, "no")
-    if evaluated and "test_split_size" not in peer.values:
-        rows = source_at(
-            peer.reading, Given("dataset_test_split", given.value, given.line), name=several[0], split=test
-        )
-        where = Given("dataset_test_split", test, peer.line("dataset_test_split") or given.line)
-        if rows is not None:
-            peer.reading.take(EVALUATED, [rows], where)
-        else:
-            peer.reading.needs(EVALUATED, where.line, "the rows of dataset_test_split could not be taken")
-    return [source for source in found if source is not None]
-
-
-def _listed(peer: Peer) -> list[dict[str, Any]]:
-    """`datasets: [{path, name, split, data_files, fraction}]`."""
-    sources = [_one(entry) for entry in peer.entries("datasets", "a path")]
-    return [source for source in sources if source is not None]
-
-
-def _one(entry: Peer) -> dict[str, Any] | None:
-    files, given = entry.values.get("data_files"), entry.given("path")
-    for key in entry.values:
-        if key == "fraction":
-            reason = "a share of the mixture, of first rows; `weight` of a source is how often it is seen"
-            entry.drop(key, Effect.TRAINING, reason)
-        elif key == "columns":
-            _list_columns(entry)
-        elif key not in ("path", "name", "split", "data_files"):
-            entry.drop(key, Effect.NEEDED, "a source has no such key")
-    if files is not None:
-        if given.value not in BUILDERS or not isinstance(files, str):
-            reason, hint = "no file of a data set of the hub can be named", "download it, and name the file"
-            entry.drop("data_files", Effect.NEEDED, reason, hint)
-            return None
-        given = Given(given.name, files, given.line)
-    return source_at(entry.reading, given, name=entry.values.get("name"), split=entry.values.get("split"))
-
-
-def _list_columns(entry: Peer) -> None:
-    """Columns that are kept: only those of a chat template's variables would change a row."""
-    columns = entry.values["columns"]
-    if isinstance(columns, list) and "chat_template_kwargs" in columns:
-        entry.drop("columns", Effect.TRAINING, "a chat template's variables are not read from rows")
-    else:
-        entry.drop("columns", Effect.NONE, "columns that are not needed are not read")
-
-
-def _mixed(peer: Peer) -> list[dict[str, Any]]:
-    """The `dataset_mixture` of open-r1 and the alignment handbook."""
-    given = peer.get("dataset_mixture")
-    if not isinstance(given, dict) or not isinstance(given.get("datasets"), list):
-        if given is not None:
-            peer.drop("dataset_mixture", Effect.NEEDED, "expected a mapping with datasets")
-        return []
-    sources, mixture = [], peer.inside("dataset_mixture", given)
-    for entry in mixture.entries("datasets", "an id"):
-        config, split = entry.values.get("config"), entry.values.get("split")
-        source = source_at(peer.reading, entry.given("id"), name=config, split=split)
-        if source is not None:
-            sources.append(source | _weight(entry.values.get("weight")))
-        for key in entry.values:
-            if key == "columns":
-                _list_columns(entry)
-            elif key not in ("id", "config", "split", "weight"):
-                entry.drop(key, Effect.NEEDED, "a source has no such key")
-    for key in mixture.values:
-        if key == "test_split_size":
-            take_share(peer.reading, mixture.given(key))
-        elif key == "seed":
-            mixture.drop(key, Effect.NONE, "rows are shuffled and split by the recipe's seed")
-        elif key != "datasets":
-            mixture.drop(key, Effect.NEEDED, "it has no recipe key")
-    return sources
-
-
-def _mixer(peer: Peer) -> list[dict[str, Any]]:
-    """`dataset_mixer: {id: share}` of the alignment handbook, with dataset_splits."""
-    mixer, splits = peer.get("dataset_mixer"), peer.get("dataset_splits")
-    if mixer is not None and not isinstance(mixer, dict):
-        peer.drop("dataset_mixer", Effect.NEEDED, "expected a mapping of ids to shares")
-        return []
-    names = [str(split) for split in splits] if isinstance(splits, list) and splits else ["train"]
-    sources, tests = [], []
-    for path, share in (mixer or {}).items():
-        line = peer.line(f"dataset_mixer.{path}") or peer.line("dataset_mixer")
-        for split in names:
-            source = source_at(peer.reading, Given(f"dataset_mixer.{path}", path, line), split=split)
-            if source is None:
-                break
-            if "test" in split:
-                tests.append(source)
-            else:
-                sources.append(source | _weight(share))
-    if tests:
-        peer.take("data.eval", tests, "dataset_splits")
-    return sources
-
-
-def _weight(share: Any) -> dict[str, float]:
-    number = as_number(share)
-    return {} if number is None or number <= 0 or number == 1 else {"weight": float(number)}
-
-
-def _take_loss(peer: Peer, sources: list[dict[str, Any]]) -> None:
-    """Of rows of messages every token contributes to the loss there, but with assistant_only_loss."""
-    completion = as_bool(peer.get("completion_only_loss"))
-    if peer.switch("assistant_only_loss"):
-        peer.take("data.loss_on", "assistant", "assistant_only_loss")
-        return
-    if completion is not None:
-        peer.take("data.loss_on", "completion" if completion else "all", "completion_only_loss")
-        return
-    kinds = {_kind(peer, source) for source in sources}
-    note = "in TRL all tokens of a conversation contribute to the loss without assistant_only_loss"
-    if peer.reading.task.sees_images:
-        note += ", tokens of images included; here these never do"
-    if kinds == {"chat"}:
-        peer.default("data.loss_on", "all", "assistant_only_loss: false", note)
-    elif kinds & {"chat", ""}:
-        hint = "write all for rows of messages, and nothing for others"
-        if not peer.reading.task.sees_images:
-            hint += f"; rows with images need task: {task_with_images().name}"
-        peer.needs("data.loss_on", "dataset_name", f"{note}; the kind of these rows is not known", hint)
-
-
-def _kind(peer: Peer, source: Mapping[str, Any]) -> str:
-    """chat, other, or nothing where the rows are not here: by their columns."""
-    if source.get("format") == "text":
-        return "other"
-    kept = _kept_columns(peer).get(source["path"])
-    if kept:
-        return "chat" if set(_TURNS) & kept else "other"
-    columns = first_row(source["path"], peer.reading)
-    if columns is None:
-        return ""
-    return "chat" if set(_TURNS) & columns.keys() else "other"
-
-
-def _kept_columns(peer: Peer) -> dict[str, set[str]]:
-    """Path of a data set -> its `columns`."""
-    mixture = peer.values.get("dataset_mixture")
-    lists = [peer.values.get("datasets"), mixture.get("datasets") if isinstance(mixture, dict) else None]
-    entries = [entry for several in lists if isinstance(several, list) for entry in several]
-    return {
-        str(entry.get("id") or entry.get("path")): set(map(str, entry["columns"]))
-        for entry in entries
-        if isinstance(entry, dict) and isinstance(entry.get("columns"), list)
-    }
-
-
-def _has_images(peer: Peer) -> bool:
-    """Whether a data set has a column of images, as far as the file or its first row is here."""
-    listed = peer.values.get("datasets")
-    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    paths = [
-        peer.values.get("dataset_name"),
-        *(entry.get("data_files", entry.get("path")) for entry in entries),
-    ]
-    rows = [set(first_row(path, peer.reading) or {}) for path in paths if isinstance(path, str)]
-    return any({"image", "images"} & columns for columns in (*rows, *_kept_columns(peer).values()))
-
-
 _MARKS = (
     "dataset_name", "dataset_mixture", "dataset_mixer", "use_peft", "lora_r", "max_length", "max_seq_length",
     "packing", "dataset_text_field", "dataset_config", "assistant_only_loss", "completion_only_loss",
@@ -309,6 +118,8 @@ _UNCHANGING = ("log_", "use_transformers_paged")
 """Starts of fields of trl's classes that change no training."""
 _NAMING = ("output_dir", "hub_model_id", "run_name")
 """Keys whose value is a name that the user gave the training."""
+_OF_THE_SHELL = ("PYTHONPATH", "PATH", "HOME", "USER", "LD_LIBRARY_PATH")
+_TEMPLATES = (".jinja", ".jinja2", ".j2", ".txt")
 
 
 def is_recipe(data: Mapping[str, Any]) -> bool:
@@ -316,8 +127,7 @@ def is_recipe(data: Mapping[str, Any]) -> bool:
     marks = sum(key in data for key in _MARKS)
     if "model_name_or_path" not in data:
         return marks > 1
-    listed = isinstance(data.get("datasets"), list)
-    return listed or marks > 0 or bool(data.keys() & trainer_fields().keys())
+    return isinstance(data.get("datasets"), list) or marks > 0 or bool(data.keys() & trainer_fields().keys())
 
 
 def read(text: str, file: str) -> Reading:
@@ -326,26 +136,23 @@ def read(text: str, file: str) -> Reading:
     Raises RecipeError if the file is no YAML; a kind of training that is not here is among the refusals.
     """
     peer = open_peer(text, file, tool())
+    peer.leave(peer.tool.left["values"])
     task = _take_task(peer)
-    if "model_name_or_path" not in peer.values:
-        peer.reading.needs("model.name_or_path", None, "model_name_or_path is not there")
+    peer.fill(MODEL)
     _take_environment(peer)
-    adapted = peer.switch("use_peft")
     peer.take_keys(KEYS)
     _take_model(peer)
-    _take_adapter(peer, adapted)
+    _take_adapter(peer)
     if task.rolls_out:
         _take_rollouts(peer)
     else:
         _take_length(peer)
-    if peer.get("truncation_mode") not in (None, "keep_start"):
-        peer.drop("truncation_mode", Effect.TRAINING, "the start of a long row is kept")
     _take_packing(peer, task)
     _take_template(peer)
-    if task.learns and peer.get("loss_type") not in (None, "nll", "chunked_nll"):
-        peer.drop("loss_type", Effect.TRAINING, "a loss of its own, which is not here")
+    if task.learns:
+        peer.leave(peer.tool.left["targets"])
     peer.argument("eval_strategy", "evaluation_strategy")  # evaluation rows are read only where there is one
-    take_rows(peer)
+    _take_rows(peer)
     peer.leave(peer.tool.left["keys"])
     _take_launch_options(peer)
     _leave_owned(peer, task)
@@ -375,15 +182,10 @@ def _take_task(peer: Peer) -> Task:
     elif task is not None and task.name != DEFAULT_TASK:
         reading.take("task", task.name, Given(key, None, peer.line(key)), said=key)
         reading.seen.discard(key)
-    kind = peer.get("lora_task_type")
-    if kind not in (None, "CAUSAL_LM"):
-        peer.refuse("lora_task_type", f"is {shown(kind)}: TRL trains language models", "CAUSAL_LM is")
     inner = peer.section("dataset_kwargs")
-    for option, value in inner.values.items():
-        if option == "skip_prepare_dataset" and as_bool(value) and not reading.task.sees_images:
-            peer.refuse("dataset_kwargs", "skips the preparation of rows, which would be tokens already")
-        elif not is_off(value) and option != "skip_prepare_dataset":
-            inner.drop(option, Effect.TRAINING, "rows are prepared here in one way")
+    if as_bool(inner.get("skip_prepare_dataset")) and not reading.task.sees_images:
+        peer.refuse("dataset_kwargs", "skips the preparation of rows, which would be tokens already")
+    inner.leave_inner(Effect.TRAINING, "rows are prepared here in one way")
     if reading.task.sees_images:
         peer.default("model.freeze", [], "nothing", "TRL freezes no part by itself")
     return task or reading.task
@@ -439,9 +241,6 @@ def _take_environment(peer: Peer) -> None:
         peer.reading.name_file(str(profile), peer.line("accelerate_config"))
 
 
-_OF_THE_SHELL = ("PYTHONPATH", "PATH", "HOME", "USER", "LD_LIBRARY_PATH")
-
-
 def take_env(reading: Reading, given: Given) -> None:
     """One variable, where a run does not set it itself; a secret is not repeated."""
     problems = check_environment({"launch": {"env": {given.name: given.value}}})
@@ -455,15 +254,273 @@ def take_env(reading: Reading, given: Given) -> None:
         reading.take(f"launch.env.{given.name}", str(given.value), given, said=given.name)
 
 
-def _leave_owned(peer: Peer, task: Task) -> None:
-    """Fields of trl's class that the launcher decides or that do nothing here."""
-    for key, reason in task.owned_arguments.items():
-        if key not in peer.values or key in trainer_fields() or key in peer.reading.seen:
-            continue
-        if is_off(peer.values[key]):
-            peer.reading.know(key)
+def _take_model(peer: Peer) -> None:
+    """The type of the weights, their quantisation, and the attention kernel."""
+    options = peer.section("model_init_kwargs")
+    value = peer.get("dtype") or peer.get("torch_dtype")
+    peer.reading.know("torch_dtype")
+    inner = options.get("dtype") or options.get("torch_dtype")
+    key = next((key for key in ("dtype", "torch_dtype") if key in peer.values), "model_init_kwargs")
+    dtype = dtype_name(inner if value is None else value)
+    if value is None and inner is None:
+        key, dtype = "dtype", "float32"
+    elif dtype is None:
+        peer.drop(key, Effect.TRAINING, "expected float32, bfloat16, float16 or auto")
+    if not _take_bits(peer, dtype) and dtype is not None:
+        note = "" if key in peer.values else "TRL loads the weights so"
+        peer.decide("model.dtype", dtype, key, note=note)
+    for owner in (peer, options):
+        owner.take_kernel("attn_implementation")
+    if "revision" in options.values:
+        options.take("model.revision", str(options.get("revision")), "revision")
+    options.leave_inner(Effect.TRAINING, "it has no recipe key", "use_cache", "dtype", "torch_dtype")
+
+
+def _take_bits(peer: Peer, dtype: str | None) -> bool:
+    """Whether the model is quantised."""
+    four, eight = peer.switch("load_in_4bit"), peer.switch("load_in_8bit")
+    peer.reading.know("bnb_4bit_quant_type")
+    peer.switch("use_bnb_nested_quant")
+    if four and eight:
+        peer.refuse("load_in_8bit", "is true, and so is load_in_4bit: TRL refuses both")
+    elif eight:
+        take_quantization(peer.reading, "int8", peer.given("load_in_8bit"))
+    elif four:
+        take_four_bits(peer, "load_in_4bit", FOUR_BITS, peer, None if dtype in (None, "auto") else dtype)
+    return four or eight
+
+
+def _take_adapter(peer: Peer) -> None:
+    quantized, targets = "model.quantization" in peer.reading.taken, "lora_target_modules"
+    if isinstance(peer.values.get(targets), str):  # a list there, no pattern
+        peer.values[targets] = [peer.values[targets]]
+    if take_lora(peer, LORA, is_on=peer.switch("use_peft")):
+        take_default_targets(peer.reading)
+        if quantized and not peer.reading.value("adapter.use_dora"):
+            note = "TRL keeps the adapter of a quantised model in 16 bits"
+            peer.default("adapter.autocast_adapter_dtype", False, "use_peft: true", note)
+    elif quantized:
+        message = "is not true, and a quantised model cannot be trained itself"
+        peer.refuse("use_peft", message, "set use_peft: true")
+
+
+def _take_rollouts(peer: Peer) -> None:
+    """The reward functions, and how completions are sampled."""
+    peer.take_keys(GENERATION_KEYS)
+    has_functions = take_rollouts(peer, OF_TRL, "colocate")
+    if peer.get("reward_model_name_or_path") is not None:
+        hint = "write a function that scores completions with that model"
+        peer.refuse("reward_model_name_or_path", "is set: rewards are functions here", hint)
+    elif not has_functions:
+        peer.needs(KEY, "reward_funcs", "it is not there, and nothing scores the completions")
+    take_scale(peer)
+    peer.argument("shuffle_dataset")
+    peer.argument("vllm_importance_sampling_cap", to="vllm_importance_sampling_clip_max")
+    needs_length(peer, "TRL")
+
+
+def _take_length(peer: Peer) -> None:
+    """Null, which elsewhere is as if absent, is a length without a limit here."""
+    keys = ("max_length", "max_seq_length")
+    nothing = [key for key in keys if key in peer.reading.seen]
+    for key in keys:
+        value = peer.get(key)
+        length = as_number(value)
+        if length is not None and 8 <= length <= 1_000_000_000:
+            peer.take("data.max_length", int(length), key)
+        elif value == "None":
+            nothing.append(key)
+        elif value is not None:
+            peer.drop(key, Effect.NEEDED, "expected a number of tokens", "write data.max_length")
+    if nothing and "data.max_length" not in peer.reading.taken:
+        reason = f"{nothing[0]} is null: there is no limit there"
+        peer.needs("data.max_length", nothing[0], reason, "write the longest row's length")
+    else:
+        peer.default("data.max_length", 1024, "max_length")
+
+
+def _take_packing(peer: Peer, task: Task) -> None:
+    """Packs, and long rows."""
+    strategy, packing = peer.get("packing_strategy"), peer.switch("packing") and bool(task.learns)
+    if packing:
+        peer.take("data.packing", True, "packing")
+    if packing and strategy == "wrapped":
+        peer.drop("packing_strategy", Effect.TRAINING, "documents run into each other there, and not here")
+    if packing and strategy in ("wrapped", "bfd_split"):
+        peer.take("data.overlong", "split", "packing_strategy")
+    if not task.rolls_out and "truncate" not in task.overlong:
+        peer.default("data.overlong", "truncate", "truncation_mode: keep_start")
+    elif not task.rolls_out:
+        peer.default("data.overlong", "drop", "max_length", "TRL leaves longer samples out")
+    if peer.switch("padding_free") and not packing and task.learns:
+        peer.take("data.padding_free", True, "padding_free")
+
+
+def _take_template(peer: Peer) -> None:
+    template, path = peer.get("chat_template"), peer.get("chat_template_path")
+    if isinstance(template, str) and ("{%" in template or "{{" in template):
+        peer.take_template(peer.given("chat_template"))
+    elif template is not None:
+        reason, hint = "expected the template's text", "write model.chat_template"
+        peer.drop("chat_template", Effect.TRAINING, reason, hint)
+    if path is not None and str(path).endswith(_TEMPLATES):
+        peer.take("model.chat_template", str(path), "chat_template_path")
+    elif path is not None:
+        reason = "a model whose template is taken: its text is needed"
+        peer.drop("chat_template_path", Effect.TRAINING, reason, "save it as a file, for model.chat_template")
+
+
+def _take_rows(peer: Peer) -> None:
+    """Take the sources, and which of their tokens contribute to the loss."""
+    peer.reading.know("dataset_splits")
+    sources = [*_named(peer), *_several(peer, "datasets", "path", "name"), *_mixed(peer), *_mixer(peer)]
+    has_choice = bool(peer.reading.task.learns)
+    column = peer.get("dataset_text_field")
+    if column not in (None, "text") and has_choice:
+        for source in sources:
+            source |= {"format": "text", "columns": {"text": str(column)}}
+    if sources:
+        keys = ("dataset_name", "datasets", "dataset_mixture", "dataset_mixer")
+        key = next(key for key in keys if key in peer.values)
+        peer.reading.take("data.train", sources, peer.given(key), said=key)
+    else:
+        peer.reading.needs("data.train", None, "no data set could be taken")
+    take_share(peer, "test_split_size")
+    if has_choice:
+        _take_loss(peer, sources)
+
+
+def _named(peer: Peer) -> list[dict[str, Any]]:
+    """`dataset_name` with its splits."""
+    given, config, several = (
+        peer.given("dataset_name"),
+        peer.get("dataset_config"),
+        peer.get("dataset_configs"),
+    )
+    configs = several if isinstance(several, list) and several else [config]
+    peer.reading.know("dataset_config")
+    split, test = peer.get("dataset_train_split") or "train", peer.get("dataset_test_split") or "test"
+    if peer.get("dataset_name") is None:
+        return []
+    found = [source_at(peer.reading, given, name=one, split=split) for one in configs]
+    evaluated = peer.reading.value("trainer.eval_strategy") not in (None, "no")
+    if evaluated and "test_split_size" not in peer.values:
+        where = Given("dataset_test_split", test, peer.line("dataset_test_split") or given.line)
+        address = Given("dataset_test_split", given.value, given.line)
+        rows = source_at(peer.reading, address, name=configs[0], split=test)
+        if rows is not None:
+            peer.reading.take(EVALUATED, [rows], where)
         else:
-            peer.drop(key, Effect.NONE if key.startswith(_UNCHANGING) else Effect.TRAINING, reason)
+            peer.reading.needs(EVALUATED, where.line, "the rows of dataset_test_split could not be taken")
+    return [source for source in found if source is not None]
+
+
+def _several(peer: Peer, key: str, path: str, name: str) -> list[dict[str, Any]]:
+    """A list of data sets; path, name: keys of an entry's address and configuration."""
+    sources = []
+    for entry in peer.entries(key, f"{'an' if path == 'id' else 'a'} {path}"):
+        given, columns = rows_path(entry, path), entry.values.get("columns")
+        if isinstance(columns, list) and "chat_template_kwargs" in columns:
+            entry.drop("columns", Effect.TRAINING, "a chat template's variables are not read from rows")
+        entry.leave(peer.tool.left["dataset"])
+        weight = weight_of(entry.get("weight")) if path == "id" else {}
+        asked = {"name": entry.get(name), "split": entry.get("split")}
+        entry.leave_inner(Effect.NEEDED, "a source has no such key")
+        source = None if given is None else source_at(entry.reading, given, **asked)
+        sources += [] if source is None else [source | weight]
+    return sources
+
+
+def _mixed(peer: Peer) -> list[dict[str, Any]]:
+    """The `dataset_mixture` of open-r1 and the alignment handbook."""
+    given = peer.get("dataset_mixture")
+    if not isinstance(given, dict) or not isinstance(given.get("datasets"), list):
+        if given is not None:
+            peer.drop("dataset_mixture", Effect.NEEDED, "expected a mapping with datasets")
+        return []
+    mixture = peer.inside("dataset_mixture", given)
+    sources = _several(mixture, "datasets", "id", "config")
+    take_share(mixture, "test_split_size")
+    mixture.leave(peer.tool.left["mixture"])
+    mixture.leave_inner(Effect.NEEDED, "it has no recipe key")
+    return sources
+
+
+def _mixer(peer: Peer) -> list[dict[str, Any]]:
+    """`dataset_mixer: {id: share}` of the alignment handbook, with dataset_splits."""
+    mixer, splits = peer.get("dataset_mixer"), peer.get("dataset_splits")
+    if mixer is not None and not isinstance(mixer, dict):
+        peer.drop("dataset_mixer", Effect.NEEDED, "expected a mapping of ids to shares")
+        return []
+    names = [str(split) for split in splits] if isinstance(splits, list) and splits else ["train"]
+    sources, tests = [], []
+    for path, share in (mixer or {}).items():
+        line = peer.line(f"dataset_mixer.{path}") or peer.line("dataset_mixer")
+        for split in names:
+            source = source_at(peer.reading, Given(f"dataset_mixer.{path}", path, line), split=split)
+            if source is None:
+                break
+            if "test" in split:
+                tests.append(source)
+            else:
+                sources.append(source | weight_of(share))
+    if tests:
+        peer.take("data.eval", tests, "dataset_splits")
+    return sources
+
+
+def _take_loss(peer: Peer, sources: list[dict[str, Any]]) -> None:
+    """Of rows of messages every token contributes to the loss there, but with assistant_only_loss."""
+    completion = as_bool(peer.get("completion_only_loss"))
+    if peer.switch("assistant_only_loss"):
+        peer.take("data.loss_on", "assistant", "assistant_only_loss")
+        return
+    if completion is not None:
+        peer.take("data.loss_on", "completion" if completion else "all", "completion_only_loss")
+        return
+    kinds = {_kind(peer, source) for source in sources}
+    note = "in TRL all tokens of a conversation contribute to the loss without assistant_only_loss"
+    if peer.reading.task.sees_images:
+        note += ", tokens of images included; here these never do"
+    if kinds == {"chat"}:
+        peer.default("data.loss_on", "all", "assistant_only_loss: false", note)
+    elif kinds & {"chat", ""}:
+        hint = "write all for rows of messages, and nothing for others"
+        if not peer.reading.task.sees_images:
+            hint += f"; rows with images need task: {task_with_images().name}"
+        peer.needs("data.loss_on", "dataset_name", f"{note}; the kind of these rows is not known", hint)
+
+
+def _kind(peer: Peer, source: Mapping[str, Any]) -> str:
+    """chat, other, or nothing where the rows are not here: by their columns."""
+    if source.get("format") == "text":
+        return "other"
+    columns = _kept_columns(peer).get(source["path"]) or first_row(source["path"], peer.reading)
+    if columns is None:
+        return ""
+    return "chat" if set(_TURNS) & set(columns) else "other"
+
+
+def _kept_columns(peer: Peer) -> dict[str, set[str]]:
+    """Path of a data set -> its `columns`."""
+    mixture = peer.values.get("dataset_mixture")
+    lists = [peer.values.get("datasets"), mixture.get("datasets") if isinstance(mixture, dict) else None]
+    entries = [entry for several in lists if isinstance(several, list) for entry in several]
+    return {
+        str(entry.get("id") or entry.get("path")): set(map(str, entry["columns"]))
+        for entry in entries
+        if isinstance(entry, dict) and isinstance(entry.get("columns"), list)
+    }
+
+
+def _has_images(peer: Peer) -> bool:
+    """Whether a data set has a column of images, as far as the file or its first row is here."""
+    several = peer.values.get("datasets")
+    entries = [entry for entry in several if isinstance(entry, dict)] if isinstance(several, list) else []
+    paths = [entry.get("data_files", entry.get("path")) for entry in entries]
+    paths.append(peer.values.get("dataset_name"))
+    rows = [set(first_row(path, peer.reading) or {}) for path in paths if isinstance(path, str)]
+    return any({"image", "images"} & columns for columns in (*rows, *_kept_columns(peer).values()))
 
 
 def _take_launch_options(peer: Peer) -> None:
@@ -485,142 +542,15 @@ def _take_launch_options(peer: Peer) -> None:
         finish_deepspeed(peer.reading, peer.line("use_deepspeed"))
 
 
-def _take_model(peer: Peer) -> None:
-    options = peer.section("model_init_kwargs")
-    value = peer.get("dtype") or peer.get("torch_dtype")
-    peer.reading.know("torch_dtype")
-    inner = options.get("dtype") or options.get("torch_dtype")
-    key = next((key for key in ("dtype", "torch_dtype") if key in peer.values), "model_init_kwargs")
-    dtype = dtype_name(inner if value is None else value)
-    if value is None and inner is None:
-        key, dtype = "dtype", "float32"
-    elif dtype is None:
-        peer.drop(key, Effect.TRAINING, "expected float32, bfloat16, float16 or auto")
-    if not _take_bits(peer, dtype) and dtype is not None:
-        if key in peer.values:
-            peer.take("model.dtype", dtype, key)
+def _leave_owned(peer: Peer, task: Task) -> None:
+    """Fields of trl's class that the launcher decides or that do nothing here."""
+    for key, reason in task.owned_arguments.items():
+        if key not in peer.values or key in trainer_fields() or key in peer.reading.seen:
+            continue
+        if is_off(peer.values[key]):
+            peer.reading.know(key)
         else:
-            peer.default("model.dtype", dtype, key, "TRL loads the weights so")
-    peer.take_kernel("attn_implementation")
-    for option, value in options.values.items():
-        if option == "attn_implementation":
-            options.take_kernel(option)
-        elif option == "revision":
-            options.take("model.revision", str(value), option)
-        elif option not in ("use_cache", "dtype", "torch_dtype") and not is_off(value):
-            options.drop(option, Effect.TRAINING, "it has no recipe key")
-
-
-def _take_bits(peer: Peer, dtype: str | None) -> bool:
-    """Whether the model is quantised."""
-    four, eight = peer.switch("load_in_4bit"), peer.switch("load_in_8bit")
-    kind, nested = str(peer.get("bnb_4bit_quant_type") or "nf4"), peer.switch("use_bnb_nested_quant")
-    if four and eight:
-        peer.refuse("load_in_8bit", "is true, and so is load_in_4bit: TRL refuses both")
-    elif eight:
-        take_quantization(peer.reading, "int8", peer.given("load_in_8bit"))
-    elif four and kind in ("nf4", "fp4"):
-        compute = None if dtype in (None, "auto") else dtype
-        note = "TRL has no double quantisation, and computes in dtype"
-        take_quantization(peer.reading, kind, peer.given("load_in_4bit"), note, double_quant=nested,
-                          compute_dtype=compute)  # fmt: skip
-    elif four:
-        peer.drop("bnb_4bit_quant_type", Effect.NEEDED, "expected nf4 or fp4", "write model.quantization")
-    return four or eight
-
-
-def _take_adapter(peer: Peer, adapted: bool) -> None:
-    quantized = "model.quantization" in peer.reading.taken
-    if not adapted:
-        for key in [key for key in LORA_KEYS if key in peer.values]:
-            peer.drop(key, Effect.NONE, "use_peft is not true: all parameters are trained")
-        if quantized:
-            message = "is not true, and a quantised model cannot be trained itself"
-            peer.refuse("use_peft", message, "set use_peft: true")
-        return
-    peer.take("adapter.type", "lora", "use_peft")
-    if isinstance(peer.values.get("lora_target_modules"), str):  # a list there, no pattern
-        peer.values["lora_target_modules"] = [peer.values["lora_target_modules"]]
-    peer.take_keys(LORA_KEYS)
-    peer.default("adapter.r", 16, "lora_r")
-    peer.default("adapter.lora_alpha", 32, "lora_alpha")
-    peer.default("adapter.lora_dropout", 0.05, "lora_dropout")
-    take_default_targets(peer.reading)
-    if quantized and not peer.reading.value("adapter.use_dora"):
-        note = "TRL keeps the adapter of a quantised model in 16 bits"
-        peer.default("adapter.autocast_adapter_dtype", False, "use_peft: true", note)
-
-
-def _take_length(peer: Peer) -> None:
-    """Null, which elsewhere is as if absent, is a length without a limit here."""
-    nothing = [key for key in ("max_length", "max_seq_length") if key in peer.reading.seen]
-    for key in ("max_length", "max_seq_length"):
-        value = peer.get(key)
-        length = as_number(value)
-        if length is not None and 8 <= length <= 1_000_000_000:
-            peer.take("data.max_length", int(length), key)
-        elif value == "None":
-            nothing.append(key)
-        elif value is not None:
-            peer.drop(key, Effect.NEEDED, "expected a number of tokens", "write data.max_length")
-    if nothing and "data.max_length" not in peer.reading.taken:
-        reason = f"{nothing[0]} is null: there is no limit there"
-        peer.needs("data.max_length", nothing[0], reason, "write the longest row's length")
-    else:
-        peer.default("data.max_length", 1024, "max_length")
-
-
-def _take_rollouts(peer: Peer) -> None:
-    """The reward functions, and how completions are sampled."""
-    functions = peer.listed("reward_funcs")
-    if peer.get("reward_model_name_or_path") is not None:
-        hint = "write a function that scores completions with that model"
-        peer.refuse("reward_model_name_or_path", "is set: rewards are functions here", hint)
-    elif not functions:
-        peer.needs(KEY, "reward_funcs", "it is not there, and nothing scores the completions")
-    take_rewards(peer, functions, peer.get("reward_weights"), OF_TRL)
-    peer.take_keys(GENERATION_KEYS)
-    take_backend(peer, "colocate")
-    take_scale(peer)
-    take_batches(peer)
-    peer.argument("shuffle_dataset")
-    peer.argument("vllm_importance_sampling_cap", to="vllm_importance_sampling_clip_max")
-    needs_length(peer, "TRL")
-
-
-def _take_packing(peer: Peer, task: Task) -> None:
-    strategy, packing = peer.get("packing_strategy"), peer.switch("packing") and bool(task.learns)
-    if packing:
-        peer.take("data.packing", True, "packing")
-    if packing and strategy == "wrapped":
-        peer.drop("packing_strategy", Effect.TRAINING, "documents run into each other there, and not here")
-    if packing and strategy in ("wrapped", "bfd_split"):
-        peer.take("data.overlong", "split", "packing_strategy")
-    elif strategy not in (None, "bfd", "bfd_split", "wrapped"):
-        peer.drop("packing_strategy", Effect.TRAINING, "expected bfd, bfd_split or wrapped")
-    if task.rolls_out:
-        pass
-    elif "truncate" not in task.overlong:
-        peer.default("data.overlong", "truncate", "truncation_mode: keep_start")
-    else:
-        peer.default("data.overlong", "drop", "max_length", "TRL leaves longer samples out")
-    if peer.switch("padding_free") and not packing and task.learns:
-        peer.take("data.padding_free", True, "padding_free")
-
-
-def _take_template(peer: Peer) -> None:
-    template, path = peer.get("chat_template"), peer.get("chat_template_path")
-    if isinstance(template, str) and ("{%" in template or "{{" in template):
-        peer.take_template(peer.given("chat_template"))
-    elif template is not None:
-        peer.drop(
-            "chat_template", Effect.TRAINING, "expected the template's text", "write model.chat_template"
-        )
-    if path is not None and str(path).endswith((".jinja", ".jinja2", ".j2", ".txt")):
-        peer.take("model.chat_template", str(path), "chat_template_path")
-    elif path is not None:
-        reason = "a model whose template is taken: its text is needed"
-        peer.drop("chat_template_path", Effect.TRAINING, reason, "save it as a file, for model.chat_template")
+            peer.drop(key, Effect.NONE if key.startswith(_UNCHANGING) else Effect.TRAINING, reason)
 
 
 def _take_defaults(peer: Peer, task: Task) -> None:

@@ -6,7 +6,7 @@ import ast
 import importlib.util
 from pathlib import Path
 
-from launcher.importing.arguments import PEFT_TARGETS
+from launcher.importing.adapters import PEFT_TARGETS
 from launcher.importing.deepspeed import _DEFAULTS
 
 

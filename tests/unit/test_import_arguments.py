@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from every import every
 
+from launcher.importing.adapters import take_default_targets
 from launcher.importing.arguments import (
     PEFT_DEFAULTS,
     RENAMED,
@@ -12,7 +13,6 @@ from launcher.importing.arguments import (
     fill_defaults,
     take_adapter,
     take_argument,
-    take_default_targets,
 )
 from launcher.importing.conversions import as_bool, as_number
 from launcher.importing.reading import Effect, Given, Reading

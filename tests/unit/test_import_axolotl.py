@@ -14,7 +14,8 @@ from migration_tables import HANDLED
 
 from launcher.errors import RecipeError
 from launcher.importing import axolotl
-from launcher.importing.axolotl import DPO_KEYS, KEYS, KTO_KEYS, TYPES
+from launcher.importing.axolotl import TABLES
+from launcher.importing.axolotl_rows import TYPES
 from launcher.importing.join import import_files
 from launcher.importing.reading import Effect, Reading
 
@@ -28,7 +29,7 @@ def dropped(reading: Reading) -> dict[str, Effect]:
 
 
 def test_every_mapped_key_has_a_case() -> None:
-    assert {*KEYS, *DPO_KEYS, *KTO_KEYS} | {row[0] for row in HANDLED["axolotl"]} == set(CASES)
+    assert {*TABLES} | {row[0] for row in HANDLED["axolotl"]} == set(CASES)
 
 
 @every("key", CASES)
@@ -65,7 +66,7 @@ def test_the_tables_name_keys_of_axolotl_once() -> None:
     known = set(axolotl.tool().keys) | {"debug", "gc_steps", "eval_table_max_new_tokens", "flash_attn_d512"}
     assert len(left) - len(set(left)) == 0
     assert set(left) - known == set()
-    taken = {*KEYS} | {row[0] for row in HANDLED["axolotl"]}
+    taken = {*TABLES} | {row[0] for row in HANDLED["axolotl"]}
     assert not taken & {name for entry in axolotl.tool().left["keys"] for name in entry.names}
 
 

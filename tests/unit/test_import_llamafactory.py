@@ -13,7 +13,7 @@ from migration_tables import HANDLED
 
 from launcher.errors import RecipeError
 from launcher.importing import llamafactory
-from launcher.importing.llamafactory import DPO_KEYS, KEYS, KTO_KEYS, LORA_KEYS
+from launcher.importing.llamafactory import TABLES
 from launcher.importing.reading import Effect, Reading
 from launcher.recipe.field_tables import trainer_fields
 
@@ -196,7 +196,7 @@ def format_row(reading: Reading) -> Any:
 
 
 def test_every_mapped_key_has_a_case() -> None:
-    named = {*KEYS, *LORA_KEYS, *DPO_KEYS, *KTO_KEYS} | {row[0] for row in HANDLED["llamafactory"]}
+    named = {*TABLES} | {row[0] for row in HANDLED["llamafactory"]}
     assert named == set(CASES)
 
 

@@ -14,7 +14,8 @@ from migration_tables import HANDLED
 from launcher.errors import RecipeError
 from launcher.importing import trl
 from launcher.importing.reading import Effect, Reading
-from launcher.importing.trl import KEYS, LORA_KEYS
+from launcher.importing.rollouts import OF_TRL
+from launcher.importing.trl import TABLES
 from launcher.recipe.field_tables import trainer_fields
 
 FILE: dict[str, Any] = {
@@ -183,7 +184,7 @@ def dropped(reading: Reading) -> dict[str, Effect]:
 
 
 def test_every_mapped_key_has_a_case() -> None:
-    assert {*KEYS, *LORA_KEYS} | {row[0] for row in HANDLED["trl"]} == set(CASES)
+    assert {*TABLES} | {row[0] for row in HANDLED["trl"]} == set(CASES)
 
 
 @every("key", CASES)
@@ -344,7 +345,7 @@ def test_rollouts() -> None:
 
 def test_the_file_of_trls_reward_functions_has_them() -> None:
     rewards = pytest.importorskip("trl.rewards")
-    names = list(trl.OF_TRL)
+    names = list(OF_TRL)
     reading = read({**GRPO, "reward_funcs": names}, word="grpo")
     made: dict[str, Any] = {}
     exec(reading.texts["_rewards.py"], made)
