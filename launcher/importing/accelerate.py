@@ -7,7 +7,6 @@ from typing import Any
 
 from launcher.importing.arguments import take_fsdp_option
 from launcher.importing.conversions import (
-    Convert,
     Refused,
     Taker,
     To,
@@ -15,9 +14,13 @@ from launcher.importing.conversions import (
     as_number,
     count,
     ignore,
+    number,
     offload,
     on,
+    real,
+    several,
     stage,
+    take_nvme,
 )
 from launcher.importing.reading import Effect, Given, Reading, read_yaml, shown
 
@@ -162,57 +165,45 @@ def _restarts(value: Any) -> int | None:
     return number if isinstance(number, int) and number > 0 else None
 
 
-def _nvme(reading: Reading, given: Given) -> None:
-    if reading.value("sharding.nvme_path") not in (None, given.value):
-        reading.drop(given, Effect.NONE, "one folder holds all that is offloaded to nvme")
-    elif str(given.value).lower() == "none":
-        reading.know(given.name)
-    else:
-        reading.take("sharding.nvme_path", given.value, given)
-
-
-def _number(kind: type[int] | type[float]) -> Convert:
-    def convert(value: Any) -> int | float | None:
-        number = as_number(value)
-        if str(value) == "auto":
-            return None
-        if number is None:
-            raise ValueError("a number")
-        return float(number) if kind is float else number
-
-    return convert
-
-
 def _file(reading: Reading, given: Given) -> None:
     reading.know(given.name)
     if str(given.value).lower() != "none":
         reading.name_file(str(given.value), given.line)
 
 
-def _parallel(reading: Reading, given: Given) -> None:
-    plain = given.name.rpartition(".")[2].replace("-", "_").removeprefix("parallelism_config_")
-    number = as_number(given.value)
-    reading.know(given.name)
-    if plain in ("tp_size", "cp_size", "sp_size") and isinstance(number, int):
-        if number > 1:
-            reading.take(f"sharding.{plain}", number, given)
-    elif plain not in ("dp_shard_size", "dp_replicate_size") or number not in (None, 1):
-        reading.drop(given, Effect.NONE, "how the same work is distributed over the devices")
+def _option_of(prefix: str, rows: Mapping[str, Taker], reason: str) -> Taker:
+    """What takes the options of a block: `rows` by their names without the prefix, others for one reason."""
+
+    def take(reading: Reading, given: Given) -> None:
+        plain = given.name.rpartition(".")[2].replace("-", "_").removeprefix(prefix)
+        reading.know(given.name)
+        if plain in rows:
+            rows[plain](reading, given)
+        elif as_bool(given.value) is not False and (as_number(given.value) != 1 or plain[:3] != "dp_"):
+            reading.drop(given, Effect.NONE, reason)
+
+    return take
 
 
-def _dynamo(reading: Reading, given: Given) -> None:
-    plain = given.name.rpartition(".")[2].replace("-", "_").removeprefix("dynamo_")
-    value = given.value
-    reading.know(given.name)
-    if plain == "backend" and str(value).upper() not in ("NO", "FALSE"):
+def _backend(reading: Reading, given: Given) -> None:
+    if str(given.value).upper() not in ("NO", "FALSE"):
         reading.take("trainer.torch_compile", True, given)
-        reading.take("trainer.torch_compile_backend", str(value).lower(), given)
-    elif plain == "mode" and value != "default":
-        reading.take("trainer.torch_compile_mode", value, given)
-    elif plain.startswith("use_") and as_bool(value):
-        reading.drop(given, Effect.NONE, "speed only: torch.compile decides it here")
+        reading.take("trainer.torch_compile_backend", str(given.value).lower(), given)
 
 
+_parallel = _option_of(
+    "parallelism_config_",
+    {name: To(f"sharding.{name}", several, effect=Effect.NONE) for name in ("tp_size", "cp_size", "sp_size")},
+    "how the same work is distributed over the devices",
+)
+_dynamo = _option_of(
+    "dynamo_",
+    {
+        "backend": _backend,
+        "mode": To("trainer.torch_compile_mode", lambda value: None if value == "default" else value),
+    },
+    "speed only: torch.compile decides it here",
+)
 _BLOCKS: dict[str, Taker] = {
     "deepspeed_config": _of_deepspeed,
     "fsdp_config": take_fsdp_option,
@@ -229,10 +220,10 @@ _DEEPSPEED: dict[str, Taker] = {
     "zero_stage": To("sharding.zero_stage", stage),
     "offload_optimizer_device": To("sharding.offload_optimizer", offload),
     "offload_param_device": To("sharding.offload_param", offload),
-    "offload_optimizer_nvme_path": _nvme,
-    "offload_param_nvme_path": _nvme,
-    "gradient_accumulation_steps": To("trainer.gradient_accumulation_steps", _number(int)),
-    "gradient_clipping": To("trainer.max_grad_norm", _number(float)),
+    "offload_optimizer_nvme_path": take_nvme,
+    "offload_param_nvme_path": take_nvme,
+    "gradient_accumulation_steps": To("trainer.gradient_accumulation_steps", number),
+    "gradient_clipping": To("trainer.max_grad_norm", real),
     "deepspeed_config_file": _file,
     "deepspeed_hostfile": To("launch.hostfile", str),
     # placement, loading and saving

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from launcher.files.safe_files import parse_json
-from launcher.importing.conversions import Drop, Taker, To, as_bool, as_number, on
+from launcher.importing.conversions import Drop, Number, Taker, To, as_bool, as_number, on
 from launcher.importing.reading import Effect, Given, Reading, is_secret, shown
 from launcher.recipe.field_tables import (
     ADAPTER_OWNED,
@@ -190,13 +190,6 @@ def _precision(reading: Reading, given: Given) -> None:
             reading.default("precision", "fp32", "bf16: false", line=given.line)
 
 
-def _seed(value: Any) -> int:
-    number = as_number(value)
-    if not isinstance(number, int) or number < 0:
-        raise ValueError("a whole number from 0")
-    return number
-
-
 def _checkpointing_kwargs(reading: Reading, given: Given) -> None:
     options = convert(given.value, {"types": ["dict"]})
     if not isinstance(options, dict):
@@ -249,7 +242,7 @@ def _max_steps(reading: Reading, given: Given) -> None:
 
 def _accelerator(reading: Reading, given: Given) -> None:
     before = reading.value("trainer.accelerator_config")
-    if isinstance(before, str):
+    if before is not None and not isinstance(before, dict):
         reading.drop(given, Effect.NONE, f"accelerator_config is the file {before}")
         return
     config = {**(before or {}), given.name: as_bool(given.value)}
@@ -408,7 +401,7 @@ _CPU = To("hardware.device", on("cpu"))
 _SPECIAL: dict[str, Taker] = {
     "bf16": _precision,
     "fp16": _precision,
-    "seed": To("seed", _seed, effect=Effect.TRAINING),
+    "seed": To("seed", Number("a whole number from 0", 0), effect=Effect.TRAINING),
     "no_cuda": _CPU,
     "use_cpu": _CPU,
     "gradient_checkpointing_kwargs": _checkpointing_kwargs,

@@ -26,6 +26,7 @@ from launcher.importing.conversions import (
     label,
     listed,
     on,
+    several,
     switch,
     text,
     texts,
@@ -505,11 +506,12 @@ def _take_sharding(peer: Peer) -> None:
     if key == "fsdp_config":
         take_fsdp_options(peer.reading, peer.given(key))
     peer.get("fsdp_version")
-    for key in ("context_parallel_size", "sequence_parallel_degree"):
-        size = as_number(peer.get(key))
-        if size is not None and size > 1:
-            to = "sp_size" if peer.values.get("deepspeed") else "cp_size"
-            peer.take(f"sharding.{to}", int(size), key)
+    to = To(
+        "sharding.sp_size" if peer.values.get("deepspeed") else "sharding.cp_size",
+        several,
+        effect=Effect.NONE,
+    )
+    peer.take_keys(dict.fromkeys(("context_parallel_size", "sequence_parallel_degree"), to))
 
 
 def _take_trackers(peer: Peer) -> None:

@@ -73,6 +73,16 @@ def ignore(reading: Reading, given: Given) -> None:
     reading.know(given.name)
 
 
+def take_nvme(reading: Reading, given: Given) -> None:
+    """The folder of an offload to nvme: one holds all that is offloaded."""
+    if reading.value("sharding.nvme_path") not in (None, given.value):
+        reading.drop(given, Effect.NONE, "one folder holds all that is offloaded to nvme")
+    elif str(given.value).lower() == "none":
+        reading.know(given.name)
+    else:
+        reading.take("sharding.nvme_path", given.value, given)
+
+
 def as_bool(value: Any) -> bool | None:
     """A switch, also as the text of a flag or of YAML 1.1; None where it is none."""
     if isinstance(value, bool):
@@ -136,46 +146,51 @@ def revision(value: Any) -> str | None:
     return None if branch == "main" else branch
 
 
-def whole(value: Any) -> int:
-    """A whole number from 1, also as text or as 8.0."""
-    number = as_number(value)
-    if number is None or number < 1 or number != int(number):
-        raise ValueError("a whole number from 1")
-    return int(number)
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number, also as text or as 8.0."""
+
+    expected: str
+    least: float = float("-inf")
+    most: float = float("inf")
+    kind: type[int] | type[float] | None = int
+    """float: a real number; None: as it is."""
+    unset: tuple[Any, ...] = ()
+    """Values that set nothing."""
+
+    def __call__(self, value: Any) -> Any:
+        number = as_number(value)
+        if value in self.unset or number in self.unset:
+            return None
+        fits = number is not None and self.least <= number <= self.most
+        if number is None or not fits or (self.kind is int and number != int(number)):
+            raise ValueError(self.expected)
+        return number if self.kind is None else self.kind(number)
 
 
-def count(value: Any) -> int | None:
-    """A number of nodes, processes or the like; -1 sets nothing."""
-    number = as_number(value)
-    if number == -1:
-        return None
-    if number is None or number < 1 or number != int(number):
-        raise ValueError("a number from 1")
-    return int(number)
+whole = Number("a whole number from 1", 1)
+count = Number("a number from 1", 1, unset=(-1,))
+"""Of nodes, processes or the like."""
+number = Number("a number", kind=None, unset=("auto",))
+real = Number("a number", kind=float, unset=("auto",))
+stage = Number("a stage from 0 to 3", 0, 3)
+"""Of ZeRO."""
 
 
 def tokens(value: Any) -> int:
     """A length in tokens."""
-    length = whole(value)
+    length: int = whole(value)
     if not 8 <= length <= 1_000_000_000:
         raise ValueError("a number of tokens from 8")
     return length
 
 
-def number(value: Any) -> float:
-    """A number."""
-    found = as_number(value)
-    if found is None:
-        raise ValueError("a number")
-    return found
-
-
-def stage(value: Any) -> int:
-    """A ZeRO stage."""
-    number = as_number(value)
-    if number is None or number not in (0, 1, 2, 3):
-        raise ValueError("a stage from 0 to 3")
-    return int(number)
+def several(value: Any) -> int | None:
+    """A number of devices that share something; one alone sets nothing."""
+    size = as_number(value)
+    if size is None:
+        raise ValueError("a number of devices")
+    return int(size) if size > 1 else None
 
 
 def offload(value: Any) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from launcher.engines.deepspeed_config import flatten
 from launcher.errors import Problem, RecipeError
 from launcher.files.safe_files import parse_json
-from launcher.importing.conversions import To, as_number, offload, on, stage, whole
+from launcher.importing.conversions import To, as_number, offload, on, real, several, stage, take_nvme, whole
 from launcher.importing.reading import Effect, Given, Reading
 from launcher.knowledge.lint.check import PLAN_DECIDES, apply_fixes, lint_text
 from launcher.knowledge.lint.document import LintFinding, read_json
@@ -61,8 +61,16 @@ _DEFAULTS: dict[str, Any] = {
     "dump_state": False,
 }
 _GATHER = ("gather_16bit_weights_on_model_save", "gather_fp16_weights_on_model_save")
-_OLD_OFFLOAD = {"cpu_offload": "offload_optimizer", "cpu_offload_params": "offload_param",
-                "cpu_offload_param": "offload_param"}  # fmt: skip
+KEYS: Mapping[str, To] = {
+    "gradient_clipping": To("trainer.max_grad_norm", real, effect=Effect.TRAINING),
+    f"{_ZERO}.stage": To("sharding.zero_stage", stage),
+    f"{_ZERO}.cpu_offload": To("sharding.offload_optimizer", on("cpu")),
+    f"{_ZERO}.cpu_offload_params": To("sharding.offload_param", on("cpu")),
+    f"{_ZERO}.cpu_offload_param": To("sharding.offload_param", on("cpu")),
+    "tensor_parallel.autotp_size": To("sharding.tp_size", several, effect=Effect.NONE),
+    "sequence_parallel_size": To("sharding.sp_size", several, effect=Effect.NONE),
+}
+"""Each alone is one recipe key."""
 
 
 def is_config(data: Any) -> bool:
@@ -126,8 +134,11 @@ def take_config(reading: Reading, values: Mapping[str, Any], line: Lines) -> Non
     reading.take("sharding.engine", "deepspeed", Given(_ZERO, None, line(_ZERO)), said=_ZERO)
     _take_batch(config)
     _take_precision(config)
+    for key in [key for key in KEYS if key in config.rest]:
+        KEYS[key](reading, config.pop(key))
     _take_zero(config)
-    _take_parallel(config)
+    for key in [key for key in config.rest if key.startswith("tensor_parallel.")]:
+        reading.drop(config.pop(key), Effect.NONE, "sharding.tp_size decides it")
     _drop_blocks(config)
     _take_optimizer(config)
     _take_scheduler(config)
@@ -155,16 +166,6 @@ def _take_batch(config: _Config) -> None:
         reading.take("global_batch_size", total.value, total)
         if steps is not None:
             reading.drop(steps, Effect.NONE, "train_batch_size decides it with the number of devices")
-    clip = config.pop("gradient_clipping")
-    if clip.value is not None:
-        To("trainer.max_grad_norm", _float, effect=Effect.TRAINING)(reading, clip)
-
-
-def _float(value: Any) -> float:
-    number = as_number(value)
-    if number is None:
-        raise ValueError("a number")
-    return float(number)
 
 
 def _whole(config: _Config, key: str) -> Given | None:
@@ -205,15 +206,8 @@ def _take_zero(config: _Config) -> None:
     reading, zero = config.reading, config.values.get(_ZERO)
     if isinstance(zero, bool):  # an old form: true is stage 1
         reading.take("sharding.zero_stage", int(zero), config.pop(_ZERO))
-    given = config.pop(f"{_ZERO}.stage")
-    if given.value is not None:
-        To("sharding.zero_stage", stage)(reading, given)
-    elif not (isinstance(zero, Mapping) and zero.get("stage") == "auto"):
-        reading.default("sharding.zero_stage", 0, given.name)
-    for old, block in _OLD_OFFLOAD.items():
-        given = config.pop(f"{_ZERO}.{old}")
-        if given.value is not None:
-            To(f"sharding.{block}", on("cpu"))(reading, given)
+    if not isinstance(zero, Mapping) or zero.get("stage") is None:
+        reading.default("sharding.zero_stage", 0, f"{_ZERO}.stage")
     config.ignore(f"{_ZERO}.cpu_offload_use_pin_memory")
     for block in ("offload_optimizer", "offload_param"):
         _take_offload(config, f"{_ZERO}.{block}", f"sharding.{block}")
@@ -222,25 +216,11 @@ def _take_zero(config: _Config) -> None:
 def _take_offload(config: _Config, block: str, to: str) -> None:
     reading, device, folder = config.reading, config.pop(f"{block}.device"), config.pop(f"{block}.nvme_path")
     To(to, offload)(reading, device)
-    if device.value != "nvme" or folder.value is None:
-        reading.know(folder.name)
-    elif reading.value("sharding.nvme_path") in (None, folder.value):
-        reading.take("sharding.nvme_path", folder.value, folder)
-    else:
-        reading.drop(folder, Effect.NONE, "one folder holds all that is offloaded to nvme")
+    reading.know(folder.name)
+    if device.value == "nvme" and folder.value is not None:
+        take_nvme(reading, folder)
     if device.value not in ("cpu", "nvme"):  # options of an offload that is not used
         config.ignore(f"{block}.")
-
-
-def _take_parallel(config: _Config) -> None:
-    for key, to in (("tensor_parallel.autotp_size", "tp_size"), ("sequence_parallel_size", "sp_size")):
-        given = config.pop(key)
-        number = as_number(given.value)
-        config.reading.know(key)
-        if isinstance(number, int) and number > 1:
-            config.reading.take(f"sharding.{to}", number, given)
-    for key in [key for key in config.rest if key.startswith("tensor_parallel.")]:
-        config.reading.drop(config.pop(key), Effect.NONE, "sharding.tp_size decides it")
 
 
 def _drop_blocks(config: _Config) -> None:
@@ -292,7 +272,7 @@ def _complete(config: dict[str, Any]) -> dict[str, Any]:
     """With what a config of its own must have, so that `lint` finds nothing in the written file."""
     made = {_MICRO: "auto", _ZERO: {}, **config}
     for block in ("bf16", "fp16"):
-        if block in config:
+        if isinstance(config.get(block), dict):
             made[block] = {"enabled": "auto", **config[block]}
     return made
 

@@ -127,9 +127,15 @@ def _choose(made: Imported, key: str, value: Taken, second: str, tools: Mapping[
 
 def _read_all(files: Sequence[str]) -> list[Reading]:
     """The files given, and those that they name and that are there."""
-    info, texts = _apart(files)
-    given = list(texts)
-    readings = _read_given(texts, info)
+    texts, info, problems = _texts_of(files)
+    readings: list[Reading] = []
+    for file, text in texts.items():
+        try:
+            readings.append(read_text(text, file, info))
+        except RecipeError as error:
+            problems += [replace(problem, file=problem.file or file) for problem in error.problems]
+    if problems:
+        raise RecipeError(problems)
     if not readings:
         raise RecipeError(Problem("import-unknown", "LLaMA-Factory's list of data sets alone is no training",
                                   files[0], hint="give the recipe as a FILE too"))  # fmt: skip
@@ -138,56 +144,27 @@ def _read_all(files: Sequence[str]) -> list[Reading]:
         for config, line in reading.inline:
             deepspeed.take_config(reading, config, lambda path, line=line: line)  # type: ignore[misc]
         for name, place in reading.names.items():
-            _take_named(readings, reading, name, place, known, given)
+            _take_named(readings, reading, name, place, known, list(texts))
     return readings
 
 
-def _apart(files: Sequence[str]) -> tuple[Info | None, dict[str, str]]:
-    """LLaMA-Factory's list of data sets, where one is given, and the texts of the other files.
+def _texts_of(files: Sequence[str]) -> tuple[dict[str, str], Info | None, list[Problem]]:
+    """(texts, LLaMA-Factory's list of data sets where one is given, what cannot be opened).
 
-    Each file is opened once: a pipe (`<(…)`) can be read once. RecipeError with all that
-    cannot be read.
+    Each file is opened once: a pipe (`<(…)`) can be read once.
     """
-    info = None
     texts: dict[str, str] = {}
+    info: Info | None = None
     problems: list[Problem] = []
     for file in dict.fromkeys(files):
         try:
-            text = text_of(file)
+            texts[file] = text_of(file)
+            if found := info_of(texts[file], file):
+                del texts[file]
+                info = info or found
         except RecipeError as error:
             problems += error.problems
-            continue
-        found = info_of(text, file)
-        if found is None:
-            texts[file] = text
-        info = info or found
-    problems += _unread(texts, info) if problems else []
-    if problems:
-        raise RecipeError(problems)
-    return info, texts
-
-
-def _unread(texts: Mapping[str, str], info: Info | None) -> list[Problem]:
-    """The problems of the files that could be opened."""
-    try:
-        _read_given(texts, info)
-    except RecipeError as error:
-        return error.problems
-    return []
-
-
-def _read_given(texts: Mapping[str, str], info: Info | None) -> list[Reading]:
-    """A reading each. RecipeError with what is wrong with any of them."""
-    readings: list[Reading] = []
-    problems: list[Problem] = []
-    for file, text in texts.items():
-        try:
-            readings.append(read_text(text, file, info))
-        except RecipeError as error:
-            problems += [replace(problem, file=problem.file or file) for problem in error.problems]
-    if problems:
-        raise RecipeError(problems)
-    return readings
+    return texts, info, problems
 
 
 def _take_named(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.importing.conversions import To, as_bool, as_number, listed, number
+from launcher.importing.conversions import Number, To, as_bool, as_number, listed, number
 from launcher.importing.key_tables import Keys, Peer
 from launcher.importing.reading import shown
 from launcher.tasks.grpo import KEY
@@ -25,19 +25,10 @@ OF_TRL: Mapping[str, str] = {
 }
 """Name in `trl grpo --reward_funcs` -> the line that has it (trl 1.16, scripts/grpo.py)."""
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-
-
-def _whole(value: Any) -> int:
-    number = as_number(value)
-    if number is None or number != int(number):
-        raise ValueError("a whole number")
-    return int(number)
-
-
 _WHOLE = ("num_generations", "max_completion_length", "top_k")
 _REAL = ("temperature", "top_p", "min_p", "repetition_penalty")
 GENERATION_KEYS: Keys = {
-    **{name: To(f"generation.{name}", _whole) for name in _WHOLE},
+    **{name: To(f"generation.{name}", Number("a whole number")) for name in _WHOLE},
     **{name: To(f"generation.{name}", number) for name in _REAL},
 }
 
