@@ -242,7 +242,7 @@ def _max_steps(reading: Reading, given: Given) -> None:
 
 def _accelerator(reading: Reading, given: Given) -> None:
     before = reading.value("trainer.accelerator_config")
-    if before is not None and not isinstance(before, dict):
+    if isinstance(before, str):
         reading.drop(given, Effect.NONE, f"accelerator_config is the file {before}")
         return
     config = {**(before or {}), given.name: as_bool(given.value)}

@@ -238,3 +238,9 @@ def test_names_that_deepspeed_does_not_read_are_listed_as_they_are(
         (f"{block}.{key}".lstrip("."), effect)
     ]
     assert not reading.profile
+
+
+def test_a_switch_where_a_block_is_expected_is_listed() -> None:
+    made = read({"fp16": True, **zero(stage=2)})
+    assert made.value("sharding.zero_stage") == 2
+    assert {entry.key: entry.effect for entry in made.dropped} == {"fp16": Effect.NONE}
