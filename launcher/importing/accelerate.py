@@ -7,11 +7,11 @@ from typing import Any
 
 from launcher.importing.arguments import take_fsdp_option
 from launcher.importing.conversions import (
-    Refused,
     Taker,
     To,
     as_bool,
     as_number,
+    choice,
     count,
     ignore,
     number,
@@ -25,8 +25,16 @@ from launcher.importing.conversions import (
 from launcher.importing.reading import Effect, Given, Reading, read_yaml, shown
 
 TOOL = "accelerate config"
-_PRECISION = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16"}
-_ENGINES = {"MULTI_GPU": "ddp", "DEEPSPEED": "deepspeed", "FSDP": "fsdp", "NO": "ddp", "FALSE": "ddp"}
+_ENGINE = choice(
+    {"multi_gpu": "ddp", "deepspeed": "deepspeed", "fsdp": "fsdp", "no": "ddp", "false": "ddp"},
+    ", which nothing here starts",
+    "MULTI_GPU, DEEPSPEED, FSDP and NO are read",
+)
+_PRECISION = choice(
+    {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16"},
+    ", which nothing here trains with",
+    "no, bf16 or fp16",
+)
 _RANK_KEYS = (
     "machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "rdzv_conf", "same_network",
     "main_training_function", "debug", "enable_cpu_affinity", "command_file", "commands", "role", "tee",
@@ -131,27 +139,6 @@ def _check_file(reading: Reading, data: Mapping[str, Any], lines: Mapping[str, i
         reading.refuse(Given(key, None, lines.get(key)), message, "keep it in one of the two")
 
 
-def _engine(value: Any) -> str:
-    kind = str(value).upper().rpartition(".")[2]
-    if kind not in _ENGINES:
-        raise Refused(
-            f"is {shown(value)}, which nothing here starts", "MULTI_GPU, DEEPSPEED, FSDP and NO are read"
-        )
-    return _ENGINES[kind]
-
-
-def _environment(value: Any) -> None:
-    if str(value).rpartition(".")[2].upper() != "LOCAL_MACHINE":
-        raise Refused(f"is {shown(value)}: nothing here starts jobs there")
-
-
-def _precision(value: Any) -> str:
-    name = _PRECISION.get(str(value).lower())
-    if name is None:
-        raise Refused(f"is {shown(value)}, which nothing here trains with", "no, bf16 or fp16")
-    return name
-
-
 def _gpu_ids(reading: Reading, given: Given) -> None:
     if str(given.value).lower() == "all":
         reading.know(given.name)
@@ -233,9 +220,9 @@ _DEEPSPEED: dict[str, Taker] = {
 }  # fmt: skip
 """Keys of deepspeed_config, and options."""
 _OPTIONS: dict[str, Taker] = {
-    "distributed_type": To("sharding.engine", _engine),
-    "compute_environment": To("", _environment),
-    "mixed_precision": To("precision", _precision),
+    "distributed_type": To("sharding.engine", _ENGINE),
+    "compute_environment": To("", choice({"local_machine": None}, ": nothing here starts jobs there")),
+    "mixed_precision": To("precision", _PRECISION),
     "num_processes": To("hardware.total", count),
     "num_machines": To("hardware.num_nodes", count),
     "use_cpu": To("hardware.device", on("cpu")),

@@ -401,7 +401,7 @@ _CPU = To("hardware.device", on("cpu"))
 _SPECIAL: dict[str, Taker] = {
     "bf16": _precision,
     "fp16": _precision,
-    "seed": To("seed", Number("a whole number from 0", 0), effect=Effect.TRAINING),
+    "seed": To("seed", Number("a whole number from 0", 0, 2**63), effect=Effect.TRAINING),
     "no_cuda": _CPU,
     "use_cpu": _CPU,
     "gradient_checkpointing_kwargs": _checkpointing_kwargs,

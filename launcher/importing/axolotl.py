@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from launcher.importing.adapters import (
@@ -15,7 +16,6 @@ from launcher.importing.adapters import (
     take_quantization,
 )
 from launcher.importing.arguments import Field, fields, take_fsdp_options
-from launcher.importing.axolotl_deepspeed import shipped
 from launcher.importing.axolotl_rows import take_rows
 from launcher.importing.conversions import (
     To,
@@ -152,8 +152,31 @@ _OWN_ROLLOUTS = (
 _MOVED = ("ref_model_mixup_alpha", "ref_model_sync_steps")
 TABLES: Keys = {**KEYS, **LORA.keys, **SCHEDULE, **DPO_KEYS, **KTO_KEYS}
 """Every key that alone is one recipe key."""
+_BF16 = {"bf16": {"enabled": True}}
+_COMPILED = {"compile": {"disable": False, "backend": "inductor"}}
+_CPU = {"device": "cpu"}
+_ONE = {"stage": 1, "overlap_comm": True}
+_TWO = {"stage": 2, "overlap_comm": True, "offload_optimizer": _CPU}
+_THREE = {
+    "stage": 3, "overlap_comm": True, "sub_group_size": 0, "max_live_parameters": 0, "max_reuse_distance": 0,
+}  # fmt: skip
+_OFFLOADED = {"zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True, **_BF16}
+SHIPPED: Mapping[str, Mapping[str, Any]] = {
+    "zero1": {"zero_optimization": _ONE},
+    "zero1_torch_compile": {"zero_optimization": _ONE, **_COMPILED},
+    "zero2": {"zero_optimization": _TWO},
+    "zero2_torch_compile": {"zero_optimization": _TWO, **_COMPILED},
+    "zero3": {"zero_optimization": _THREE},
+    "zero3_bf16": {"zero_optimization": _THREE, **_BF16},
+    "zero3_bf16_cpuoffload_params": {"zero_optimization": {**_THREE, "offload_param": _CPU}, **_OFFLOADED},
+    "zero3_bf16_cpuoffload_all": {
+        "zero_optimization": {**_THREE, "offload_param": _CPU, "offload_optimizer": _CPU},
+        **_OFFLOADED,
+    },
+}
+"""Configs of its folder deepspeed_configs -> what is set there; "auto" and defaults are left out."""
 _NOT_LINEAR = ("lm_head", "embed_tokens", "wte")
-_OFFLOADED = ("offload", "offload_disk", "unsloth")
+_KEPT_ELSEWHERE = ("offload", "offload_disk", "unsloth")
 """Values of gradient_checkpointing that say where activations are kept."""
 _TRACKERS = {
     "use_wandb": "wandb",
@@ -443,7 +466,7 @@ def _take_optimizer(peer: Peer) -> None:
     if not {"warmup_steps", "warmup_ratio"} & peer.values.keys():
         note = "a share of all steps; axolotl stops at 100 steps"
         peer.default("trainer.warmup_steps", 0.03, "warmup_ratio", note)
-    if str(peer.get("gradient_checkpointing")).lower() in _OFFLOADED:
+    if str(peer.get("gradient_checkpointing")).lower() in _KEPT_ELSEWHERE:
         note = "how it is kept concerns speed and memory only"
         peer.take("trainer.activation_checkpointing", True, "gradient_checkpointing", note=note)
     else:
@@ -497,7 +520,7 @@ def _take_times(peer: Peer) -> None:
 def _take_sharding(peer: Peer) -> None:
     if name := peer.get("deepspeed"):
         peer.argument("deepspeed")
-        if config := shipped(str(name)):
+        if config := _shipped(str(name)):
             peer.reading.shipped[str(name)] = config
     key = "fsdp_config" if peer.get("fsdp_config") else "fsdp"
     if peer.get(key):
@@ -512,6 +535,13 @@ def _take_sharding(peer: Peer) -> None:
         effect=Effect.NONE,
     )
     peer.take_keys(dict.fromkeys(("context_parallel_size", "sequence_parallel_degree"), to))
+
+
+def _shipped(file: str) -> Mapping[str, Any] | None:
+    """The config that a recipe of axolotl names (`deepspeed_configs/zero2.json`), if axolotl ships it."""
+    path = PurePath(file)
+    known = (path.parent.name, path.suffix) == ("deepspeed_configs", ".json")
+    return SHIPPED.get(path.stem) if known else None
 
 
 def _take_trackers(peer: Peer) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.importing.reading import Effect, Given, Reading
+from launcher.importing.reading import Effect, Given, Reading, shown
 
 _TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
 _DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
@@ -191,6 +191,18 @@ def several(value: Any) -> int | None:
     if size is None:
         raise ValueError("a number of devices")
     return int(size) if size > 1 else None
+
+
+def choice(values: Mapping[str, Any], message: str, hint: str | None = None) -> Convert:
+    """One of the names, also as the end of a dotted one; others are refused with the message."""
+
+    def convert(value: Any) -> Any:
+        name = str(value).rpartition(".")[2].lower()
+        if name not in values:
+            raise Refused(f"is {shown(value)}{message}", hint)
+        return values[name]
+
+    return convert
 
 
 def offload(value: Any) -> str | None:

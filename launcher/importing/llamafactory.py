@@ -248,7 +248,7 @@ def _take_bits(peer: Peer) -> None:
         peer.refuse("quantization_method", f"is {shown(method)}: only bitsandbytes quantises here")
     elif bits == 8:
         take_quantization(peer.reading, "int8", given)
-    elif bits == 4:
+    elif bits == 4 and str(peer.get("quantization_type") or "nf4") in ("nf4", "fp4"):
         take_four_bits(peer, "quantization_bit", FOUR_BITS, peer)
     else:
         what = f"is {shown(given.value)}, and bitsandbytes has 8 and 4 (nf4, fp4)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from launcher.importing.conversions import Number, To, as_bool, as_number, listed, number
@@ -33,11 +34,13 @@ GENERATION_KEYS: Keys = {
 }
 
 
-def take_rollouts(peer: Peer, known: Iterable[str] = (), mode: str | None = None) -> bool:
-    """Take `reward` from `reward_funcs`, and `generation.backend`; whether there are functions.
+def take_rollouts(
+    peer: Peer, known: Iterable[str] = (), mode: str | None = None, sampling: Keys = MappingProxyType({})
+) -> bool:
+    """Take `reward` from `reward_funcs`, and `generation`; whether there are functions.
 
     known: which of `OF_TRL` the tool takes by name alone. mode: its default of vllm_mode; None where that
-    differs between versions.
+    differs between versions. sampling: keys beside these.
     """
     peer.leave(peer.tool.left["rollouts"])
     functions, given = peer.listed("reward_funcs"), peer.get("reward_weights")
@@ -47,6 +50,7 @@ def take_rollouts(peer: Peer, known: Iterable[str] = (), mode: str | None = None
         peer.refuse("reward_weights", message, "give one weight for each function")
     else:
         _take_functions(peer, [*zip(functions, weights, strict=False)], known)
+    peer.take_keys(sampling)
     _take_backend(peer, peer.get("vllm_mode") or mode)
     return bool(functions)
 

@@ -149,8 +149,10 @@ def read(text: str, file: str) -> Reading:
         _take_length(peer)
     _take_packing(peer, task)
     _take_template(peer)
+    peer.reading.know("truncation_mode")
     if task.learns:
         peer.leave(peer.tool.left["targets"])
+        peer.reading.know("loss_type")
     peer.argument("eval_strategy", "evaluation_strategy")  # evaluation rows are read only where there is one
     _take_rows(peer)
     peer.leave(peer.tool.left["keys"])
@@ -291,10 +293,11 @@ def _take_bits(peer: Peer, dtype: str | None) -> bool:
 
 
 def _take_adapter(peer: Peer) -> None:
-    quantized, targets = "model.quantization" in peer.reading.taken, "lora_target_modules"
-    if isinstance(peer.values.get(targets), str):  # a list there, no pattern
-        peer.values[targets] = [peer.values[targets]]
-    if take_lora(peer, LORA, is_on=peer.switch("use_peft")):
+    quantized, targets = "model.quantization" in peer.reading.taken, peer.values.get("lora_target_modules")
+    is_on = peer.switch("use_peft")
+    if is_on and isinstance(targets, str):  # a list there, no pattern
+        peer.values["lora_target_modules"] = [targets]
+    if take_lora(peer, LORA, is_on=is_on):
         take_default_targets(peer.reading)
         if quantized and not peer.reading.value("adapter.use_dora"):
             note = "TRL keeps the adapter of a quantised model in 16 bits"
@@ -306,8 +309,7 @@ def _take_adapter(peer: Peer) -> None:
 
 def _take_rollouts(peer: Peer) -> None:
     """The reward functions, and how completions are sampled."""
-    peer.take_keys(GENERATION_KEYS)
-    has_functions = take_rollouts(peer, OF_TRL, "colocate")
+    has_functions = take_rollouts(peer, OF_TRL, "colocate", GENERATION_KEYS)
     if peer.get("reward_model_name_or_path") is not None:
         hint = "write a function that scores completions with that model"
         peer.refuse("reward_model_name_or_path", "is set: rewards are functions here", hint)

@@ -12,7 +12,7 @@ import pytest
 from every import every
 
 from launcher.errors import RecipeError
-from launcher.importing.axolotl_deepspeed import SHIPPED
+from launcher.importing.axolotl import SHIPPED
 from launcher.importing.importers import LARGEST, read_file
 from launcher.importing.join import PROFILE, Imported, import_files
 from launcher.importing.reading import Effect

@@ -589,3 +589,19 @@ def test_a_config_file_of_accelerate_is_followed_and_what_nobody_knows_is_listed
 )
 def test_norms_of_a_quantised_model_have_its_dtype(more: dict[str, Any], norms: str | None) -> None:
     assert read({**NF4, **more}).value("model.kbit_norms") == norms
+
+
+@every(
+    "values",
+    [
+        {"truncation_mode": "keep_start"},
+        {"truncation_mode": "keep_start", "precompute_ref_log_probs": True},
+        {"loss_type": "chunked_nll"},
+        {"lora_task_type": "CAUSAL_LM"},
+        {"packing": True, "packing_strategy": "bfd"},
+    ],
+)
+def test_values_that_trl_has_here_are_not_listed(values: dict[str, Any]) -> None:
+    reading = read({**FILE, **values})
+    assert not {*values} & {entry.key for entry in reading.dropped}
+    assert not reading.refusals
