@@ -350,7 +350,9 @@ def _left(effects: Mapping[str, Mapping[str, str]]) -> Iterator[Left]:
     for effect, reasons in effects.items():
         for reason, names in reasons.items():
             text, _, hint = reason.partition(" | ")
-            each = {match[1]: match[2] for match in _NAME.finditer(names)}
+            each: dict[str, str] = {}
+            for name, values in _NAME.findall(names):  # a key again: more values of it
+                each[name] = f"{each[name]}|{values.lstrip('!=')}" if name in each else values
             yield Left(None if effect == "refused" else Effect(effect), text, each, hint)
 
 

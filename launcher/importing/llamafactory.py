@@ -476,6 +476,7 @@ def _take_images(peer: Peer, stage: str, listing: _Listing) -> None:
 
     Of a data set that no dataset_info.json describes, a key about images says that there are some.
     """
+    peer.switch("freeze_language_model")  # true is refused before
     named = [*peer.listed("dataset"), *peer.listed("eval_dataset")]
     is_about_images = any(key in peer.values for key in _OF_IMAGES)
     undescribed = is_about_images and any(not listing.entry(name) for name in named)
