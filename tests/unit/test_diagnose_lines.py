@@ -316,6 +316,11 @@ def test_errors_of_nccl_are_told_apart_and_the_missing_rank_is_named():
         (finding,) = see("[rank2]: training\n" + "".join(nccl(rank, message) for rank in (0, 1, 3))).findings
         assert (finding.failure.id, finding.ranks) == (name, (0, 1, 3)), message
         assert finding.missing == ((2,) if name in ("nccl-peer-died", "nccl-timeout") else ()), message
+    raised = TRACEBACK.format("train", OF_NCCL.format(*REMOTE, "socketProgress: Connection closed"))
+    of_ranks = [f"[rank{rank}]: {line}\n" for rank in (0, 1, 3) for line in raised.splitlines()]
+    (finding,) = (seen := see("[rank2]: training\n" + "".join(of_ranks))).findings
+    assert (finding.failure.id, finding.ranks, finding.missing) == ("nccl-peer-died", (0, 1, 3), (2,))
+    assert "rank 2" in diagnosis_text(seen)
     (finding,) = see("".join(nccl(rank, next(iter(ENDED_WITH))) for rank in (0, 3))).findings
     assert finding.missing == (1, 2), "ranks that no log names"
     (finding,) = see(nccl(3, next(iter(ENDED_WITH)))).findings
@@ -353,11 +358,22 @@ def test_the_numbers_of_a_full_device_decide_why_it_is_full():
 
 
 POD = "Containers:\n  trainer:\n    State:      Terminated\n      Reason:       {}\n      Exit Code:    {}\n"
+COMPLETED = "Status:           Succeeded\n" + POD.format("Completed", 0)
+EVICTED = (
+    "Status:           Failed\nReason:           Evicted\n"
+    "Message:          The node was low on resource: {}. Threshold quantity: 10120387530, available: 8Gi.\n"
+) + POD.format("ContainerStatusUnknown", 137)
 REFUSED = "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
 ENDINGS = {
     POD.format("OOMKilled", 137): "sigkill-oom",
     POD.format("Error", 1): "unknown",
-    POD.format("Completed", 0): None,
+    COMPLETED: None,
+    POD.format("Completed", 0) + POD.format("Error", 1).replace("trainer", "worker"): "unknown",
+    "Init " + POD.format("Completed", 0) + POD.format("Error", 1): "unknown",
+    COMPLETED + POD.format("Error", 1): "unknown",
+    POD.format("Error", 1) + COMPLETED: "unknown",
+    EVICTED.format("ephemeral-storage"): "checkpoint-disk",
+    EVICTED.format("memory"): "sigkill-oom",
     "  Warning  FailedScheduling  9s  scheduler  0/3 nodes are available: 3 Insufficient x.\n": "pod-pending",
     '  Warning  Failed  2m  kubelet  Failed to pull image "a/b:1": not found\n': "image-pull",
     "  Normal   Pulled  2m  kubelet  Successfully pulled image\n": None,
@@ -366,6 +382,8 @@ ENDINGS = {
     "srun: error: Unable to create step for job 12: Job/step already completing or completed\n": "unknown",
     "llama_model_load: error loading model: tensor 'output.weight' data is not within bounds\n": "unknown",
     "main: error: unable to load model\n": "unknown",
+    "gguf_init_from_file_impl: tensor 'blk.0.ffn_down_exps.weight' has invalid ggml type 39 (NONE)\n"
+    "gguf_init_from_file_impl: failed to read tensor info\n": "gguf-too-new",
     "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected\n": None,
     '/src/ggml-cuda.cu:70: GGML_ASSERT(!"CUDA error") failed\n': "unknown",
     "Error: llama runner process has terminated: exit status 2\n": "ollama-load",
@@ -385,13 +403,15 @@ def test_what_ends_without_a_traceback():
 def test_no_failure_is_said_only_with_a_sign_of_success():
     for success in (
         "{'train_runtime': 12.5, 'train_loss': 1.5}",
-        POD.format("Completed", 0),
+        COMPLETED,
         "===== test session starts =====\n===== 4 passed in 1.72s =====",
         "Ran 3 tests in 0.1s\n\nOK",
     ):
         diagnosis = see(f"{success}\n")
         assert (diagnosis.succeeded, diagnosis.last_lines) == (True, ()), success
         assert diagnosis_text(diagnosis).startswith("no failure found")
+    running = POD.format("Completed", 0).replace("Containers", "Init Containers") + "    State:   Running\n"
+    assert not see(running).succeeded
     stopped = see("\x1b[31mloading\x1b[0m\n[rank0]: step 3\n\n" + "row\n" * 30 + "step 4\n")
     assert (stopped.succeeded, len(stopped.last_lines), stopped.last_lines[-1]) == (False, 10, "step 4")
     text = diagnosis_text(stopped)

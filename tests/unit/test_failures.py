@@ -245,7 +245,11 @@ MESSAGES = {
         "Error: unable to load model: /root/.ollama/models/blobs/sha256-1c75",
     ],
     "labels-all-masked": ["ZeroDivisionError: Unsloth: All labels in your dataset are -100. Training losses"],
+    "zero-no-sync": [
+        "no_sync context manager is incompatible with gradientpartitioning logic of ZeRo stage 3"
+    ],
     "gguf-too-new": [
+        "gguf_init_from_file_impl: tensor 'blk.0.ffn_down_exps.weight' has invalid ggml type 39 (NONE)",
         "llama runner process has terminated: error loading modelvocabulary: cannot find tokenizer merges "
         "in model file",
         "Error: llama runner process has terminated: error loading model: unknown model architecture: 'phi9'",

@@ -76,8 +76,9 @@ EXITED = re.compile(
     r"exits with return code = (-?\d+)\s*$|failed \(exitcode: (-?\d+)\)|^\s*exitcode +: (-?\d+)|"
     r"^\s*Exit Code: +(\d+)$|Exited with exit code (\d+)|returned non-zero exit status (\d+)"
 )
+POD_SUCCEEDED = re.compile(r"^Status: +Succeeded$")
+"""What `kubectl describe` prints of a pod whose containers all completed; other pods may have failed."""
 SUCCESS = re.compile(
-    r"^\s*Reason: +Completed$|"
     r"'train_runtime'|\"train_runtime\"|train_runtime +=|exits successfully|Training completed\. Do not|"
     r"[Ss]cript completed successfully|^Training (?:completed|complete|finished)"
 )
@@ -99,10 +100,10 @@ ENDED = re.compile(
     r"^(?:sbatch|salloc): error: |^srun: (?:error: Unable to |fatal: )|"
     # What `kubectl describe` prints of a container, and its events.
     r"^\s*Reason: +(?:Error|Evicted|\w+BackOff|Err\w+|\w+Error|ContainerCannotRun|DeadlineExceeded)$|"
-    r"^\s*Warning +(?:Failed\w*|BackOff|Evicted|OOMKilling) |"
+    r"^\s*Warning +(?:Failed\w*|BackOff|Evicted|OOMKilling) |^Message: +The node was low on resource: |"
     # llama.cpp and Ollama
     r"^(?:llama_(?:model_load|load_model|init_from|new_context)\w*|gguf_init_\w+|common_init_\w+|main|"
-    r"srv +load_model): (?:.{0,80}: )?(?:error\b|failed to |unable to )|"
+    r"srv +load_model): (?:.{0,80}: )?(?:error\b|failed to |unable to |tensor .{1,80} has invalid )|"
     r"^Error: (?:llama runner|model requires|unable to load|\d{3} [A-Z]|pull model|.{0,60}GGUF)"
 )
 """The last line of a program that argparse, Python itself, a scheduler or an inference engine ended."""
@@ -134,8 +135,8 @@ WORDS = (
     b"--report_to", b"VISIBLE_DEVICES", b"got forked", b"slow inference", b"slow speed", b"Params4bit",
     b"deprecated and will", b"weight_tying", b"use_cache=True", b"length is longer", b"OMP_NUM_THREADS env",
     b"16bit", b"ignored in loss", b"use_reentrant", b"vocabulary was not", b"o module named", b"can't open",
-    b"Warning  ", b"Reason:", b"BackOff", b"GGML_A", b"Xid", b"fallen off", b"unable to",
-    b"native library", b'"cell_type"', b'"output_type"', b'"source"',
+    b"Warning  ", b"Reason:", b"BackOff", b"GGML_A", b"Xid", b"fallen off", b"unable to", b"Succeeded",
+    b"low on resource", b"invalid ggml", b"native library", b'"cell_type"', b'"output_type"', b'"source"',
     # What the reports of pytest and unittest contain.
     b"test session", b"Captured", b" passed", b" failed", b" error", b" skipped", b" xfailed", b" xpassed",
     b" deselected", b"Ran ", b"OK", b"FAILED",
