@@ -129,10 +129,14 @@ def _with_adapter(job: MemoryJob, adapter: Adapted, spec: ModelSpec) -> MemoryJo
 
 
 def _length(draft: Draft) -> int:
-    """Tokens of the longest row with its padding; a flattened row is padded once, by less than a multiple."""
-    length: int = draft.data.max_length
+    """Tokens of the longest row with its padding; a flattened row is padded once, by less than a multiple.
+
+    Prompt and completion of a rollout are padded each for itself.
+    """
+    rollout = rollout_of(draft)
+    completion = 0 if rollout is None else rollout.completion_length
     multiple = 1 if draft.data.padding_free else draft.data.pad_to_multiple_of or 1
-    return -(-length // multiple) * multiple
+    return sum(-(-part // multiple) * multiple for part in (draft.data.max_length - completion, completion))
 
 
 def with_prepared(job: MemoryJob, images: PreparedImages | None, draft: Draft) -> MemoryJob:

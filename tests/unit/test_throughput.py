@@ -174,12 +174,20 @@ def test_to_what_multiple_rows_are_filled_up(tmp_path, on, given, multiple):
     assert plan(tmp_path, on, **given).at(MULTIPLE) == multiple
 
 
-@pytest.mark.parametrize("task", ["dpo", "kto", "reward"])
-def test_trl_pads_to_the_multiple_that_is_asked_for(tmp_path, task):
-    made = plan(tmp_path, A100, task=task, data__pad_to_multiple_of=64, data__max_length=500)
+@pytest.mark.parametrize(
+    ("task", "length", "more"),
+    [
+        ("dpo", 512, {}),
+        ("kto", 512, {}),
+        ("reward", 512, {}),
+        ("grpo", 448 + 128, {"reward": "[{function: format}]", "generation__max_completion_length": 100}),
+    ],
+)
+def test_trl_pads_to_the_multiple_that_is_asked_for(tmp_path, task, length, more):
+    made = plan(tmp_path, A100, task=task, data__pad_to_multiple_of=64, data__max_length=500, **more)
     assert made.at("trainer.pad_to_multiple_of") == made.at(MULTIPLE) == 64
-    assert made.job.sequence_length == 512
-    unasked = plan(tmp_path, A100, task=task)
+    assert made.job.sequence_length == length
+    unasked = plan(tmp_path, A100, task=task, **more)
     assert (unasked.at(MULTIPLE), "trainer.pad_to_multiple_of" in unasked.names) == (None, False)
 
 
