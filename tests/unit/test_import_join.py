@@ -210,6 +210,23 @@ def test_what_a_recipe_refuses_beside_the_rest_is_listed(
     assert gone.removeprefix("trainer.") in {entry.key for entry in made.dropped}
 
 
+DECIDED_THERE = {
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": False,
+}
+"""Besides what is set, in each of axolotl's files; and in their section on ZeRO, for stages 2 and 3:"""
+ALSO_OF_ZERO = {
+    "contiguous_gradients": True,
+    "reduce_bucket_size": "auto",
+    "prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto",
+    "gather_16bit_weights_on_model_save": True,
+}
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_configs_that_axolotl_ships_are_known_by_name_and_content(folder: Folder, name: str) -> None:
     file = f"deepspeed_configs/{name}.json"
@@ -221,7 +238,9 @@ def test_configs_that_axolotl_ships_are_known_by_name_and_content(folder: Folder
     assert taken(by_name)["precision"] == ("bf16" if "bf16" in name else "auto")
     assert lint_text(by_name.texts[PROFILE], "x.json") == []
     (folder.path / "deepspeed_configs").mkdir()
-    content = {**SHIPPED[name], "gradient_clipping": "auto", "train_micro_batch_size_per_gpu": "auto"}
+    zero = SHIPPED[name]["zero_optimization"]
+    zero = {**zero, **(ALSO_OF_ZERO if zero["stage"] == 3 else {"contiguous_gradients": True})}
+    content = {**SHIPPED[name], **DECIDED_THERE, "zero_optimization": zero}
     (folder.path / file).write_text(json.dumps(content))
     by_content = folder.read(a_yaml={**recipe, **lora})
     assert (taken(by_content), by_content.texts) == (taken(by_name), by_name.texts)

@@ -350,6 +350,8 @@ def test_a_reward_model() -> None:
         ({"cutoff_length": 9}, "cutoff_length", Effect.TRAINING),
         ({"finetuning_type": "full", "lora_rank": 8}, "lora_rank", Effect.NONE),
         ({"cutoff_len": "long"}, "cutoff_len", Effect.NEEDED),
+        ({"model_name_or_path": "${MODEL}"}, "model.name_or_path", Effect.NEEDED),
+        ({"learning_rate": "$LR"}, "trainer.learning_rate", Effect.NEEDED),
         ({"pref_beta": 0.3}, "pref_beta", Effect.NONE),
     ],
 )

@@ -484,6 +484,8 @@ def test_a_length_without_a_limit_needs_a_word() -> None:
         ({"test_split_size": 500}, "data.eval", Effect.NEEDED),
         ({"dataset_name": "imdb", "eval_strategy": "steps"}, "data.eval", Effect.NEEDED),
         ({"dataset_name": "imdb"}, "dataset_name", Effect.NEEDED),
+        ({"dataset_name": "${DATA}"}, "dataset_name", Effect.NEEDED),
+        ({"learning_rate": "$LR"}, "trainer.learning_rate", Effect.NEEDED),
         ({"dataset_train_split": "train[:10%]"}, "dataset_name split", Effect.TRAINING),
         ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "CUDA_VISIBLE_DEVICES", Effect.NONE),
         ({"output_dir": "out"}, "output_dir", Effect.NONE),
