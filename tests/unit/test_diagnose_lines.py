@@ -363,6 +363,8 @@ EVICTED = (
     "Status:           Failed\nReason:           Evicted\n"
     "Message:          The node was low on resource: {}. Threshold quantity: 10120387530, available: 8Gi.\n"
 ) + POD.format("ContainerStatusUnknown", 137)
+EXITS = "[2026-01-01 10:00:00] [INFO] [launch.py:347:main] Process 812 exits successfully.\n"
+EXITED = "[2026-01-01 10:00:00] [ERROR] [launch.py:325:sigkill_handler] ['t.py'] exits with return code = 1\n"
 REFUSED = "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
 ENDINGS = {
     POD.format("OOMKilled", 137): "sigkill-oom",
@@ -374,6 +376,8 @@ ENDINGS = {
     POD.format("Error", 1) + COMPLETED: "unknown",
     EVICTED.format("ephemeral-storage"): "checkpoint-disk",
     EVICTED.format("memory"): "sigkill-oom",
+    EXITS + EXITED: "unknown",
+    EXITED + EXITS: "unknown",
     "  Warning  FailedScheduling  9s  scheduler  0/3 nodes are available: 3 Insufficient x.\n": "pod-pending",
     '  Warning  Failed  2m  kubelet  Failed to pull image "a/b:1": not found\n': "image-pull",
     "  Normal   Pulled  2m  kubelet  Successfully pulled image\n": None,
@@ -404,6 +408,7 @@ def test_no_failure_is_said_only_with_a_sign_of_success():
     for success in (
         "{'train_runtime': 12.5, 'train_loss': 1.5}",
         COMPLETED,
+        EXITS,
         "===== test session starts =====\n===== 4 passed in 1.72s =====",
         "Ran 3 tests in 0.1s\n\nOK",
     ):

@@ -126,7 +126,7 @@ class Examination:
         ranks = max(1, len(self.ranks))
         if found or unknown:
             return Diagnosis(found, unknown, ranks, [])
-        succeeded = bool(errors.success) or errors.pod_succeeded or errors.tests.passed()
+        succeeded = bool(errors.success) or errors.part_succeeded or errors.tests.passed()
         last_lines = () if succeeded else self.lines.last()
         return Diagnosis([], [], ranks, self.lines.noticed(), succeeded=succeeded, last_lines=last_lines)
 

@@ -76,10 +76,10 @@ EXITED = re.compile(
     r"exits with return code = (-?\d+)\s*$|failed \(exitcode: (-?\d+)\)|^\s*exitcode +: (-?\d+)|"
     r"^\s*Exit Code: +(\d+)$|Exited with exit code (\d+)|returned non-zero exit status (\d+)"
 )
-POD_SUCCEEDED = re.compile(r"^Status: +Succeeded$")
-"""What `kubectl describe` prints of a pod whose containers all completed; other pods may have failed."""
+PART_SUCCEEDED = re.compile(r"^Status: +Succeeded$|exits successfully")
+"""What `kubectl describe` prints of a pod, and DeepSpeed's launcher of a rank; others may have failed."""
 SUCCESS = re.compile(
-    r"'train_runtime'|\"train_runtime\"|train_runtime +=|exits successfully|Training completed\. Do not|"
+    r"'train_runtime'|\"train_runtime\"|train_runtime +=|Training completed\. Do not|"
     r"[Ss]cript completed successfully|^Training (?:completed|complete|finished)"
 )
 LEVEL = re.compile(

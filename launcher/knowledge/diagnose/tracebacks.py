@@ -223,7 +223,8 @@ class Errors:
         """File -> order of its last line of training: its begin, or a step."""
         self.success: dict[str, int] = {}
         """File -> order of its last line that reports success."""
-        self.pod_succeeded = False
+        self.part_succeeded = False
+        """Whether a line reports the success of one pod or rank."""
         self.tests = TestRuns()
         self.root_rank: int | None = None
         """The rank that torchrun's table names as the root cause."""
@@ -403,7 +404,7 @@ class Errors:
             self.begun[line.file] = line.order
         if forms.SUCCESS.search(text):
             self.success[line.file] = line.order
-        self.pod_succeeded |= bool(forms.POD_SUCCEEDED.match(text))
+        self.part_succeeded |= bool(forms.PART_SUCCEEDED.search(text))
         self._in_table |= "Root Cause (first observed" in text
         if self._in_table and (row := forms.TABLE_RANK.match(text)) is not None:
             self.root_rank = int(row.group(1)) if self.root_rank is None else self.root_rank
