@@ -377,6 +377,7 @@ ENDINGS = {
     EVICTED.format("ephemeral-storage"): "checkpoint-disk",
     EVICTED.format("memory"): "sigkill-oom",
     EXITS + EXITED: "unknown",
+    "{'train_runtime': 12.5, 'train_loss': 1.5}\n" + EXITED: "unknown",
     EXITED + EXITS: "unknown",
     "  Warning  FailedScheduling  9s  scheduler  0/3 nodes are available: 3 Insufficient x.\n": "pod-pending",
     '  Warning  Failed  2m  kubelet  Failed to pull image "a/b:1": not found\n': "image-pull",

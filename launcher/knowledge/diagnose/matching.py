@@ -71,6 +71,8 @@ _LAUNCHER = re.compile(
     r"ChildFailedError|CalledProcessError|exits with return code|failed \(exitcode|exitcode +:|"
     r"Exited with exit code|sigkill_handler|non-zero exit status|RayTaskError"
 )
+_OF_A_RANK = re.compile(r"exits with return code = |failed \(exitcode: ")
+"""What the launchers of ranks print of one that failed."""
 _SURVIVED_STEPS = 3
 """Logged steps after an error that prove that training continued."""
 _HEAD, _END = 12_000, 4_000
@@ -221,12 +223,13 @@ def outlived(error: Error, other: Error) -> bool:
 def proves_failure(error: Error, *, success: bool) -> bool:
     """Whether a run that printed this has failed: an unknown line of level ERROR is no proof.
 
-    success: training reported success before, so that an exit code may be another program's.
+    success: training reported success before, so that an exit code may be another program's, if it is not
+    a rank's.
     """
     if error.kind in ("traceback", "exception"):
         return True
     text = error.message
-    if success:
+    if success and not _OF_A_RANK.search(text):
         return bool(_HOST_KILLED.search(text))
     if (code := forms.EXITED.search(text)) is not None:
         return any(group not in (None, "0") for group in code.groups())
