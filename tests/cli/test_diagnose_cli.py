@@ -160,9 +160,10 @@ def test_standard_input_and_no_failure(monkeypatch, capsys):
 def test_a_run_without_a_failure_and_without_a_result_is_not_called_well(run_dir, capsys):
     """A disk without room for logs leaves neither."""
     for log in (run_dir / "logs").iterdir():
-        log.write_text("all is well\n")
+        log.write_text("all is well\nProcess 812 exits successfully.\n")
     code, found = answer(capsys, run_dir)
     assert (code, found["findings"], found["unknown"], found["unfinished"]) == (0, [], [], str(run_dir))
+    assert not found["succeeded"]
     assert main(["diagnose", str(run_dir)]) == 0
     assert str(run_dir) in capsys.readouterr().out
     (run_dir / "COMPLETED").touch()

@@ -215,7 +215,9 @@ def diagnose(paths: Sequence[str], registry: Sequence[Failure]) -> Diagnosis:
         if (folder / "COMPLETED").is_file():
             found = examination.watch.divergence(registry)
             return Diagnosis(found, [], max(1, len(examination.ranks)), succeeded=not found)
-        examination.errors.success.clear()  # only the marker proves the success of a run directory
+        # Only the marker proves the success of a run directory.
+        examination.errors.success.clear()
+        examination.errors.part_succeeded = False
     verdict = examination.verdict()
     for folder in filter(is_run_dir, map(Path, paths)):
         verdict = _as_seen(verdict, folder)
