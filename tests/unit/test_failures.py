@@ -507,8 +507,9 @@ def test_requirements_on_versions():
     assert holds("deepspeed>=0.19", {"deepspeed": str(Version("0.19.9.dev0"))})
 
 
+SECTIONS = "trainer|model|data|sharding|adapter|launch|hardware|generation"
 RECIPE_TERMS = re.compile(
-    r"\b(?:trainer|model|data|sharding|adapter|launch|hardware|generation)\.[a-z_]+\b(?!\()|"
+    rf"\b(?:{SECTIONS})\.[a-z_]+\b(?!\()|`(?:{SECTIONS}):|"
     r"`(?:precision|task|on_oom)\b|\b(?:plan|recipe|RECIPE)\b|effilaunch (?:run|plan|prepare|submit)"
 )
 """What exists only where a recipe does; `effilaunch doctor` and `lint` need none."""
