@@ -266,8 +266,6 @@ def _deepspeed(reading: Reading, given: Given) -> None:
     reading.name_file(str(given.value), given.line)
 
 
-NEAREST = "DeepSpeed offloads: sharding: {zero_stage: 3, offload_param: cpu, offload_optimizer: cpu}"
-_OFFLOAD = Drop(Effect.NONE, "memory only: FSDP keeps its shards on the device here", NEAREST)
 _MEMORY = "memory only: each block is gathered and dropped again"
 _LOADING = Drop(Effect.NONE, "host memory only: how the weights are loaded, not which")
 # How each block is wrapped and gathered is the engine's own matter here, and needs no message.
@@ -279,8 +277,6 @@ _WRAPPING = (
     "offload_pin_memory", "cpu_offload_pin_memory",
 )  # fmt: skip
 _LEFT = {
-    "offload_params": _OFFLOAD,
-    "cpu_offload": _OFFLOAD,
     "cpu_ram_efficient_loading": _LOADING,
     "sync_module_states": _LOADING,
     "state_dict_type": Drop(Effect.NONE, "the format of checkpoints alone"),
@@ -308,7 +304,7 @@ def take_fsdp(reading: Reading, given: Given) -> None:
     for word in words:
         part = Given(f"{name}: {word}", word, given.line)
         if word == "offload":
-            _OFFLOAD(reading, part)
+            reading.take("sharding.offload_param", "cpu", part)
         elif word in ("shard_grad_op", "hybrid_shard", "hybrid_shard_zero2"):
             reading.drop(part, Effect.NONE, _MEMORY)
         elif word not in ("full_shard", "auto_wrap", "true", "no_shard"):
@@ -334,6 +330,9 @@ def take_fsdp_option(reading: Reading, given: Given) -> None:
     if plain in _LEFT:
         if str(value).strip().lower() not in ("false", "no", "0", "off", "none", ""):
             _LEFT[plain](reading, given)
+    elif plain in ("offload_params", "cpu_offload"):
+        if as_bool(value):
+            reading.take("sharding.offload_param", "cpu", given)
     elif plain == "activation_checkpointing":
         if as_bool(value):
             reading.take("trainer.activation_checkpointing", True, given)

@@ -320,7 +320,8 @@ def _settle_sharding(made: Imported, profile: Mapping[str, Any]) -> None:
     engine = made.value("sharding.engine")
     if engine not in (None, "deepspeed"):
         for key in ("zero_stage", "offload_optimizer", "offload_param", "nvme_path", "config"):
-            made.leave(f"sharding.{key}", Effect.NONE, f"the engine is {engine}")
+            if (engine, key, made.value(f"sharding.{key}")) != ("fsdp", "offload_param", "cpu"):
+                made.leave(f"sharding.{key}", Effect.NONE, f"the engine is {engine}")
     if "sharding.config" in made.taken and profile:
         made.texts[PROFILE] = json.dumps(profile, indent=2) + "\n"
         made.taken["sharding.config"] = replace(made.taken["sharding.config"], value=PROFILE)
@@ -341,6 +342,7 @@ def _settle_fsdp(made: Imported) -> None:
     if made.value("sharding.engine") == "fsdp" and why is not None:
         reason = f"memory only: fsdp does not shard {why} here; the planner chooses the engine"
         made.leave("sharding.engine", Effect.NONE, reason)
+        made.leave("sharding.offload_param", Effect.NONE, "it was for fsdp")
 
 
 def _settle_hardware(made: Imported) -> None:

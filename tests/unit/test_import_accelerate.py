@@ -166,11 +166,12 @@ def test_broken_yaml_is_an_error_with_its_line(text: str) -> None:
         read(text)
 
 
-def test_offload_and_loading_under_fsdp_are_listed_and_the_rest_is_taken() -> None:
+def test_offload_under_fsdp_is_taken_and_loading_is_listed() -> None:
     options = "fsdp_offload_params: true\n  fsdp_cpu_ram_efficient_loading: true\n  fsdp_state_dict_type: x"
     made = read(f"distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  {options}\n")
     assert not made.refusals
     assert (made.value("sharding.engine"), made.value("precision")) == ("fsdp", "bf16")
+    assert made.value("sharding.offload_param") == "cpu"
     listed = {(entry.key.rpartition(".")[2], entry.effect, entry.place.line) for entry in made.dropped}
-    names = ("fsdp_offload_params", "fsdp_cpu_ram_efficient_loading", "fsdp_state_dict_type")
-    assert {(name, Effect.NONE, line) for line, name in enumerate(names, start=4)} <= listed
+    names = ("fsdp_cpu_ram_efficient_loading", "fsdp_state_dict_type")
+    assert {(name, Effect.NONE, line) for line, name in enumerate(names, start=5)} <= listed

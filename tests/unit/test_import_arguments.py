@@ -150,9 +150,10 @@ def test_what_cannot_be_trained_here_is_refused_with_the_line() -> None:
         assert [problem.line for problem in made.refusals] == [len(given)]
 
 
-def test_offload_of_fsdp_is_listed() -> None:
+def test_offload_of_fsdp_is_that_of_the_recipe() -> None:
     made = reading(fsdp="full_shard offload")
-    assert (made.value("sharding.engine"), effects(made)) == ("fsdp", {"fsdp: offload": Effect.NONE})
+    assert (made.value("sharding.engine"), made.value("sharding.offload_param")) == ("fsdp", "cpu")
+    assert effects(made) == {}
 
 
 def test_bf16_false_takes_away_a_default_of_bf16_and_fp16_false_does_not() -> None:

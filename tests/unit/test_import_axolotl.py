@@ -196,8 +196,6 @@ def test_another_kind_of_training_is_refused(more: dict[str, Any], key: str) -> 
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("offload_params", True),
-        ("fsdp_offload_params", "true"),
         ("fsdp_cpu_ram_efficient_loading", True),
         ("fsdp_sync_module_states", True),
         ("state_dict_type", "FULL_STATE_DICT"),
@@ -213,6 +211,14 @@ def test_options_of_fsdp_that_only_move_memory_are_listed(option: str, value: An
     assert listed[f"fsdp_config.{option}"] is Effect.NONE
     off = read({**FILE, "fsdp_config": {option: False}})
     assert option.endswith("strategy") or f"fsdp_config.{option}" not in dropped(off)
+
+
+@pytest.mark.parametrize("option", ["offload_params", "fsdp_offload_params"])
+def test_offload_of_fsdp_is_that_of_the_recipe(option: str) -> None:
+    reading = read({**FILE, "fsdp_config": {option: True}})
+    assert (reading.value("sharding.engine"), reading.value("sharding.offload_param")) == ("fsdp", "cpu")
+    off = read({**FILE, "fsdp_config": {option: False}})
+    assert off.value("sharding.offload_param") is None
 
 
 @pytest.mark.parametrize(
