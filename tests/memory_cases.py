@@ -10,9 +10,8 @@ from launcher.machine.hardware import MIB, Hardware, parse_hardware
 from launcher.memory.activations import make_block
 from launcher.memory.job import Held, MemoryJob
 from launcher.memory.layers import record
-from launcher.memory.operations import Dtypes
 from launcher.memory.states import States
-from launcher.models.architectures import Layout
+from launcher.models.layers.layout import Dtypes, Layout
 from launcher.models.lora import lora_params
 from launcher.models.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.models.model_config import shipped_model_config

@@ -17,7 +17,6 @@ from launcher.engines.deepspeed_nvme import decide_nvme, with_buffers
 from launcher.engines.deepspeed_ops import used_operators
 from launcher.engines.engine import ALONE, RANKS, CheckpointReading, Engine, counted, refuse_unused_path
 from launcher.memory.job import Held, MemoryJob
-from launcher.memory.operations import WIDTHS, Dtypes
 from launcher.memory.states import (
     Shape,
     States,
@@ -27,6 +26,7 @@ from launcher.memory.states import (
     optimizer_of,
     packed_layer,
 )
+from launcher.models.layers.layout import WIDTHS, Dtypes
 from launcher.models.model import ModelSpec
 from launcher.plan.settings import HasSettings
 from launcher.recipe.optimizer_needs import needs_of

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from launcher.engines.engine import ALONE, Engine
 from launcher.memory.job import Held, MemoryJob
-from launcher.memory.operations import WIDTHS, Dtypes
 from launcher.memory.states import (
     MIXED,
     States,
@@ -26,6 +25,7 @@ from launcher.memory.states import (
     packed_layer,
     quantized_constants,
 )
+from launcher.models.layers.layout import WIDTHS, Dtypes
 from launcher.models.model import ModelSpec
 from launcher.recipe.optimizer_needs import IN_SHARDS
 from launcher.tasks.task import precomputes

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.machine.software import require_modules
-from launcher.models.architectures import Adapted, Reach
+from launcher.models.adapted import Adapted, Reach
 from launcher.models.lora import NO_ADAPTER, adapted_by, adapter_key, count_adapter, lora_width
 from launcher.models.model import (
     FAMILY_TASKS,

@@ -284,7 +284,7 @@ def _warnings(recipe: Recipe, spec: ModelSpec, calibration: Calibration | None) 
     longest, asked = spec.max_position_embeddings, recipe.data.max_length
     if longest and task_named(recipe.task).reads_tokens and asked > longest:
         yield f"data.max_length {asked} exceeds the model's {longest} positions"
-    if any(kind.mixer in ("delta", "mamba") for kind in spec.layout.stacks):
+    if any(kind.scans for kind in spec.layout.stacks):
         yield (
             f"linear-attention layers of {spec.model_type} are counted as torch's operations, which run "
             "where flash-linear-attention, mamba-ssm and causal-conv1d are not installed; with their kernels "

@@ -1,17 +1,13 @@
-"""What the layers of Gemma 4 share: the embedding of their own inputs, keys and values of other layers.
-
-As read in transformers 5.23 (models/gemma4): `project_per_layer_inputs` runs before the first layer and
-outside its checkpoint; `KVSharingDict` passes keys and values on.
-"""
+"""What layers share: the embedding of their own inputs, keys and values of other layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.memory.layers import LayerCost, plain_norm, rotate, tape_cost
-from launcher.memory.operations import Block, Stack, add, norm, product
-from launcher.memory.tape import Peak, Tape, Value
+from launcher.memory.layers import LayerCost, tape_cost
+from launcher.models.layers.layout import Stack
+from launcher.models.layers.tape import Peak
 
 _NOTHING = LayerCost(0, 0, 0, 0, Peak(), Peak())
 
@@ -62,50 +58,24 @@ class AcrossLayers:
 
 def across_layers(stacks: Sequence[Stack], running: float, *, accumulated: bool) -> AcrossLayers:
     """Of the stacks of a decoder; `running`: bytes of a trained parameter's gradient."""
-    keys, top, block = tuple(_shared_keys(stacks)), len(stacks) - 1, stacks[-1].block
-    if not block.inputs_width:
+    keys, top, block = tuple(_shared_keys(stacks)), len(stacks) - 1, stacks[0].first
+    made = block.layout.own_inputs(block)
+    if made is None:
         return AcrossLayers(keys=keys, top=top)
-    tape, out = own_inputs(stacks[0].first)
-    inputs = tape_cost(tape, out, running, accumulated=accumulated, checkpointed=False)
-    size = block.tokens * block.inputs_width * block.dtypes.residual
+    inputs = tape_cost(*made, running, accumulated=accumulated, checkpointed=False)
+    size = block.tokens * block.layout.layer_table[1] * block.dtypes.residual
     return AcrossLayers(inputs, size, size if block.inputs_grad else 0, keys, top)
 
 
-def own_inputs(block: Block) -> tuple[Tape, Value]:
-    """The layers' own inputs, from the embedded tokens and an embedding of their own.
-
-    `block`: of the first layer.
-    """
-    layout, tape = block.layout, Tape(block.dtypes.on_cpu)
-    projection = next(one for one in layout.linears if one.reads == "inputs")
-    width = next(one.in_features for one in layout.linears if one.reads == "gated")
-    x = tape.source(block.tokens * block.hidden, block.dtypes.residual, grad=block.grad, counted=False)
-    made = product(tape, block, x, projection)
-    made = tape.step([made], made.elements, made.width)
-    made = norm(tape, block, made, width)
-    trained = block.full or bool({*(block.adapted or ()), *block.whole} & set(layout.embed_paths[1:]))
-    found = tape.source(made.elements, block.dtypes.residual, grad=trained, counted=False)
-    total = add(tape, made, found)
-    return tape, tape.step([total], total.elements, total.width)
-
-
 def _shared_keys(stacks: Sequence[Stack]) -> Iterator[SharedKeys]:
-    readers = {s.block.layout.window: i for i, s in enumerate(stacks) if s.block.layout.shared_keys}
+    readers = {s.block.layout.window: i for i, s in enumerate(stacks) if s.block.layout.reads_keys}
     if not readers:
         return
-    owners = {s.block.layout.window: i for i, s in enumerate(stacks) if not s.block.layout.shared_keys}
+    owners = {s.block.layout.window: i for i, s in enumerate(stacks) if not s.block.layout.reads_keys}
     for window, stores in owners.items():
-        tape, keys, values = _own_keys(stacks[stores].block)
+        made = stacks[stores].block.layout.own_keys(stacks[stores].block)
+        assert made is not None, "a kind that others read"
+        tape, keys, values = made
         size = keys.size + values.size
         gradient = size if window in readers and keys.node is not None else 0
         yield SharedKeys(stores, readers.get(window, -1), size, sum(tape.saved()), gradient)
-
-
-def _own_keys(block: Block) -> tuple[Tape, Value, Value]:
-    """Keys and values of a layer, with the norm before them."""
-    tape = Tape(block.dtypes.on_cpu)
-    x = tape.source(block.tokens * block.hidden, block.dtypes.residual, grad=block.grad, counted=False)
-    x = norm(tape, block, x, block.hidden)
-    made = [product(tape, block, x, one) for one in block.layout.linears if one.reads == "norm1"][1:]
-    keys = rotate(tape, block, norm(tape, block, made[0], block.head_dim))
-    return tape, keys, plain_norm(tape, made[-1], block.head_dim)

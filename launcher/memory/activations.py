@@ -6,37 +6,16 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from launcher.memory.across_layers import own_inputs
 from launcher.memory.job import MemoryJob
-from launcher.memory.operations import Block, Dtypes, Stack
-from launcher.models.architectures import Layout
+from launcher.models.families import model_type
+from launcher.models.layers.layout import Block, Dtypes, Layout, Stack
 from launcher.models.lora import lora_width
 from launcher.models.model import ModelSpec
 
-EMBEDDING_DROPOUT = ("bert", "gpt2", "gpt_bigcode", "gpt_neox", "mt5", "t5", "vit")
-"""Families that drop out a part of what the first layer reads."""
-
-LIGER_FAMILIES = (
-    "gemma", "gemma2", "gemma3_text", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe",
-)  # fmt: skip
-"""Families whose norms, positions, gates and loss liger-kernel 0.8 replaces; others run as they are."""
-LIGER_EXPERTS = ("mixtral", "qwen3_moe")
-"""Those of them whose experts it replaces, too."""
-
 
 def make_block(spec: ModelSpec, d: Dtypes, layout: Layout, rows: int, length: int, attention: str) -> Block:
-    return Block(
-        spec.model_type,
-        spec.hidden_size,
-        spec.num_heads,
-        layout.kv_heads or spec.num_kv_heads,
-        layout.head_dim or spec.head_dim,
-        layout,
-        d,
-        attention,
-        rows,
-        length,
-    )
+    heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+    return layout.fit(Block(spec.hidden_size, heads, kv_heads, head_dim, layout, d, attention, rows, length))
 
 
 def lora_rank(spec: ModelSpec, job: MemoryJob) -> int:
@@ -60,7 +39,6 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
     # Below the first adapter no gradient flows: an adapter of the head alone leaves all layers without.
     trained = {*(job.adapted or ()), *job.whole}
     reached, stacks = asks, []
-    width = spec.layout.layer_table[1]
     inputs_grad = False
     masked = job.document_mask or job.padded
 
@@ -74,18 +52,16 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
             whole=job.whole,
             adapter_dropout=job.adapter_dropout > 0,
             quantization=job.quantization,
-            liger=job.liger and spec.model_type in LIGER_FAMILIES,
+            liger=job.liger and model_type(spec.model_type).liger,
             chunked=job.chunked,
             one_by_one=job.one_by_one,
             grouped=job.grouped,
             cast_inputs=job.cast_inputs,
-            inputs_width=width,
             inputs_grad=inputs_grad,
         )
 
-    if width:
-        _, made = own_inputs(replace(block_of(spec.layout), grad=asks))
-        inputs_grad = made.node is not None
+    if made := spec.layout.own_inputs(replace(block_of(spec.layout), grad=asks)):
+        inputs_grad = made[1].node is not None
 
     for part in (spec.layout, spec.layout.decoder):
         unmasked = 0 if masked else length
@@ -137,35 +113,14 @@ def _runs(kinds: Sequence[Layout]) -> Iterator[tuple[int, int]]:
 
 
 def shared_bytes(stacks: Sequence[Stack]) -> int:
-    """What all layers keep once; runs of one decoder share it, but for the positions of Gemma 4's kinds."""
+    """What all layers keep once; runs of one decoder share it."""
     kinds: dict[tuple[bool, int], int] = {}
     for stack in stacks:
-        kind = stack.decodes, stack.block.layout.window if stack.block.layout.head_dim else 0
-        kinds[kind] = max(kinds.get(kind, 0), _shared(stack))
+        layout = stack.block.layout
+        kind, shared = (stack.decodes, layout.shared_by), layout.shared(stack.block, stack.first.grad)
+        kinds[kind] = max(kinds.get(kind, 0), shared)
     first = stacks[0].first
-    embedded = first.tokens * first.hidden * first.dtypes.residual
-    return sum(kinds.values()) + (embedded if first.layout.embedding_norm and first.grad else 0)
-
-
-def _shared(stack: Stack) -> int:
-    """What all layers of a stack keep once: positions, learned distances, dropout of the embeddings."""
-    block, d = stack.block, stack.block.dtypes
-    layout, length = block.layout, block.length
-    shared = 0
-    if not layout.positions and not layout.position_bias:
-        factors = 2 * length * int(block.head_dim * layout.rotary_share) * d.residual
-        if layout.rotary_kind == "complex":
-            factors = 4 * length * block.head_dim
-        shared += factors // 2 if layout.rotary_kind == "halves" else factors
-    if layout.position_bias:
-        # Biases and the numbers of their distances, the same for all samples and layers.
-        shared += length**2 * (4 * block.heads + 8)
-    if layout.scaled_stream and stack.first.grad and not block.full:
-        # The frozen embedding's output is made to ask for a gradient, and is kept for it beside its multiple.
-        shared += block.tokens * block.hidden * d.residual
-    if layout.dropout and stack.first.grad and block.model_type in EMBEDDING_DROPOUT:
-        shared += block.tokens * block.hidden * (d.residual if d.on_cpu else 1)
-    return shared
+    return sum(kinds.values()) + first.layout.embedded(first)
 
 
 def mask_bytes(stacks: Sequence[Stack], *, documents: bool) -> int:

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from launcher.machine.hardware import Hardware
-from launcher.memory.operations import WIDTHS, Dtypes
 from launcher.memory.states import (
     MIXED,
     Moments,
@@ -28,7 +27,9 @@ from launcher.memory.states import (
     shard_states,
 )
 from launcher.models.capabilities import holds_mask
-from launcher.models.model import FOUR_BITS, ModelSpec
+from launcher.models.layers.feed_forward import FOUR_BITS
+from launcher.models.layers.layout import WIDTHS, Dtypes
+from launcher.models.model import ModelSpec
 
 SAVED_FILE_BYTES = 50 * 10**9
 """transformers' default max_shard_size: copied to the host at a time to be written."""

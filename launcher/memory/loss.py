@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from launcher.memory.operations import Block, activate, adapted, cast, dropout, matrix, norm, product
-from launcher.memory.tape import Peak, Storage, Tape, Value
-from launcher.models.architectures import Linear
 from launcher.models.capabilities import chunk_rows
+from launcher.models.layers.layout import Block, Linear
+from launcher.models.layers.operations import activate, adapted, cast, dropout, matrix, product
+from launcher.models.layers.tape import Peak, Storage, Tape, Value
 from launcher.models.model import Head
 from launcher.tasks import task_named
 
@@ -45,10 +45,7 @@ def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumu
     """What the end of the model takes; `block` is a layer of its last stack."""
     tape = Tape()
     x = tape.source(block.tokens * block.hidden, block.dtypes.residual)
-    if not block.layout.post_norm:
-        x = norm(tape, block, x, block.hidden)
-    if block.layout.position_bias:
-        x = dropout(tape, x, block.layout.dropout > 0, block.dtypes.on_cpu)
+    x = block.layout.last(tape, block, x)
     of = task_named(task)
     if not head.dense:
         x = dropout(tape, x, head.dropout > 0, block.dtypes.on_cpu)
@@ -63,7 +60,8 @@ def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumu
         x = tape.step([x], x.elements, x.width) if head.mean else x
         x = tape.step([x], block.rows * block.hidden, x.width, view=x.storage)
     if head.dense:
-        x = norm(tape, block, activate(tape, block, product(tape, block, x, head.dense)), block.hidden)
+        x = activate(tape, block, product(tape, block, x, head.dense))
+        x = block.layout.norm(tape, block, x, block.hidden)
         x = dropout(tape, x, head.dropout > 0, block.dtypes.on_cpu)
     if block.chunked and head.per_token and of.causal_loss:
         return _by_chunks(tape, x, block, head, gradient_width, accumulated)
@@ -142,9 +140,7 @@ def _apart(rows: int, length: int, words: int, width: int) -> int:
 def _logits(tape: Tape, x: Value, block: Block, head: Head) -> Value:
     entries = head.in_features * head.out_features
     trained = block.full or head.saved or head.name in block.whole
-    around = (one for one in block.layout.linears if one.name == "project_out")
-    for one in around:  # OPT's embedding may be narrower than its layers
-        x = product(tape, block, x, one)
+    x = block.layout.narrowed(tape, block, x)
     bias = head.out_features if head.bias else 0
     if not trained and block.dtypes.adapter is not None and head.name in (block.adapted or ()):
         one = Linear(head.name, head.in_features, head.out_features, 1, head.name, head.bias)
@@ -157,13 +153,7 @@ def _logits(tape: Tape, x: Value, block: Block, head: Head) -> Value:
     if head.gathered:
         rows = logits.elements // head.out_features
         logits = tape.step([logits], rows * head.gathered, logits.width)
-    if block.layout.scaled_logits:
-        logits = tape.step([logits], logits.elements, logits.width)
-    if block.layout.logit_cap:
-        logits = tape.step([logits], logits.elements, logits.width)
-        logits = tape.step([logits], logits.elements, logits.width, save_out=True)
-        logits = tape.step([logits], logits.elements, logits.width)
-    return logits
+    return block.layout.logits(tape, block, logits)
 
 
 def _tiled(tape: Tape, x: Value, block: Block, head: Head) -> HeadCost:
@@ -222,8 +212,7 @@ def _by_chunks(
     d = block.dtypes
     entries = head.in_features * head.out_features
     trained = entries if block.full or head.saved else 0
-    for one in (one for one in block.layout.linears if one.name == "project_out"):
-        x = product(tape, block, x, one)
+    x = block.layout.narrowed(tape, block, x)
     learnt = tape.step([x], x.elements, x.width)
     read = cast(tape, learnt, d.compute) if d.autocast else learnt
     made = Storage(read.size + d.weight * trained)

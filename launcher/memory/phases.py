@@ -11,8 +11,8 @@ from launcher.memory.contrast import contrast
 from launcher.memory.job import Components, Held, MemoryJob
 from launcher.memory.layers import LayerCost, layer_cost
 from launcher.memory.loss import HeadCost, head_cost
-from launcher.memory.operations import Block, Dtypes, Stack
-from launcher.memory.tape import Peak
+from launcher.models.layers.layout import Block, Dtypes, Stack
+from launcher.models.layers.tape import Peak
 from launcher.models.model import ModelSpec
 from launcher.tasks import task_named
 
@@ -87,7 +87,7 @@ class _Pass:
         saved += self.shared + self.held_above(index, layer)
         last = layer == stack.layers - 1
         saved += self.across.at(index, last=last, checkpointing=self.checkpointing)
-        if stack.decodes != self.costs[-1][0].decodes or stack.block.layout.crossed:
+        if self.costs[0][0].decodes != self.costs[-1][0].decodes:
             # The gradient of what the decoder read of the encoder.
             saved += stack.block.tokens * stack.block.hidden * stack.block.dtypes.residual
         return self._parts(cost.peak, saved, weights, self.above(index, layer))

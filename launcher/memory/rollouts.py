@@ -8,8 +8,9 @@ from dataclasses import replace
 from launcher.machine.hardware import Hardware
 from launcher.memory.activations import make_stacks
 from launcher.memory.job import Components, MemoryJob
-from launcher.memory.layers import record, takes_grouped
-from launcher.memory.operations import WIDTHS, Dtypes
+from launcher.memory.layers import record
+from launcher.models.layers.attention import takes_grouped
+from launcher.models.layers.layout import WIDTHS, Dtypes
 from launcher.models.model import ModelSpec
 
 SAMPLING_COPIES = 3

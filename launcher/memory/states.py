@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.memory.operations import WIDTHS
-from launcher.models.architectures import Layout
+from launcher.models.layers.layout import WIDTHS, Layout
 from launcher.models.model import ModelSpec
 
 MIXED = ("bf16", "fp16")

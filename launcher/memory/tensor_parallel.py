@@ -14,13 +14,12 @@ from launcher.errors import Problem, RecipeError
 from launcher.machine.hardware import Hardware
 from launcher.memory.job import EngineMemory, MemoryJob
 from launcher.memory.states import model_shapes
-from launcher.models.architectures import Layout, Linear
+from launcher.models.families import model_type
+from launcher.models.layers.layout import Layout, Linear
 from launcher.models.model import Head, ModelSpec
 
 _BACK_TO_THE_STREAM = ("attn", "attn_cross", "act")
 """What the products read that are split by rows: each rank has its part of the input."""
-_SCALED_EMBEDDINGS = ("gemma", "gemma2")
-"""Families whose embedding AutoTP cannot split (VocabParallelEmbedding.validate_embedding)."""
 
 
 def check_ranks(spec: ModelSpec, ranks: int, hardware: Hardware) -> None:
@@ -89,7 +88,7 @@ def _rank_head(spec: ModelSpec, ranks: int, engine: EngineMemory) -> tuple[Head,
     cut = replace(head, out_features=-(-head.out_features // ranks))
     if not engine.splits_tied_head or not head.tied:
         return replace(cut, gathered=head.out_features), head.tied
-    if spec.model_type in _SCALED_EMBEDDINGS:
+    if model_type(spec.model_type).scales_embeddings:
         return head, False
     return replace(cut, apart=True), True
 

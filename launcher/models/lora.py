@@ -17,22 +17,9 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.files.shipped import facts_file
-from launcher.models.architectures import Adapted, Reach
+from launcher.models.adapted import Adapted, Reach
+from launcher.models.families import model_type
 from launcher.models.model import ModelSpec
-
-DEFAULT_TARGETS: dict[str, list[str]] = {
-    "gpt2": ["c_attn"],
-    "gpt_bigcode": ["c_attn"],
-    "gpt_neox": ["query_key_value"],
-    "t5": ["q", "v"],
-    "mt5": ["q", "v"],
-    "bert": ["query", "value"],
-    **{
-        family: ["q_proj", "v_proj"]
-        for family in "gemma gemma2 gemma3_text llama mistral mixtral opt qwen2 qwen3".split()  # noqa: SIM905
-    },
-}
-"""peft's default target modules; other families have none."""
 
 _COUNTED = (
     "r", "target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern",
@@ -94,7 +81,7 @@ def count_adapter(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted | None
     fields = adapter_fields(adapter)
     targets: str | Sequence[str] | None = fields.get("target_modules")
     if targets is None:
-        targets = DEFAULT_TARGETS.get(spec.model_type, ())
+        targets = model_type(spec.model_type).peft_targets
     every = is_all_linear(targets)
     beside = set(fields) - {"r", "target_modules"}
     if every and not beside:  # a classification head is trained in full along with every adapter
@@ -172,7 +159,7 @@ def _without_block(spec: ModelSpec) -> tuple[int, int]:
 
 
 def _norm_of_block(spec: ModelSpec) -> int:
-    return spec.hidden_size * (2 if spec.layout.norm_bias else 1)
+    return spec.layout.norm_params(spec.hidden_size)
 
 
 def _experts(spec: ModelSpec) -> Iterator[tuple[int, int]]:
@@ -243,9 +230,8 @@ def _modules(spec: ModelSpec) -> Iterator[_Module]:
         known.add(head.name)
         size = head.out_features * (head.in_features + (1 if head.bias else 0))
         yield _Module(head.name, 1, "Linear", head.in_features, head.out_features, size, head.tied)
-    rows = (spec.vocab_size, layout.positions or layout.layer_table[0], layout.segments)
-    widths = (layout.embed_width, layout.layer_table[1] or spec.hidden_size, spec.hidden_size)
-    for i, (path, row, width) in enumerate(zip(layout.embed_paths, rows, widths, strict=False)):
+    embedded = ((spec.vocab_size, layout.embed_width), *layout.embed_sizes)
+    for i, (path, (row, width)) in enumerate(zip(layout.embed_paths, embedded, strict=False)):
         known.add(path)
         yield _Module(path, 1, "Embedding", row, width, row * width, i == 0 and head.tied)
     for path, kind in module_names().get(spec.model_type, {}).items():

@@ -15,30 +15,19 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.files.shipped import facts_file
-from launcher.models.architectures import (
-    ENCODER_FAMILIES,
-    ENCODER_KINDS,
-    FAMILIES,
-    PREDICTION_HEADS,
-    Adapted,
-    Layout,
-    Linear,
-    Sizes,
-)
-from launcher.models.mixed_layers import MIXED_FAMILIES
-from launcher.models.windows import sliding_window
+from launcher.models.adapted import Adapted
+from launcher.models.families import MODEL_TYPES, model_type
+from launcher.models.families.model_type import ModelType
+from launcher.models.layers.feed_forward import FOUR_BITS
+from launcher.models.layers.layout import Layout, Linear, Sizes
+from launcher.models.layers.pre_norm import LayerNorms, PreNorm
 from launcher.tasks import DEFAULT_TASK, task_named, tasks_of
-from launcher.tasks.task import Architecture
 
-_DECODERS = {**FAMILIES, **MIXED_FAMILIES}
-_KINDS: Mapping[str, Architecture] = {**dict.fromkeys(_DECODERS, "decoder"), **ENCODER_KINDS}
 FAMILY_TASKS: Mapping[str, tuple[str, ...]] = {
-    family: tuple(task for task in tasks_of(kind) if family not in task_named(task).without_class)
-    for family, kind in _KINDS.items()
+    name: tuple(task for task in tasks_of(kind.kind) if task_named(task).head not in kind.lacks)
+    for name, kind in MODEL_TYPES.items()
 }
 """Model type -> supported tasks, the most common first."""
-_OWN_TOKEN_HEADS = frozenset({"bert", "gpt2", "gpt_bigcode", "gpt_neox", "modernbert"})
-"""Families with a token classification class of their own, not transformers' generic one."""
 # Size -> its names in configurations, the first one found wins.
 _SPELLINGS: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
@@ -74,11 +63,6 @@ _SHARES = (
     "embedding_dropout", "classifier_dropout",
 )  # fmt: skip
 _IMAGE_SIZES = ("image_size", "patch_size")
-_WITHOUT_EXPERTS = ("granitemoehybrid", "qwen2_moe", "qwen3_moe", "qwen3_next")
-
-
-FOUR_BITS = ("nf4", "fp4")
-"""Kinds of quantisation that reach experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,15 +227,15 @@ def read_model_spec(
     `num_labels`: of a classifier; None: from the configuration.
     RecipeError `unknown-architecture` (family unknown, or not for this task) or `bad-model-config`.
     """
-    model_type = str(config.get("model_type"))
     check_task(name, config.get("model_type"), task)
-    filled = _fill(model_type, config)
+    kind = MODEL_TYPES[str(config.get("model_type"))]
+    filled = _fill(kind.name, config)
     check_config(name, filled)
     try:
-        sizes = _sizes(filled)
-        layout = family_layout(model_type, sizes, task)
+        sizes = kind.sizes(_sizes(filled))
+        layout = family_layout(kind, sizes, task)
         labels = num_labels if num_labels is not None else labels_of(config, task)
-        head = task_head(task, model_type, sizes, layout, labels)
+        head = task_head(task, kind, sizes, layout, labels)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise RecipeError(config_problem(name, repr(error))) from error
     linears = tuple(linear for stack in layout.stacks for linear in stack.linears)
@@ -346,15 +330,13 @@ def _sketch(answer: Mapping[str, Any], linears: tuple[Linear, ...], task: str) -
         *((name, hidden, inner, "norm2") for name in (("gate", "up") if gated else ("up",))),
         ("down", inner, hidden, "act"),
     ]
-    return Layout(
+    return (PreNorm if answer["rms_norm"] else LayerNorms)(
         linears=tuple(
             Linear(name, i, o, layers, "{}." + name, False, reads) for name, i, o, reads in products
         ),
         layer_extra=answer["layer_extra"],
         model_extra=answer["model_extra"],
         embed_width=answer["embedded"]["width"],
-        gated=gated,
-        rms_norm=answer["rms_norm"],
         active_inner=inner,
         embed_paths=(answer["embedded"]["path"],),
         causal=task_named(task).writes,
@@ -377,9 +359,9 @@ def labels_of(config: Mapping[str, Any], task: str) -> int:
     return len(config.get("id2label") or ()) or 2
 
 
-def class_defaults(model_type: str) -> dict[str, Any]:
+def class_defaults(kind: str) -> dict[str, Any]:
     """Sizes of a known family's class, by the names of its configuration."""
-    return {key: value for key, value in _defaults()[model_type].items() if value is not None}
+    return {key: value for key, value in _defaults()[kind].items() if value is not None}
 
 
 def has_sizes(config: Mapping[str, Any]) -> bool:
@@ -395,9 +377,9 @@ def _defaults() -> dict[str, dict[str, Any]]:
     return dict(json.loads(facts_file("config_defaults.json").read_text("utf-8"))["defaults"])
 
 
-def _fill(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def _fill(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` over the class defaults, with the first name of each size."""
-    filled = dict(_defaults()[model_type])
+    filled = dict(_defaults()[kind])
     for name, spellings in _SPELLINGS.items():
         given = [config[s] for s in spellings if config.get(s) is not None]
         own = [filled[s] for s in spellings if filled.get(s) is not None]
@@ -409,20 +391,15 @@ def _fill(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sizes(c: Mapping[str, Any]) -> Sizes:
     hidden, heads = int(c["hidden_size"]), int(c["num_attention_heads"])
-    if c.get("model_type") == "gpt_bigcode":
-        kv_heads = 1 if c["multi_query"] else heads
-    else:
-        kv_heads = int(c.get("num_key_value_heads") or heads)
     return Sizes(
         hidden=hidden,
         inner=int(c["intermediate_size"] or 4 * hidden),
         layers=int(c["num_hidden_layers"]),
         heads=heads,
-        kv_heads=kv_heads,
+        kv_heads=int(c.get("num_key_value_heads") or heads),
         head_dim=int(c.get("head_dim") or hidden // heads),
         vocab=int(c.get("vocab_size") or 0),
-        # T5's positions are relative: n_positions is no limit.
-        positions=0 if "relative_attention_num_buckets" in c else int(c["max_position_embeddings"] or 0),
+        positions=int(c["max_position_embeddings"] or 0),
         config=c,
     )
 
@@ -436,35 +413,30 @@ def _count(s: Sizes, layout: Layout, head: Head) -> int:
     return embeddings + stacks + head.own_params
 
 
-def check_task(name: str, model_type: Any, task: str) -> None:
+def check_task(name: str, kind: Any, task: str) -> None:
     """RecipeError `unknown-architecture` for a family that is unknown or does not support the task."""
-    tasks = FAMILY_TASKS.get(str(model_type), ())
+    tasks = FAMILY_TASKS.get(str(kind), ())
     if task in tasks:
         return
     if tasks:
-        message = f"model {name!r} does not support {task}: {model_type} supports {', '.join(tasks)}"
+        message = f"model {name!r} does not support {task}: {kind} supports {', '.join(tasks)}"
     else:
-        message = f"model {name!r} has the unsupported model_type {model_type!r}"
+        message = f"model {name!r} has the unsupported model_type {kind!r}"
     known = [family for family, supported in FAMILY_TASKS.items() if task in supported]
     hint = f"supported for {task}: {', '.join(known) or 'what the installed transformers has'}"
     raise RecipeError(Problem("unknown-architecture", message, path="model.name_or_path", hint=hint))
 
 
-def family_layout(model_type: str, sizes: Sizes, task: str) -> Layout:
-    """The layout of a family that `check_task` accepted."""
-    family = _DECODERS.get(model_type) or ENCODER_FAMILIES[model_type]
-    layout = family(sizes)
-    window, layers = sliding_window(model_type, sizes.config, sizes.layers)
+def family_layout(kind: ModelType, sizes: Sizes, task: str) -> Layout:
+    """The layout of a type that `check_task` accepted."""
+    layout = kind.layout(sizes)
+    window, layers = kind.window(sizes.config, sizes.layers)
     if window and layers:
-        others = tuple(replace(kind, window=window, windowed=layers) for kind in layout.others)
+        others = tuple(replace(one, window=window, windowed=layers) for one in layout.others)
         layout = replace(layout, window=window, windowed=layers, others=others)
-    if task_named(task).head in ("token-classifier", "none"):
-        # Without the pooler (add_pooling_layer=False).
-        linears = tuple(one for one in layout.linears if not one.path.endswith(".pooler.dense"))
-        layout = replace(layout, linears=linears)
-    if task_named(task).head == "none":
-        return _bare(layout)
-    return PREDICTION_HEADS[model_type](sizes, layout) if model_type in PREDICTION_HEADS else layout
+    head = task_named(task).head
+    layout = layout.with_head(sizes, head)
+    return _bare(layout) if head == "none" else layout
 
 
 def _bare(layout: Layout) -> Layout:
@@ -474,8 +446,8 @@ def _bare(layout: Layout) -> Layout:
     return replace(layout, linears=linears, embed_paths=paths, others=tuple(map(_bare, layout.others)))
 
 
-def task_head(task: str, model_type: str, sizes: Sizes, layout: Layout, num_labels: int) -> Head:
-    """The head that `task` puts on a model of this family."""
+def task_head(task: str, kind: ModelType, sizes: Sizes, layout: Layout, num_labels: int) -> Head:
+    """The head that `task` puts on a model of this type."""
     if task_named(task).head == "language-model":
         # transformers 5.23 ties every T5, regardless of the configuration.
         tied = layout.decoder is not None or bool(sizes.config["tie_word_embeddings"])
@@ -484,12 +456,13 @@ def task_head(task: str, model_type: str, sizes: Sizes, layout: Layout, num_labe
         return Head("", layout.embed_width, 0, per_token=False)
     dense = next((one for one in layout.linears if one.reads == "head"), None)
     if task_named(task).head == "token-classifier":
-        name = "classifier" if model_type in _OWN_TOKEN_HEADS else "score"
         keys = ("classifier_dropout", "hidden_dropout", "hidden_dropout_prob")
         given = [sizes.config[key] for key in keys if sizes.config.get(key) is not None]
         dropout = float([*given, 0.0 if dense else 0.1][0])
-        return Head(name, sizes.hidden, num_labels, bias=True, saved=True, dropout=dropout, dense=dense)
-    if model_type in ENCODER_FAMILIES:
+        return Head(
+            kind.token_head, sizes.hidden, num_labels, bias=True, saved=True, dropout=dropout, dense=dense
+        )
+    if kind.kind != "decoder":
         mean = sizes.config.get("classifier_pooling") == "mean"
         more = {"bias": True, "per_token": False, "saved": True}
         return Head("classifier", sizes.hidden, num_labels, dense=dense, mean=mean, **more)
@@ -521,7 +494,7 @@ def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
             continue
         if isinstance(value, bool) or not isinstance(value, int):
             yield f"{key} is {value!r}, expected an integer"
-        elif not (least := _least(key, config.get("model_type"))) <= value <= largest:
+        elif not (least := _least(key, config)) <= value <= largest:
             yield f"{key} is {value}, expected {least} to {largest}"
     for key in _IMAGE_SIZES:
         value = config.get(key)
@@ -537,9 +510,9 @@ def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is {value}, expected a finite number"
 
 
-def _least(key: str, model_type: Any) -> int:
-    """Families whose layers have a block for all tokens may do without experts."""
-    return 0 if "experts" in key and model_type in _WITHOUT_EXPERTS else 1
+def _least(key: str, config: Mapping[str, Any]) -> int:
+    """Types whose layers have a block for all tokens may do without experts."""
+    return 0 if "experts" in key and model_type(str(config.get("model_type"))).has_dense else 1
 
 
 def _wrong_share(key: str, value: Any) -> Iterator[str]:
@@ -561,8 +534,9 @@ def _wrong_relations(config: Mapping[str, Any]) -> Iterator[str]:
     assert isinstance(heads, int), "checked above"
     if config.get("head_dim") is None and hidden % heads and "qk_rope_head_dim" not in config:
         yield f"hidden_size {hidden} is not divisible by {heads} attention heads"
-    if config.get("model_type") == "ministral" and config.get("head_dim") is None:
-        yield "head_dim is missing, which transformers' MinistralAttention needs"
+    for key in model_type(str(config.get("model_type"))).needs:
+        if config.get(key) is None:
+            yield f"{key} is missing, which transformers' class needs"
     groups = config.get("num_key_value_heads") or heads
     if groups > heads:
         yield f"num_key_value_heads {groups} is more than num_attention_heads {heads}"

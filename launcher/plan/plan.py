@@ -9,7 +9,7 @@ from typing import Any, Literal
 from launcher.machine.hardware import Hardware
 from launcher.memory.estimate import MemoryEstimate
 from launcher.memory.job import MemoryJob
-from launcher.models.architectures import Reach
+from launcher.models.adapted import Reach
 from launcher.models.lora import adapted_by, reach_of
 from launcher.models.model import ModelSpec
 from launcher.models.prepared_images import PreparedImages

@@ -11,8 +11,8 @@ from launcher.machine.hardware import AMPERE, Hardware
 from launcher.machine.requirements import holds
 from launcher.memory.allocator import expandable_in, rounds_pinned
 from launcher.memory.job import MemoryJob
-from launcher.memory.operations import WIDTHS
-from launcher.models.architectures import Adapted
+from launcher.models.adapted import Adapted
+from launcher.models.layers.layout import WIDTHS
 from launcher.models.lora import adapted_by
 from launcher.models.model import ModelSpec
 from launcher.models.prepared_images import PreparedImages

@@ -15,8 +15,8 @@ from launcher.engines.deepspeed_config import key_of
 from launcher.machine.hardware import Hardware
 from launcher.memory.job import MemoryJob
 from launcher.models.capabilities import has_tp_plan
+from launcher.models.families import sliding_window
 from launcher.models.model import ModelSpec
-from launcher.models.windows import sliding_window
 from launcher.plan.draft import Draft, Refusal
 from launcher.planner.decide import SIZES, processes_of, ranks_of_copy
 from launcher.recipe.optimizer_needs import IN_SHARDS

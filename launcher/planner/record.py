@@ -11,9 +11,6 @@ from launcher.recipe.schema import AdapterSection, DataSection, GenerationSectio
 from launcher.tasks.grpo import BACKENDS, KEY
 from launcher.tasks.sequence_classification import SINGLE
 
-# transformers 5.23 refuses sdpa at load: modeling_gemma2.py and modeling_gpt_oss.py, _supports_sdpa
-ONLY_EAGER = ("gemma2", "gpt_oss")
-
 
 def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[str, ...]) -> None:
     """Copy the recipe's values. `hooks`: functions found in the recipe's `python`."""

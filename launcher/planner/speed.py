@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from launcher.machine.hardware import Figures, Hardware, Processor, figures_of
 from launcher.memory.job import MemoryJob
-from launcher.memory.operations import WIDTHS
 from launcher.memory.rollouts import cache_bytes
 from launcher.memory.tensor_parallel import on_rank
 from launcher.models.capabilities import is_varlen
+from launcher.models.layers.layout import WIDTHS
 from launcher.models.model import ModelSpec
 from launcher.plan.plan import StepTime
 
@@ -258,7 +258,7 @@ def _flops(spec: ModelSpec, job: MemoryJob, parts: int) -> float:
     linears = 2.0 * tokens * (spec.linear_weights + _active_experts(spec))
     if job.quantization == "int8":
         linears *= INT8_SLOWDOWN
-    attentions = sum(stack.layers * (2 if stack.crossed else 1) for stack in spec.layout.stacks)
+    attentions = sum(stack.layers * stack.attentions for stack in spec.layout.stacks)
     # Two products of every pair of positions; kernels that skip what causality masks are not credited.
     attention = 4.0 * tokens * attended * attentions * spec.num_heads * spec.head_dim
     head = 2.0 * (tokens if spec.head.per_token else rows) * spec.head.in_features * spec.head.out_features

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 from launcher.engines import engine_of
 from launcher.machine.hardware import AMPERE, VOLTA
-from launcher.memory.activations import LIGER_EXPERTS, LIGER_FAMILIES
 from launcher.memory.states import MIXED
 from launcher.models.capabilities import chunk_rows, is_varlen
+from launcher.models.families import model_type
 from launcher.models.lora import adapted_by
 from launcher.models.model import ModelSpec
 from launcher.models.model_types import why_not_apart, why_not_chunked, why_not_compiled
@@ -23,7 +23,6 @@ from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.planner.candidates import Candidate
 from launcher.planner.decide import shares
-from launcher.planner.record import ONLY_EAGER
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
 
@@ -80,7 +79,7 @@ def _decide_batches(draft: Draft, recipe: Recipe, facts: Facts) -> None:
 
 
 def _usual(spec: ModelSpec) -> tuple[str, str]:
-    if spec.model_type in ONLY_EAGER:
+    if model_type(spec.model_type).only_eager:
         return "eager", "its attention scores, capped or with sinks, have no sdpa kernel in transformers"
     if not spec.has_sdpa:
         return "eager", f"transformers has no sdpa attention for {spec.model_type}"
@@ -147,7 +146,7 @@ def _why_not_varlen(draft: Draft, recipe: Recipe, facts: Facts) -> str:
     spec = facts.model
     if not draft.task.flattens:
         return f"task {draft.task.name} was not tried with it"
-    if spec.layout.score_cap:
+    if spec.layout.caps_scores:
         return f"{spec.name} caps its scores, which it cannot"
     if leaks := why_not_apart(spec.config, "varlen"):
         return leaks
@@ -223,7 +222,7 @@ def _decide_liger(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     if key in draft.names or hardware.is_cpu or not draft.task.causal_loss:
         return
     changed = _changed_head(draft, recipe, spec)
-    if spec.model_type not in LIGER_FAMILIES:
+    if not model_type(spec.model_type).liger:
         off = f"Liger has no kernels for {spec.model_type}"
     elif LIGER not in facts.versions:
         off = "liger-kernel is not installed here: pip install 'effilaunch[liger]'"
@@ -250,7 +249,7 @@ def _float32_before_experts(draft: Draft, spec: ModelSpec) -> str:
     Seen on an H100 with liger-kernel 0.8.5 for a 4-bit base, whose norms are float32: the kernel does not
     compile ("Both operands must be same dtype").
     """
-    if spec.model_type not in LIGER_EXPERTS:
+    if not model_type(spec.model_type).liger_experts:
         return ""
     if draft.model.quantization != "none":
         return (
@@ -282,7 +281,7 @@ def _decide_loss(draft: Draft, recipe: Recipe, facts: Facts) -> None:
 def _why_full(draft: Draft, recipe: Recipe, facts: Facts) -> str:
     """Why the loss has to see all logits at once; empty where it need not."""
     spec, task = facts.model, draft.task.name
-    capped = spec.layout.logit_cap or spec.config.get("final_logit_softcapping") is not None
+    capped = spec.layout.caps_logits or spec.config.get("final_logit_softcapping") is not None
     if not task_named(task).causal_loss:
         return f"task {task} has a loss of its own"
     if draft.trainer.use_liger_kernel:

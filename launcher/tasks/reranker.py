@@ -18,7 +18,7 @@ from launcher.tasks.embedding import (
     section_problems,
 )
 from launcher.tasks.rows import RowFormat
-from launcher.tasks.task import WITHOUT_CLASSIFIER, Task
+from launcher.tasks.task import Task
 
 _DOCUMENTS = ("passages", "docs", "candidates", "texts")
 RELEVANCE = RowFormat(
@@ -68,7 +68,6 @@ class Reranker(Task):
     decides_samples = ("documents", "loss")
     architectures = ("encoder", "decoder")
     model_class = "AutoModelForSequenceClassification"
-    without_class = WITHOUT_CLASSIFIER
     num_labels = 1
     peft_task = "SEQ_CLS"
     untraceable = "the loss compares the documents of a row, which a trace of the model alone does not see"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.tasks.task import WITHOUT_CLASSIFIER, ArgumentTable, PairTask
+from launcher.tasks.task import ArgumentTable, PairTask
 
 _LEFT_OUT = "but pairs with a side longer than max_length are left out: a cut answer has another reward"
 
@@ -12,7 +12,6 @@ class Reward(PairTask):
     aliases = ("reward-model", "reward-modeling", "rm")
     overlong = {"split": _LEFT_OUT, "truncate": _LEFT_OUT}
     model_class = "AutoModelForSequenceClassification"
-    without_class = WITHOUT_CLASSIFIER
     num_labels = 1
     peft_task = "SEQ_CLS"
     untraceable = "the loss compares the rewards of two rows, which a trace of the model alone does not see"

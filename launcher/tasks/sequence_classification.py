@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from launcher.tasks.rows import LABEL_WORDS, TEXT_WORDS, RowFormat
-from launcher.tasks.task import WITHOUT_CLASSIFIER, Task
+from launcher.tasks.task import Task
 
 CLASS_METRICS = ("accuracy", "f1", "precision", "recall", "matthews_correlation")
 """f1, precision and recall are macro averages."""
@@ -36,7 +36,6 @@ class SequenceClassification(Task):
     classifies = True
     architectures = ("decoder", "encoder")
     model_class = "AutoModelForSequenceClassification"
-    without_class = WITHOUT_CLASSIFIER
     peft_task = "SEQ_CLS"
     problem_metrics = {
         SINGLE: CLASS_METRICS,

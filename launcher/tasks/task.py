@@ -17,21 +17,6 @@ Architecture = Literal["decoder", "encoder", "encoder-decoder", "image-encoder",
 HeadKind = Literal["language-model", "classifier", "token-classifier", "none"]
 
 
-WITHOUT_CLASSIFIER = frozenset(
-    {
-        "gemma4_text",
-        "apertus",
-        "glm4_moe",
-        "granite",
-        "granitemoe",
-        "granitemoehybrid",
-        "llama4_text",
-        "qwen3_5_moe_text",
-    }
-)
-"""Decoders for which transformers has a causal language model alone."""
-
-
 @dataclass(frozen=True, slots=True)
 class ArgumentTable:
     """A class of another project whose fields `trainer:` has for one task, besides TrainingArguments."""
@@ -96,8 +81,6 @@ class Task:
     model ends with its hidden states."""
     num_labels: ClassVar[int | None] = None
     """Logits of the head where no row decides it."""
-    without_class: ClassVar[frozenset[str]] = frozenset()
-    """Families of its architectures for which transformers has no class with this head."""
     head_in_checkpoint: ClassVar[bool] = False
     """Whether a published checkpoint of the family holds the head."""
     peft_task: ClassVar[str | None] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.tasks.rows import RowFormat
-from launcher.tasks.task import WITHOUT_CLASSIFIER, Task
+from launcher.tasks.task import Task
 
 WORDS = RowFormat(
     "tokens",
@@ -25,7 +25,6 @@ class TokenClassification(Task):
     architectures = ("encoder", "decoder")
     model_class = "AutoModelForTokenClassification"
     head = "token-classifier"
-    without_class = WITHOUT_CLASSIFIER | {"gemma3_text", "olmo2", "olmo3", "opt", "qwen3_5_text"}
     peft_task = "TOKEN_CLS"
     metrics = ("accuracy", "f1", "precision", "recall")
     metric_packages = dict.fromkeys(metrics[1:], _SEQEVAL)

@@ -20,6 +20,7 @@ from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
 from launcher.memory.phases import CUDA_CONTEXT
 from launcher.memory.traced import choices_of
+from launcher.models.families import MODEL_TYPES
 from launcher.models.lora import adapted_paths, lora_params
 from launcher.models.memory_trace import LinearBytes, Trace, read_step
 from launcher.models.model import ModelSpec, read_model_spec
@@ -286,6 +287,11 @@ MIXED: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 352, "position_embedding_type": "rope",
     },
 }  # fmt: skip
+MIXED_TYPES = {config["model_type"] for config in MIXED.values()} - {"qwen3_moe"}
+LIKE_LLAMA = tuple(
+    name for name, one in MODEL_TYPES.items() if one.kind == "decoder" and name not in MIXED_TYPES
+)
+"""Decoders that a configuration of Llama's sizes makes."""
 EAGER = {"gpt_oss"}
 """Types that are planned with eager attention."""
 LENGTHS = {"gpt_oss": (128, 384), "llama4_text": (96, 384)}

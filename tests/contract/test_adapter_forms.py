@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from cases import cases
+from closed_form_cases import MIXED_TYPES
 
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.inputs.model_spec import find_spec
 from launcher.machine.hardware import parse_hardware
-from launcher.models.lora import DEFAULT_TARGETS, adapted_by
-from launcher.models.mixed_layers import MIXED_FAMILIES
+from launcher.models.families import MODEL_TYPES
+from launcher.models.lora import adapted_by
 from launcher.models.model import FAMILY_TASKS
 from launcher.plan.inputs import Facts
 from launcher.planner.narrow import narrow_config
@@ -219,7 +220,7 @@ CLASSIFIERS = [
 def test_the_head_of_a_classification_may_be_named_and_counts_once(family, task, in_process):
     config = config_of(family) | {"id2label": {"0": "a", "1": "b", "2": "c"}}
     bare, _ = find_spec("m", config, "a test", task, ask=False)
-    head, first = bare.head.name, "query" if bare.layout.segments or family == "vit" else None
+    head, first = bare.head.name, "query" if family == "bert" or family == "vit" else None
     first = first or NAMES.get(family, ("q_proj", ""))[0]
     shapes = {
         "head": {"target_modules": [first], "modules_to_save": [head]},
@@ -272,12 +273,12 @@ def test_parameters_of_experts_are_counted_by_peft_itself(family, in_process):
     assert adapted_by(spec, fields).params == expected
 
 
-@pytest.mark.parametrize("family", ["bloom", "mpt", "granite", "olmo3", "glm4", *MIXED_FAMILIES])
+@pytest.mark.parametrize("family", ["bloom", "mpt", "granite", "olmo3", "glm4", *sorted(MIXED_TYPES)])
 def test_the_attention_of_a_plan_is_one_that_the_class_takes(family, tmp_path, in_process):
     config = config_of(family)
     spec, _ = find_spec("m", config, "a test", "causal-lm", ask=True)
     # all-linear is refused where it leaves the experts out.
-    fields = {"target_modules": ["o_proj"]} if family in MIXED_FAMILIES else {}
+    fields = {"target_modules": ["o_proj"]} if family in MIXED_TYPES else {}
     planned = made(tmp_path, config, fields, spec).model.attn_implementation
     register_varlen()
     with torch.device("meta"):
@@ -311,4 +312,5 @@ def test_an_adapter_of_the_head_alone_keeps_nothing_of_the_layers(tmp_path):
 
 def test_default_targets_are_those_of_peft():
     theirs = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    assert {f: theirs[f] for f in FAMILY_TASKS if f in theirs} == DEFAULT_TARGETS
+    ours = {name: list(one.peft_targets) for name, one in MODEL_TYPES.items() if one.peft_targets}
+    assert {f: theirs[f] for f in FAMILY_TASKS if f in theirs} == ours

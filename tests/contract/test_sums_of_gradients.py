@@ -1,6 +1,6 @@
 """Where torch adds gradients of one value in place, and where their sum gets memory of its own.
 
-The replay of memory/tape.py counts by it. On a GPU the engine and the products are the same.
+The replay of models/layers/tape.py counts by it. On a GPU the engine and the products are the same.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.models.windows import sliding_window
+from launcher.models.families import sliding_window
 
 transformers = pytest.importorskip("transformers")
 

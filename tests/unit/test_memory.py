@@ -22,8 +22,8 @@ from memory_cases import (
 
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import Components, MemoryJob
-from launcher.memory.operations import Dtypes
 from launcher.models.capabilities import chunk_rows
+from launcher.models.layers.layout import Dtypes
 from launcher.models.lora import lora_params
 from launcher.models.model import ModelSpec, read_model_spec
 from launcher.plan.draft import Draft

@@ -13,9 +13,9 @@ from launcher.memory.activations import lora_rank, make_block, make_stacks
 from launcher.memory.job import MemoryJob
 from launcher.memory.layers import layer_cost, record
 from launcher.memory.loss import head_cost
-from launcher.memory.operations import Block, Dtypes
 from launcher.memory.phases import training_phases
-from launcher.memory.tape import Storage, Tape
+from launcher.models.layers.layout import Block, Dtypes
+from launcher.models.layers.tape import Storage, Tape
 from launcher.models.lora import adapted_paths, lora_params
 from launcher.models.model import ModelSpec, read_model_spec
 

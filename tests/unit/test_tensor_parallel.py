@@ -14,8 +14,8 @@ from launcher.machine.hardware import parse_hardware
 from launcher.memory.activations import make_block
 from launcher.memory.estimate import estimate_memory, max_micro_batch
 from launcher.memory.loss import evaluation_bytes, head_cost
-from launcher.memory.operations import Dtypes
 from launcher.memory.tensor_parallel import check_ranks, on_rank, rank_spec
+from launcher.models.layers.layout import Dtypes
 from launcher.models.lora import lora_params
 from launcher.models.model import read_model_spec
 

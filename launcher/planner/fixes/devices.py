@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.engines.ddp import DDP
+from launcher.models.families import model_type
 from launcher.planner.fixes.fix import Fix, Situation
-from launcher.planner.record import ONLY_EAGER
 
 
 def _device_map_distributed(s: Situation) -> Mapping[str, object]:
@@ -73,8 +73,8 @@ def _nan_filter(_: Situation) -> Mapping[str, object]:
 
 def _no_kernel(s: Situation) -> Mapping[str, object]:
     asked = s.model.attn_implementation
-    biased = asked == "flash_attention_2" and s.spec.layout.position_bias
-    capped = asked == "sdpa" and (s.spec.model_type in ONLY_EAGER or not s.spec.has_sdpa)
+    biased = asked == "flash_attention_2" and s.spec.layout.biases_scores
+    capped = asked == "sdpa" and (model_type(s.spec.model_type).only_eager or not s.spec.has_sdpa)
     return {"model.attn_implementation": "eager"} if biased or capped else {}
 
 

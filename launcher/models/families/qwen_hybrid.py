@@ -1,17 +1,28 @@
-"""What mixers of tokens other than attention keep for the backward pass, operation by operation.
+"""Qwen3-Next and Qwen3.5: gated attention in every fourth layer, the gated delta rule in the others.
 
-As read in transformers 5.23 (models/qwen3_next, models/qwen3_5, models/granitemoehybrid): the way of torch's
-operations, which runs where flash-linear-attention, mamba-ssm and causal-conv1d are not installed.
+As read in transformers 5.23 (models/qwen3_next, models/qwen3_5): the way of torch's operations, which runs
+where flash-linear-attention and causal-conv1d are not installed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from launcher.memory.operations import (
+from launcher.models.families.mixtral import gated_shared_mlp
+from launcher.models.families.model_type import ONLY_LANGUAGE, ModelType
+from launcher.models.layers.attention import attended
+from launcher.models.layers.layout import (
     Block,
-    activate,
-    add,
+    Layout,
+    Linear,
+    Sizes,
+    linears_below,
+    of_kinds,
+    without_adapters,
+)
+from launcher.models.layers.operations import (
     bmm,
     broadcast,
     cast,
@@ -21,11 +32,41 @@ from launcher.memory.operations import (
     views,
     weighted,
 )
-from launcher.memory.tape import Storage, Tape, Value
-from launcher.models.architectures import Linear
+from launcher.models.layers.pre_norm import (
+    LAYER,
+    PreNorm,
+    biased_attention,
+    gated_mlp,
+    partly_rotated,
+    sparse_layers,
+)
+from launcher.models.layers.scans import convolution, copied, layer_types
+from launcher.models.layers.tape import Storage, Tape, Value
 
 CHUNK = 64
 """Positions that the gated delta rule computes together."""
+
+
+@dataclass(frozen=True)
+class _Hybrid(PreNorm):
+    delta: tuple[int, int, int, int, int] | None = None
+    """Of the delta rule: heads of keys and of values, their widths, positions that the convolution reads.
+    None: attention."""
+
+    @property
+    def scans(self) -> bool:
+        return self.delta is not None
+
+    def attention(self, tape: Tape, block: Block, x: Value) -> Value:
+        """Queries bring a gate of their width for what attention makes."""
+        if self.delta is not None:
+            return _delta_rule(tape, block, x, self.delta)
+        queries, keys, values = self.project(tape, block, x)
+        queries, gate = views(tape, queries, *[queries.elements // 2] * 2)
+        gate = tape.step([gate], gate.elements, gate.width)
+        mixed = self.mix(tape, block, *self.place(tape, block, queries, keys), values)
+        mixed = times(tape, mixed, tape.step([gate], gate.elements, gate.width, save_out=True))
+        return attended(tape, block, x, mixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +101,9 @@ class _Delta:
         return self.padded // CHUNK * self.heads * self.key * self.value
 
 
-def delta_rule(tape: Tape, block: Block, x: Value) -> Value:
-    """Qwen's linear attention: a causal convolution, the gated delta rule, a gated norm."""
-    key_heads, heads, key, value, kernel = block.layout.mixer_sizes
+def _delta_rule(tape: Tape, block: Block, x: Value, given: tuple[int, int, int, int, int]) -> Value:
+    """A causal convolution, the gated delta rule, a gated norm."""
+    key_heads, heads, key, value, kernel = given
     padded = block.rows * -(-block.length // CHUNK) * CHUNK
     sizes = _Delta(key_heads, heads, key, value, kernel, block.tokens, padded)
     linears = {one.name: one for one in block.layout.linears}
@@ -71,7 +112,7 @@ def delta_rule(tape: Tape, block: Block, x: Value) -> Value:
     mixed, z, b, a = _inputs(tape, block, x, sizes, linears)
     narrow = mixed.width
     width = 2 * key_heads * key + heads * value
-    mixed = _convolution(tape, block, mixed, width, kernel)
+    mixed = convolution(tape, block, mixed, width, kernel)
     q, k, v = views(
         tape, mixed, *(block.tokens * n for n in (key_heads * key, key_heads * key, heads * value))
     )
@@ -94,23 +135,12 @@ def _inputs(
     whole = product(tape, block, x, linears["in_proj_qkvz"])
     rates = product(tape, block, x, linears["in_proj_ba"])
     parts = views(tape, whole, *(block.tokens * n for n in (keys, keys, values, values)))
-    q, k, v, z = (_copy(tape, one) for one in parts)
+    q, k, v, z = (copied(tape, one) for one in parts)
     if sizes.key_heads == sizes.heads:
         z = parts[3]
     halves = views(tape, rates, *[block.tokens * sizes.heads] * 2)
-    b, a = (_copy(tape, one) for one in halves)
+    b, a = (copied(tape, one) for one in halves)
     return tape.step([q, k, v], q.elements + k.elements + v.elements, q.width, passes=True), z, b, a
-
-
-def _convolution(tape: Tape, block: Block, x: Value, width: int, kernel: int) -> Value:
-    """A depthwise convolution over the positions before, and an activation."""
-    d = block.dtypes
-    narrow, params = d.weight, width * kernel if block.full else 0
-    if d.autocast:
-        x, narrow = cast(tape, x, d.compute), d.compute
-    longer = block.rows * (block.length + kernel - 1) * width
-    out = tape.step([x], longer, narrow, saves=[x.storage], params=params, fresh=narrow * params)
-    return activate(tape, block, tape.step([out], x.elements, narrow, view=out.storage))
 
 
 def _decay(tape: Tape, block: Block, a: Value, heads: int) -> Value:
@@ -152,7 +182,7 @@ def _chunks(
     pairs = tape.step([pairs], sizes.pairs, 4, save_out=True)
     multiplied = [(k_beta, k), (q, k)]
     if strided:
-        multiplied = [(_copy(tape, one), _copy(tape, other)) for one, other in multiplied]
+        multiplied = [(copied(tape, one), copied(tape, other)) for one, other in multiplied]
     system, inside = (times(tape, bmm(tape, block, *both, sizes.pairs), pairs) for both in multiplied)
     grown = tape.step([total], small, 4, save_out=True)
     decayed = broadcast(tape, k_beta, grown)
@@ -163,11 +193,6 @@ def _chunks(
     q = broadcast(tape, q, grown)
     k = broadcast(tape, k, tape.step([total], small, 4, save_out=True))
     return _scan(tape, block, sizes, (fresh, read, q, inside, k), strided=strided)
-
-
-def _copy(tape: Tape, x: Value) -> Value:
-    """A copy with the rows of each head together."""
-    return tape.step([x], x.elements, x.width, passes=True)
 
 
 def _scan(
@@ -203,84 +228,82 @@ def _gated_norm(tape: Tape, block: Block, x: Value, gate: Value, width: int) -> 
     return cast(tape, times(tape, normed, opened), x.width)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scan:
-    """Numbers of a layer's Mamba-2 scan, by what they are of: rows are filled up to whole chunks."""
-
-    values: int
-    keys: int
-    """Of inputs or of outputs of the state, repeated for each head."""
-    pairs: int
-    """Of the maps of a chunk's positions to each other."""
-    states: int
-    """Of the states before each chunk, and after the last."""
-    small: int
-    """One for each head and position."""
+def _gated_attention(s: Sizes) -> tuple[Linear, ...]:
+    """Attention whose queries bring a gate of their width for its output."""
+    query, *others = biased_attention(s)
+    return (replace(query, out_features=2 * s.query_width), *others)
 
 
-def mamba(tape: Tape, block: Block, x: Value) -> Value:
-    """Mamba-2: a causal convolution, a scan by chunks, a gated norm."""
-    heads, head, state, groups, kernel, chunk = block.layout.mixer_sizes
-    linears = {one.name: one for one in block.layout.linears}
-    inner, n = heads * head, block.tokens
-    chunks = block.rows * -(-block.length // chunk)
-    small = chunks * chunk * heads
-    sizes = _Scan(small * head, small * state, small * chunk, (chunks + block.rows) * inner * state, small)
-    if block.padded:
-        x = tape.step([x], x.elements, x.width)
-    width = inner + 2 * groups * state
-    made = product(tape, block, x, linears["in_proj"])
-    gate, mixed, dt = views(tape, made, n * inner, n * width, n * heads)
-    mixed = _convolution(tape, block, mixed, width, kernel)
-    if block.padded:
-        mixed = tape.step([mixed], mixed.elements, mixed.width)
-    values, keys, reads = views(tape, mixed, n * inner, n * groups * state, n * groups * state)
-    params = heads if block.full else 0
-    dt = tape.step([dt], dt.elements, max(dt.width, block.dtypes.weight), params=params, fresh=4 * params)
-    dt = cast(tape, dt, 4) if block.float_operations else dt
-    dt = tape.step([dt], dt.elements, dt.width, saves=[dt.storage])
-    dt = tape.step([dt], dt.elements, dt.width, saves=[dt.storage])
-    scanned = _scan_chunks(tape, block, sizes, (cast(tape, values, 4), keys, reads, dt), params)
-    gate = cast(tape, gate, 4)
-    opened = tape.step([gate], gate.elements, 4, saves=[gate.storage])
-    wide = times(tape, tape.step([scanned], n * inner, 4), opened)
-    normed = cast(tape, normalised(tape, wide, wide, inner // groups), 4)
-    out = weighted(tape, block, normed, inner)
-    return product(tape, block, cast(tape, out, block.dtypes.compute), linears["out_proj"])
+def _delta_linears(
+    s: Sizes, names: Callable[[int, int, int], dict[str, int]]
+) -> tuple[tuple[Linear, ...], int]:
+    """Linear attention, and its parameters outside of linears: convolution, decay and a gated norm."""
+    c, h = s.config, s.hidden
+    heads = int(c["linear_num_value_heads"])
+    keys = int(c["linear_num_key_heads"]) * int(c["linear_key_head_dim"])
+    values = heads * int(c["linear_value_head_dim"])
+    inputs = ((name, h, width, "norm1") for name, width in names(keys, values, heads).items())
+    output = ("out_proj", values, h, "mixed")
+    linears = linears_below(LAYER + "linear_attn.", s.layers, False, *inputs, output)
+    convolution = (2 * keys + values) * int(c["linear_conv_kernel_dim"])
+    return linears, convolution + 2 * heads + int(c["linear_value_head_dim"])
 
 
-def _scan_chunks(
-    tape: Tape, block: Block, sizes: _Scan, inputs: tuple[Value, Value, Value, Value], params: int
-) -> Value:
-    """`mamba2_chunk_scan`; each product of an einsum copies operands whose heads are not together."""
-    values, keys, reads, dt = inputs
-    keys, reads = (tape.step([cast(tape, one, 4)], sizes.keys, 4) for one in (keys, reads))
-    filled = tape.step([values], sizes.values, 4)
-    kept, temporary = ([filled.storage], filled.size) if params else ([], 0)
-    skip = tape.step(
-        [filled], filled.elements, 4, saves=kept, temporary=temporary, params=params, fresh=4 * params
-    )
-    wide = cast(tape, dt, 4)
-    values = broadcast(tape, values, wide)
-    decay = tape.step([wide], dt.elements, 4, saves=[dt.storage], params=params, fresh=4 * params)
-    parts = (
-        (values, sizes.values), (keys, sizes.keys), (reads, sizes.keys), (decay, sizes.small)
-    )  # fmt: skip
-    values, keys, reads, decay = (tape.step([one], size, 4) for one, size in parts)
-    total = tape.step([decay], sizes.small, 4)
-    # A sum of decays between two masks.
-    pairs = tape.step([decay], sizes.pairs, 4)
-    pairs = tape.step([tape.step([pairs], sizes.pairs, 4)], sizes.pairs, 4)
-    pairs = tape.step([pairs], sizes.pairs, 4, save_out=True)
-    scores = bmm(tape, block, _copy(tape, reads), _copy(tape, keys), sizes.pairs)
-    near = bmm(tape, block, times(tape, scores, pairs), _copy(tape, values), sizes.values)
-    written = broadcast(tape, keys, tape.step([total], sizes.small, 4, save_out=True))
-    states = bmm(tape, block, _copy(tape, written), _copy(tape, values), sizes.states)
-    states = tape.step([states], sizes.states, 4, passes=True)
-    states = bmm(tape, block, states, tape.step([total], sizes.small, 4), sizes.states)
-    far = bmm(tape, block, _copy(tape, reads), _copy(tape, states), sizes.values)
-    far = broadcast(tape, far, tape.step([total], sizes.small, 4, save_out=True))
-    return add(tape, add(tape, near, far), skip)
+_DELTA_SIZES = (
+    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)  # fmt: skip
 
 
-MIXERS = {"delta": delta_rule, "mamba": mamba}
+def _next_names(keys: int, values: int, heads: int) -> dict[str, int]:
+    return {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * heads}
+
+
+def _3_5_names(keys: int, values: int, heads: int) -> dict[str, int]:
+    return {"in_proj_qkv": 2 * keys + values, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
+
+
+def _layers(s: Sizes, names: Callable[[int, int, int], dict[str, int]], mlps: Sequence[str]) -> Layout:
+    """`mlps`: of each layer, "dense" or "sparse"."""
+    interval = int(s.config.get("full_attention_interval") or 4)
+    often, last = "linear_attention", "full_attention"
+    mixers = layer_types(s, [often if (i + 1) % interval else last for i in range(s.layers)])
+    # peft takes names of Qwen3-Next's linears for those of its experts; Qwen3.5 is not in its table.
+    renamed = s.config["model_type"] == "qwen3_next"
+
+    def reached(linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
+        return without_adapters(linears) if renamed else linears
+
+    def make(s: Sizes, kind: str) -> Layout:
+        mixer, mlp = kind.split()
+        more: dict[str, Any] = {**partly_rotated(s, 0.25), "wide_norms": True}
+        if mixer == last:
+            linears, extra, more["qk_norm"] = _gated_attention(s), 0, True
+        else:
+            linears, extra = _delta_linears(s, names)
+            more["delta"] = tuple(int(s.config[key]) for key in _DELTA_SIZES)
+        if mlp == "dense":
+            return _Hybrid.of(s, linears + reached(gated_mlp(s)), extra, **more)
+        c, (*shared, gate) = s.config, gated_shared_mlp(s)
+        linears += (*reached(tuple(shared)), gate)
+        sizes = (int(c["num_experts"]), int(c["moe_intermediate_size"]), int(c["num_experts_per_tok"]))
+        return _Hybrid.with_experts(s, linears, *sizes, extra, expert_adapters=renamed, **more)
+
+    return of_kinds(s, [f"{mixer} {mlp}" for mixer, mlp in zip(mixers, mlps, strict=True)], make)
+
+
+TYPES = (
+    ModelType(
+        "qwen3_next",
+        lambda s: _layers(s, _next_names, sparse_layers(s, int(s.config["num_experts"]))),
+        has_dense=True,
+    ),
+    ModelType(
+        "qwen3_5_text",
+        lambda s: _layers(s, _3_5_names, ["dense"] * s.layers),
+        lacks=("token-classifier",),
+    ),
+    ModelType(
+        "qwen3_5_moe_text", lambda s: _layers(s, _3_5_names, ["sparse"] * s.layers), lacks=ONLY_LANGUAGE
+    ),
+)

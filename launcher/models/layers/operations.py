@@ -1,6 +1,6 @@
 """The operations that layers are made of, as a tape records what they keep for the backward pass.
 
-A `Block` names everything that a layer's memory depends on. As read in transformers 5.23, torch 2.13
+As read in transformers 5.23, torch 2.13
 (autocast_mode: every product casts its inputs; `mm` keeps its input where the weight is trained, and the
 weight where the input needs a gradient), peft 0.21 (tuners/lora/layer.py, bnb.py) and bitsandbytes 0.50
 (autograd/_functions.py).
@@ -8,110 +8,11 @@ weight where the input needs a gradient), peft 0.21 (tuners/lora/layer.py, bnb.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from launcher.memory.tape import Storage, Tape, Value
-from launcher.models.architectures import Layout, Linear
-
-WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of one value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dtypes:
-    """Widths in bytes of what flows through a layer."""
-
-    compute: int
-    """Output of the matrix products."""
-    residual: int
-    """The stream between layers."""
-    autocast: bool
-    """torch.autocast: every product casts its own copy of a float32 input."""
-    adapter: int | None = None
-    """Weights of a LoRA adapter; None: the model itself is trained."""
-    on_cpu: bool = False
-    frozen_inputs: bool = False
-    """Products keep their input though their matrix is frozen."""
-
-    @property
-    def weight(self) -> int:
-        """Of the stored weights that are not quantised: as the stream that they write."""
-        return self.residual
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One layer of a stack at one batch: everything that its memory depends on."""
-
-    model_type: str
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    layout: Layout
-    dtypes: Dtypes
-    attention: str
-    """eager | sdpa | flash_attention_2 | flex_attention | varlen"""
-    rows: int
-    length: int
-    """Tokens of a row."""
-    masked: bool = False
-    """Attention gets a mask of positions."""
-    padded: bool = False
-    """Some of the tokens are padding."""
-    rank: int = 0
-    """Of the LoRA adapters."""
-    adapted: tuple[str, ...] | None = None
-    """Paths of the linears that have an adapter; None: all of them."""
-    whole: tuple[str, ...] = ()
-    """Paths of modules that are trained completely beside the adapters."""
-    adapter_dropout: bool = False
-    quantization: str = "none"
-    liger: bool = False
-    chunked: bool = False
-    """The loss is computed by chunks of tokens."""
-    one_by_one: bool = False
-    """Attention is computed document by document."""
-    grouped: bool = True
-    """CUDA's 16-bit kernel of this attention takes keys of groups of heads."""
-    cast_inputs: bool = True
-    """An adapter copies its input into its own dtype."""
-    grad: bool = True
-    """The input needs a gradient; a frozen embedding's output does not."""
-    inputs_width: int = 0
-    """Width of the layers' own inputs, of all layers side by side."""
-    inputs_grad: bool = False
-    """They need a gradient."""
-
-    @property
-    def tokens(self) -> int:
-        return self.rows * self.length
-
-    @property
-    def full(self) -> bool:
-        """The model itself is trained."""
-        return self.dtypes.adapter is None
-
-    @property
-    def float_operations(self) -> bool:
-        """CUDA's autocast computes norms, powers and softmax in float32; a CPU's leaves them alone."""
-        return self.dtypes.autocast and not self.dtypes.on_cpu
-
+from launcher.models.layers.layout import Block, Linear
+from launcher.models.layers.tape import Storage, Tape, Value
 
 STORED = Storage(0)
 """A weight that is kept without a copy: a checkpoint computes again when its derivative is wanted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """Equal layers, one after another."""
-
-    block: Block
-    layers: int
-    first: Block
-    """The first layer: the output of a frozen embedding asks for no gradient."""
-    decodes: bool = False
-    """It reads what the encoder before it has made."""
 
 
 def cast(tape: Tape, x: Value, width: int) -> Value:
@@ -225,25 +126,19 @@ def frozen(tape: Tape, block: Block, x: Value, out: int, weights: int) -> Value:
     return cast(tape, made, x.width)
 
 
-def norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
-    """A norm over the last `width` values of `x`."""
-    if not block.layout.rms_norm:
-        return _layer_norm(tape, block, x, width)
-    if block.liger:
-        # Liger's kernel keeps its input and one float32 per row; but for Gemma 2 and 3 it writes gradients
-        # over their source.
-        saves = [x.storage, Storage(4 * (x.elements // width))]
-        return tape.step([x], x.elements, x.width, saves=saves, passes=not block.layout.output_norms)
-    if block.layout.wide_norm_weight:
-        return _wide_norm(tape, block, x, width)
-    return _rms_norm(tape, block, x, width)
+def liger_norm(tape: Tape, x: Value, width: int, *, in_place: bool = True) -> Value:
+    """Liger's kernel keeps its input and one float32 per row; `in_place`: gradients are written over their
+    source."""
+    saves = [x.storage, Storage(4 * (x.elements // width))]
+    return tape.step([x], x.elements, x.width, saves=saves, passes=in_place)
 
 
-def _layer_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
+def layer_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
+    """The fused LayerNorm over the last `width` values of `x`."""
     rows = x.elements // width
     if block.float_operations:
         x = cast(tape, x, 4)
-    params = width * (2 if block.layout.norm_bias else 1) if block.full else 0
+    params = block.layout.norm_params(width) if block.full else 0
     statistics = Storage(8 * rows)
     return tape.step(
         [x], x.elements, x.width, saves=[x.storage, statistics], params=params, fresh=x.width * params
@@ -274,16 +169,23 @@ def weighted(tape: Tape, block: Block, x: Value, width: int) -> Value:
     )
 
 
-def _rms_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
+def rms_norm(tape: Tape, block: Block, x: Value, width: int, *, scales_input: bool = False) -> Value:
+    """`scales_input`: the 16-bit input itself is scaled, in addition to the copy that was squared."""
     wide = cast(tape, x, 4)
-    # T5 scales the 16-bit input itself, in addition to the copy that was squared.
-    read = x if block.layout.position_bias else wide
+    read = x if scales_input else wide
     return weighted(tape, block, cast(tape, normalised(tape, wide, read, width), x.width), width)
 
 
-def _wide_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
+def wide_norm(tape: Tape, block: Block, x: Value, width: int) -> Value:
+    """An RMSNorm that multiplies by its weight in float32, before the result is narrowed."""
     wide = cast(tape, x, 4)
     return cast(tape, weighted(tape, block, normalised(tape, wide, wide, width), width), x.width)
+
+
+def plain_norm(tape: Tape, x: Value, width: int) -> Value:
+    """An RMSNorm without a weight."""
+    wide = cast(tape, x, 4)
+    return cast(tape, normalised(tape, wide, wide, width), x.width)
 
 
 def bmm(tape: Tape, block: Block, first: Value, second: Value, elements: int) -> Value:

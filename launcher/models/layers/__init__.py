@@ -1,0 +1,1 @@
+"""What layers are made of, and what their operations keep for the backward pass."""
