@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.memory.job import MemoryJob
-from launcher.models.families import model_type
+from launcher.models.families import type_of
 from launcher.models.layers.layout import Block, Dtypes, Layout, Stack
 from launcher.models.lora import lora_width
 from launcher.models.model import ModelSpec
@@ -52,7 +52,7 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
             whole=job.whole,
             adapter_dropout=job.adapter_dropout > 0,
             quantization=job.quantization,
-            liger=job.liger and model_type(spec.model_type).liger,
+            liger=job.liger and type_of(spec.model_type).liger,
             chunked=job.chunked,
             one_by_one=job.one_by_one,
             grouped=job.grouped,

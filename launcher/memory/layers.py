@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from launcher.models.layers.layout import Block
+from launcher.models.layers.layout import Block, LayerTape
 from launcher.models.layers.tape import Peak, Tape, Value
 
 
@@ -29,10 +29,10 @@ class LayerCost:
 
 def record(block: Block, *, counted: bool, learns: bool = True) -> tuple[Tape, Value]:
     """The layer's tape and its output; not `counted`: something else keeps its input. learns: see `Tape`."""
-    tape = Tape(block.dtypes.on_cpu, learns)
+    tape = LayerTape(block, learns=learns)
     size = block.tokens * block.hidden
     x = tape.source(size, block.dtypes.residual, grad=block.grad, counted=counted)
-    out = block.layout.run(tape, block, x)
+    out = block.layout.run(tape, x)
     tape.reads(x)  # an argument of the layer
     return tape, out
 

@@ -8,12 +8,12 @@ As read in transformers 5.23 (loss/loss_utils.py, trainer.py, distributed/tensor
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from launcher.models.capabilities import chunk_rows
-from launcher.models.layers.layout import Block, Linear
-from launcher.models.layers.operations import activate, adapted, cast, dropout, matrix, product
-from launcher.models.layers.tape import Peak, Storage, Tape, Value
+from launcher.models.layers.layout import Block, LayerTape
+from launcher.models.layers.linears import Linear
+from launcher.models.layers.tape import Peak, Storage, Value
 from launcher.models.model import Head
 from launcher.tasks import task_named
 
@@ -43,32 +43,32 @@ class HeadCost:
 @functools.lru_cache(maxsize=1024)
 def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumulated: bool) -> HeadCost:
     """What the end of the model takes; `block` is a layer of its last stack."""
-    tape = Tape()
+    tape = LayerTape(block, on_cpu=False)
     x = tape.source(block.tokens * block.hidden, block.dtypes.residual)
-    x = block.layout.last(tape, block, x)
+    x = block.layout.last(tape, x)
     of = task_named(task)
     if not head.dense:
-        x = dropout(tape, x, head.dropout > 0, block.dtypes.on_cpu)
+        x = tape.dropout(x, head.dropout > 0)
     if of.head == "none":
-        return _compared(tape, x, block, gradient_width, accumulated)
+        return _compared(tape, x, gradient_width, accumulated)
     if of.tiled_logits:
-        return _tiled(tape, x, block, head)
+        return _tiled(tape, x, head)
     if block.liger and head.per_token and of.causal_loss:
-        return _fused(tape, x, block, head, gradient_width, accumulated)
+        return _fused(tape, x, head, gradient_width, accumulated)
     if not head.per_token:
         # The first token alone is read; its gradient is written into zeros.
         x = tape.step([x], x.elements, x.width) if head.mean else x
         x = tape.step([x], block.rows * block.hidden, x.width, view=x.storage)
     if head.dense:
-        x = activate(tape, block, product(tape, block, x, head.dense))
-        x = block.layout.norm(tape, block, x, block.hidden)
-        x = dropout(tape, x, head.dropout > 0, block.dtypes.on_cpu)
+        x = tape.activate(tape.product(x, head.dense))
+        x = block.layout.norm(tape, x, block.hidden)
+        x = tape.dropout(x, head.dropout > 0)
     if block.chunked and head.per_token and of.causal_loss:
-        return _by_chunks(tape, x, block, head, gradient_width, accumulated)
+        return _by_chunks(tape, x, head, gradient_width, accumulated)
     before, _ = tape.saved()
-    logits = _logits(tape, x, block, head)
+    logits = _logits(tape, x, head)
     if head.apart:
-        loss, forward, backward = _loss_apart(tape, logits, block)
+        loss, forward, backward = _loss_apart(tape, logits)
     else:
         casts = of.casts_logits or block.dtypes.autocast
         loss, forward, backward = _loss(tape, logits, head, casts=casts)
@@ -78,12 +78,13 @@ def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumu
     return HeadCost(forward, backward, before, weights, params, peak)
 
 
-def _compared(tape: Tape, x: Value, block: Block, gradient_width: float, accumulated: bool) -> HeadCost:
+def _compared(tape: LayerTape, x: Value, gradient_width: float, accumulated: bool) -> HeadCost:
     """Hidden states to embeddings, as sentence-transformers 6.2 pools: `mean` over all tokens, or the last
     token of a causal model, whose mask is as large as the states.
 
     contrast.py has what compares embeddings.
     """
+    block = tape.block
     last = block.layout.causal
     mask = Storage(x.size if last else block.tokens * x.width)
     masked = tape.step([x], x.elements, x.width, saves=[mask])
@@ -97,7 +98,7 @@ def _compared(tape: Tape, x: Value, block: Block, gradient_width: float, accumul
     return HeadCost(forward, 0, saved, weights, params, peak)
 
 
-def _loss(tape: Tape, logits: Value, head: Head, *, casts: bool) -> tuple[Value, int, int]:
+def _loss(tape: LayerTape, logits: Value, head: Head, *, casts: bool) -> tuple[Value, int, int]:
     """The loss, and the bytes that it takes forward and backward.
 
     `casts`: T5 leaves its logits as they are, others cast them up; autocast does so for all.
@@ -105,7 +106,7 @@ def _loss(tape: Tape, logits: Value, head: Head, *, casts: bool) -> tuple[Value,
     gathering = _gathering(logits.elements // (head.gathered or head.out_features), head, logits.width)
     forward = logits.size
     if casts:
-        wide = cast(tape, logits, 4)
+        wide = tape.cast(logits, 4)
         forward += wide.size if wide is not logits else 0
         logits = wide
     log_shares = tape.step([logits], logits.elements, logits.width, save_out=True)
@@ -119,8 +120,9 @@ def _gathering(rows: int, head: Head, width: int) -> int:
     return rows * width * (head.out_features + 2 * head.gathered) if head.gathered else 0
 
 
-def _loss_apart(tape: Tape, logits: Value, block: Block) -> tuple[Value, int, int]:
+def _loss_apart(tape: LayerTape, logits: Value) -> tuple[Value, int, int]:
     """DeepSpeed's loss of a rank's own logits; as `_loss`. Exponentials alone are kept for the way back."""
+    block = tape.block
     words = logits.elements // block.tokens
     # Without the last token of each row, which has no next one.
     shifted = tape.step([logits], block.rows * (block.length - 1) * words, logits.width)
@@ -137,31 +139,31 @@ def _apart(rows: int, length: int, words: int, width: int) -> int:
     return words * (rows * length * width + rows * (length - 1) * copies)
 
 
-def _logits(tape: Tape, x: Value, block: Block, head: Head) -> Value:
+def _logits(tape: LayerTape, x: Value, head: Head) -> Value:
+    block = tape.block
     entries = head.in_features * head.out_features
     trained = block.full or head.saved or head.name in block.whole
-    x = block.layout.narrowed(tape, block, x)
+    x = block.layout.narrowed(tape, x)
     bias = head.out_features if head.bias else 0
     if not trained and block.dtypes.adapter is not None and head.name in (block.adapted or ()):
         one = Linear(head.name, head.in_features, head.out_features, 1, head.name, head.bias)
-        # The head is never quantised.
-        plain = replace(block, quantization="none")
-        logits = adapted(tape, plain, x, one, block.dtypes.adapter)
+        logits = tape.adapted(x, one, block.dtypes.adapter, packed=False)  # a head is never quantised
     else:
         params = entries + bias if trained else 0
-        logits = matrix(tape, block, x, head.out_features, entries, params=params)
+        logits = tape.matrix(x, head.out_features, entries, params=params)
     if head.gathered:
         rows = logits.elements // head.out_features
         logits = tape.step([logits], rows * head.gathered, logits.width)
-    return block.layout.logits(tape, block, logits)
+    return block.layout.logits(tape, logits)
 
 
-def _tiled(tape: Tape, x: Value, block: Block, head: Head) -> HeadCost:
+def _tiled(tape: LayerTape, x: Value, head: Head) -> HeadCost:
     """trl's log-probabilities of preference pairs, tile by tile.
 
     One tile of logits, the float32 copies that the formula without Triton makes of it, and float32 gradients
     of what it read and of the head.
     """
+    block = tape.block
     saved, weights = tape.saved()
     trained = head.in_features * head.out_features if block.full else 0
     logits = _tile(block, head) + 4 * block.tokens * block.hidden + 4 * trained
@@ -176,13 +178,12 @@ def _tile(block: Block, head: Head) -> int:
     return min(block.tokens, TILE_TOKENS) * (d.compute * TILE_WORDS + copies)
 
 
-def _fused(
-    tape: Tape, x: Value, block: Block, head: Head, gradient_width: float, accumulated: bool
-) -> HeadCost:
+def _fused(tape: LayerTape, x: Value, head: Head, gradient_width: float, accumulated: bool) -> HeadCost:
     """Liger's head and loss in one: logits by chunks of tokens, in place of which come their gradients.
 
     Gradients of hidden states and head are made in the forward pass, and handed on by the backward pass.
     """
+    block = tape.block
     d, tokens, words = block.dtypes, block.tokens, head.out_features
     chunks = -(-words // head.in_features)
     rows = min(tokens, 1 << (-(-tokens // chunks) - 1).bit_length())
@@ -204,17 +205,16 @@ def _fused(
     return HeadCost(x.size + logits, 0, saved, copies, trained, peak)
 
 
-def _by_chunks(
-    tape: Tape, x: Value, block: Block, head: Head, gradient_width: float, accumulated: bool
-) -> HeadCost:
+def _by_chunks(tape: LayerTape, x: Value, head: Head, gradient_width: float, accumulated: bool) -> HeadCost:
     """Our own loss (train/model/loss.py): gradients of hidden states and head are made in the forward pass,
     in chunks of the target tokens, as which all are counted here."""
+    block = tape.block
     d = block.dtypes
     entries = head.in_features * head.out_features
     trained = entries if block.full or head.saved else 0
-    x = block.layout.narrowed(tape, block, x)
+    x = block.layout.narrowed(tape, x)
     learnt = tape.step([x], x.elements, x.width)
-    read = cast(tape, learnt, d.compute) if d.autocast else learnt
+    read = tape.cast(learnt, d.compute) if d.autocast else learnt
     made = Storage(read.size + d.weight * trained)
     loss = tape.step([read], 1, 4, saves=[made], params=trained, fresh=d.weight * trained)
     saved, weights = tape.saved()

@@ -14,8 +14,9 @@ from launcher.errors import Problem, RecipeError
 from launcher.machine.hardware import Hardware
 from launcher.memory.job import EngineMemory, MemoryJob
 from launcher.memory.states import model_shapes
-from launcher.models.families import model_type
-from launcher.models.layers.layout import Layout, Linear
+from launcher.models.families import type_of
+from launcher.models.layers.layout import Layout
+from launcher.models.layers.linears import Linear
 from launcher.models.model import Head, ModelSpec
 
 _BACK_TO_THE_STREAM = ("attn", "attn_cross", "act")
@@ -88,7 +89,7 @@ def _rank_head(spec: ModelSpec, ranks: int, engine: EngineMemory) -> tuple[Head,
     cut = replace(head, out_features=-(-head.out_features // ranks))
     if not engine.splits_tied_head or not head.tied:
         return replace(cut, gathered=head.out_features), head.tied
-    if model_type(spec.model_type).scales_embeddings:
+    if type_of(spec.model_type).scales_embeddings:
         return head, False
     return replace(cut, apart=True), True
 

@@ -18,7 +18,7 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.files.shipped import facts_file
 from launcher.models.adapted import Adapted, Reach
-from launcher.models.families import model_type
+from launcher.models.families import type_of
 from launcher.models.model import ModelSpec
 
 _COUNTED = (
@@ -81,7 +81,7 @@ def count_adapter(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted | None
     fields = adapter_fields(adapter)
     targets: str | Sequence[str] | None = fields.get("target_modules")
     if targets is None:
-        targets = model_type(spec.model_type).peft_targets
+        targets = type_of(spec.model_type).peft_targets
     every = is_all_linear(targets)
     beside = set(fields) - {"r", "target_modules"}
     if every and not beside:  # a classification head is trained in full along with every adapter

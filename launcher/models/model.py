@@ -16,10 +16,11 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.files.shipped import facts_file
 from launcher.models.adapted import Adapted
-from launcher.models.families import MODEL_TYPES, model_type
+from launcher.models.families import MODEL_TYPES, type_of
 from launcher.models.families.model_type import ModelType
 from launcher.models.layers.feed_forward import FOUR_BITS
-from launcher.models.layers.layout import Layout, Linear, Sizes
+from launcher.models.layers.layout import Layout
+from launcher.models.layers.linears import Linear, Sizes
 from launcher.models.layers.pre_norm import LayerNorms, PreNorm
 from launcher.tasks import DEFAULT_TASK, task_named, tasks_of
 
@@ -512,7 +513,7 @@ def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _least(key: str, config: Mapping[str, Any]) -> int:
     """Types whose layers have a block for all tokens may do without experts."""
-    return 0 if "experts" in key and model_type(str(config.get("model_type"))).has_dense else 1
+    return 0 if "experts" in key and type_of(str(config.get("model_type"))).has_dense else 1
 
 
 def _wrong_share(key: str, value: Any) -> Iterator[str]:
@@ -534,7 +535,7 @@ def _wrong_relations(config: Mapping[str, Any]) -> Iterator[str]:
     assert isinstance(heads, int), "checked above"
     if config.get("head_dim") is None and hidden % heads and "qk_rope_head_dim" not in config:
         yield f"hidden_size {hidden} is not divisible by {heads} attention heads"
-    for key in model_type(str(config.get("model_type"))).needs:
+    for key in type_of(str(config.get("model_type"))).needs:
         if config.get(key) is None:
             yield f"{key} is missing, which transformers' class needs"
     groups = config.get("num_key_value_heads") or heads

@@ -15,7 +15,7 @@ from launcher.engines import engine_of
 from launcher.machine.hardware import AMPERE, VOLTA
 from launcher.memory.states import MIXED
 from launcher.models.capabilities import chunk_rows, is_varlen
-from launcher.models.families import model_type
+from launcher.models.families import type_of
 from launcher.models.lora import adapted_by
 from launcher.models.model import ModelSpec
 from launcher.models.model_types import why_not_apart, why_not_chunked, why_not_compiled
@@ -79,7 +79,7 @@ def _decide_batches(draft: Draft, recipe: Recipe, facts: Facts) -> None:
 
 
 def _usual(spec: ModelSpec) -> tuple[str, str]:
-    if model_type(spec.model_type).only_eager:
+    if type_of(spec.model_type).only_eager:
         return "eager", "its attention scores, capped or with sinks, have no sdpa kernel in transformers"
     if not spec.has_sdpa:
         return "eager", f"transformers has no sdpa attention for {spec.model_type}"
@@ -222,7 +222,7 @@ def _decide_liger(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     if key in draft.names or hardware.is_cpu or not draft.task.causal_loss:
         return
     changed = _changed_head(draft, recipe, spec)
-    if not model_type(spec.model_type).liger:
+    if not type_of(spec.model_type).liger:
         off = f"Liger has no kernels for {spec.model_type}"
     elif LIGER not in facts.versions:
         off = "liger-kernel is not installed here: pip install 'effilaunch[liger]'"
@@ -249,7 +249,7 @@ def _float32_before_experts(draft: Draft, spec: ModelSpec) -> str:
     Seen on an H100 with liger-kernel 0.8.5 for a 4-bit base, whose norms are float32: the kernel does not
     compile ("Both operands must be same dtype").
     """
-    if not model_type(spec.model_type).liger_experts:
+    if not type_of(spec.model_type).liger_experts:
         return ""
     if draft.model.quantization != "none":
         return (

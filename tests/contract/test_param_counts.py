@@ -12,6 +12,7 @@ import pytest
 
 from launcher.errors import RecipeError
 from launcher.files.shipped import facts_file
+from launcher.models.families import MODEL_TYPES
 from launcher.models.lora import lora_params
 from launcher.models.model import FAMILY_TASKS, read_model_spec
 from launcher.planner.narrow import narrow_config
@@ -291,6 +292,10 @@ def shapes(model: Any) -> Counter[tuple[str, int, int]]:
         elif type(module).__name__ == "Conv1D":
             found[path, module.nx, module.nf] += 1
     return found
+
+
+def test_every_type_has_a_row() -> None:
+    assert {config["model_type"] for config in CONFIGS.values()} == MODEL_TYPES.keys()
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.models.families import (
-    apertus,
     bert,
     deepseek,
     gemma,
     gemma4,
-    glm,
     gpt2,
     gpt_neox,
     gpt_oss,
@@ -24,7 +22,6 @@ from launcher.models.families import (
     opt,
     phi3,
     qwen_hybrid,
-    starcoder2,
     t5,
     vit,
 )
@@ -32,19 +29,19 @@ from launcher.models.families.model_type import ModelType
 from launcher.models.layers.pre_norm import PreNorm
 
 FAMILIES: tuple[tuple[ModelType, ...], ...] = (
-    llama.TYPES, gemma.TYPES, phi3.TYPES, starcoder2.TYPES, gpt2.TYPES, gpt_neox.TYPES, opt.TYPES,
-    mixtral.TYPES, granite.TYPES, olmo.TYPES, apertus.TYPES, glm.TYPES, qwen_hybrid.TYPES, deepseek.TYPES,
+    llama.TYPES, gemma.TYPES, phi3.TYPES, gpt2.TYPES, gpt_neox.TYPES, opt.TYPES,
+    mixtral.TYPES, granite.TYPES, olmo.TYPES, qwen_hybrid.TYPES, deepseek.TYPES,
     llama4.TYPES, gpt_oss.TYPES, gemma4.TYPES, bert.TYPES, vit.TYPES, t5.TYPES, modernbert.TYPES,
 )  # fmt: skip
 MODEL_TYPES: Mapping[str, ModelType] = {one.name: one for family in FAMILIES for one in family}
 _UNKNOWN = ModelType("", lambda s: PreNorm.of(s, ()))
 
 
-def model_type(name: str) -> ModelType:
+def type_of(name: str) -> ModelType:
     """The type of this name; one without anything special where it is not known."""
     return MODEL_TYPES.get(name, _UNKNOWN)
 
 
 def sliding_window(name: str, config: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]:
     """(positions of the window, 0: there is none; indices of the layers that have it)."""
-    return model_type(name).window(config, layers)
+    return type_of(name).window(config, layers)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import replace
+from typing import Self
 
 from launcher.models.families.model_type import ModelType
-from launcher.models.layers.layout import Block, Layout, Sizes, linears_below
+from launcher.models.layers.layout import Block, LayerTape, Layout
+from launcher.models.layers.linears import Sizes, linears_below
 from launcher.models.layers.pre_norm import LayerNorms, post_norm
-from launcher.models.layers.tape import Tape, Value
+from launcher.models.layers.tape import Value
 from launcher.tasks.task import HeadKind
 
 
-@dataclass(frozen=True)
 class _Bert(LayerNorms):
-    drops_embeddings: ClassVar[bool] = True
+    drops_embeddings = True
 
-    def run(self, tape: Tape, block: Block, x: Value) -> Value:
-        return post_norm(self, tape, block, x)
+    def run(self, tape: LayerTape, x: Value) -> Value:
+        return post_norm(self, tape, x)
 
-    def last(self, tape: Tape, block: Block, x: Value) -> Value:
+    def last(self, tape: LayerTape, x: Value) -> Value:
         return x
 
     def embedded(self, block: Block) -> int:

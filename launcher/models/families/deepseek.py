@@ -9,42 +9,37 @@ from typing import Any
 from launcher.models.families.model_type import ONLY_LANGUAGE, ModelType
 from launcher.models.layers.attention import attended
 from launcher.models.layers.feed_forward import chosen_rows, router_params
-from launcher.models.layers.layout import (
-    Block,
-    Layout,
+from launcher.models.layers.layout import LayerTape, Layout, of_kinds
+from launcher.models.layers.linears import (
+    LAYER,
     Linear,
     Sizes,
-    linears_below,
-    of_kinds,
-    without_adapters,
-)
-from launcher.models.layers.operations import add, cast, matrix, product, views
-from launcher.models.layers.pre_norm import (
-    LAYER,
-    PreNorm,
     attention_linears,
     gated_mlp,
+    linears_below,
     partly_rotated,
     shared_mlp,
+    without_adapters,
 )
-from launcher.models.layers.tape import Storage, Tape, Value
+from launcher.models.layers.pre_norm import PreNorm
+from launcher.models.layers.tape import Storage, Value
 
 
-@dataclass(frozen=True)
 class _Sparse(PreNorm):
-    def route(self, tape: Tape, block: Block, x: Value) -> Value:
+    def route(self, tape: LayerTape, x: Value) -> Value:
         """A product in float32, and a sigmoid of each expert's score."""
+        block = tape.block
         count, d = self.num_experts, block.dtypes
         params, chosen = router_params(block), chosen_rows(block)
         weights = count * block.hidden
-        wide = cast(tape, x, 4)
+        wide = tape.cast(x, 4)
         if not d.autocast:
             saves = [wide.storage] if params else []
             if wide.node is not None and d.weight < 4:
                 saves.append(Storage(4 * weights, weight=True))
             scores = tape.step([wide], block.tokens * count, 4, saves=saves, params=params, fresh=4 * params)
         else:
-            scores = matrix(tape, block, wide, count, weights, params=params)
+            scores = tape.matrix(wide, count, weights, params=params)
         shares = tape.step([scores], scores.elements, scores.width, save_out=True)
         top = tape.step([shares], chosen, shares.width, saves=[Storage(8 * chosen)])
         total = tape.step([top], block.tokens, top.width)
@@ -57,38 +52,39 @@ class _DeepSeek(_Sparse):
     widths: tuple[int, int, int] = (0, 0, 0)
     """Of a head's plain part, of its rotated part and of its values."""
 
-    def attention(self, tape: Tape, block: Block, x: Value) -> Value:
+    def attention(self, tape: LayerTape, x: Value) -> Value:
         """Keys and values are made of a latent, queries perhaps of another one."""
+        block = tape.block
         plain, rotated, values = self.widths
         linears = {one.name: one for one in self.linears}
         n, heads = block.tokens, block.heads * block.tokens
         if "q_proj" in linears:
-            q = product(tape, block, x, linears["q_proj"])
+            q = tape.product(x, linears["q_proj"])
         else:
             low = linears["q_a_proj"]
-            q = self.norm(tape, block, product(tape, block, x, low), low.out_features)
-            q = product(tape, block, q, linears["q_b_proj"])
-        passed, turned = views(tape, q, heads * plain, heads * rotated)
+            q = self.norm(tape, tape.product(x, low), low.out_features)
+            q = tape.product(q, linears["q_b_proj"])
+        passed, turned = tape.views(q, heads * plain, heads * rotated)
         up = linears["kv_b_proj"]
-        both = product(tape, block, x, linears["kv_a_proj_with_mqa"])
-        latent, position = views(tape, both, n * up.in_features, n * rotated)
-        latent = self.norm(tape, block, latent, up.in_features)
-        turned, position = _rotate_pairs(tape, block, turned), _rotate_pairs(tape, block, position)
+        both = tape.product(x, linears["kv_a_proj_with_mqa"])
+        latent, position = tape.views(both, n * up.in_features, n * rotated)
+        latent = self.norm(tape, latent, up.in_features)
+        turned, position = _rotate_pairs(tape, turned), _rotate_pairs(tape, position)
         q = tape.step([passed, turned], q.elements, max(passed.width, turned.width), passes=True)
-        keys, v = views(tape, product(tape, block, latent, up), heads * plain, heads * values)
+        keys, v = tape.views(tape.product(latent, up), heads * plain, heads * values)
         # Both parts are written into one tensor, whose gradient is copied for each.
         k = tape.step([keys], q.elements, keys.width, temporary=keys.width * q.elements)
         spread = k.width * heads * rotated
         k = tape.step([k, position], k.elements, k.width, view=k.storage, temporary=spread)
-        return attended(tape, block, x, self.mix(tape, block, q, k, v))
+        return attended(tape, x, self.mix(tape, q, k, v))
 
 
-def _rotate_pairs(tape: Tape, block: Block, x: Value) -> Value:
+def _rotate_pairs(tape: LayerTape, x: Value) -> Value:
     """`(a * cos - b * sin, b * cos + a * sin)`, where a and b are every second value."""
-    n, width = x.elements // 2, max(x.width, block.dtypes.residual)
+    n, width = x.elements // 2, max(x.width, tape.block.dtypes.residual)
     first, second = (tape.step([x], n, x.width, view=x.storage) for _ in range(2))
     pairs = (first, second), (second, first)
-    low, high = (add(tape, *(tape.step([one], n, width) for one in pair)) for pair in pairs)
+    low, high = (tape.add(*(tape.step([one], n, width) for one in pair)) for pair in pairs)
     return tape.step([low, high], x.elements, width, passes=True)
 
 
@@ -104,7 +100,7 @@ def _dense_first(
             return kind.of(s, linears + without_adapters(gated_mlp(s)), extra, **more)
         linears += without_adapters(shared_mlp(s, "mlp.shared_experts", int(c["n_shared_experts"]) * width))
         sizes = (int(c["num_experts"]), width, int(c["num_experts_per_tok"]))
-        return kind.with_experts(s, linears, *sizes, extra, **more)
+        return kind.with_experts(s, linears, sizes, extra, **more)
 
     return of_kinds(s, ["dense" if i < dense else "sparse" for i in range(s.layers)], make)
 
@@ -140,7 +136,4 @@ def _glm4_moe(s: Sizes) -> Layout:
     return _dense_first(_Sparse, s, lambda s: attention_linears(s, qkv_bias=bias), **more)
 
 
-TYPES = (
-    ModelType("deepseek_v3", _deepseek_v3),
-    ModelType("glm4_moe", _glm4_moe, lacks=ONLY_LANGUAGE),
-)
+TYPES = (ModelType("deepseek_v3", _deepseek_v3), ModelType("glm4_moe", _glm4_moe, lacks=ONLY_LANGUAGE))

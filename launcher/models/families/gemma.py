@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from launcher.models.families.model_type import ModelType
 from launcher.models.families.windows import in_most_layers
-from launcher.models.layers.attention import cap, eager, kernel
-from launcher.models.layers.layout import Block, Layout, Sizes
-from launcher.models.layers.pre_norm import PreNorm, biased_attention, gated_mlp
-from launcher.models.layers.tape import Tape, Value
+from launcher.models.layers.layout import Layout
+from launcher.models.layers.linears import Sizes, biased_attention, gated_mlp
+from launcher.models.layers.pre_norm import PreNorm
 
 _PEFT = ("q_proj", "v_proj")
 
@@ -18,14 +17,6 @@ _PEFT = ("q_proj", "v_proj")
 class _Gemma(PreNorm):
     caps_scores: bool = False
     caps_logits: bool = False
-
-    def mix(self, tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
-        if block.attention == "eager":
-            return eager(tape, block, q, k, v, capped=self.caps_scores)
-        return kernel(tape, block, q, k, v)
-
-    def logits(self, tape: Tape, block: Block, logits: Value) -> Value:
-        return cap(tape, logits) if self.caps_logits else logits
 
 
 def _layers(s: Sizes, norms: int = 2, qk_norm: bool = False, default_cap: float | None = None) -> Layout:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.models.families.model_type import ONLY_LANGUAGE, ModelType
-from launcher.models.layers.attention import attended, cap, rotate
+from launcher.models.layers.attention import attended, rotate
 from launcher.models.layers.feed_forward import chosen_rows, chosen_shares, feed_forward, run_experts
-from launcher.models.layers.layout import Block, Layout, Linear, Sizes, linears_below, of_kinds
-from launcher.models.layers.operations import STORED, activate, add, cast, plain_norm, product, times
-from launcher.models.layers.pre_norm import LAYER, PreNorm, biased_attention, gated_mlp
+from launcher.models.layers.layout import STORED, Block, LayerTape, Layout, of_kinds
+from launcher.models.layers.linears import LAYER, Linear, Sizes, biased_attention, gated_mlp, linears_below
+from launcher.models.layers.pre_norm import PreNorm
 from launcher.models.layers.tape import Storage, Tape, Value
 
 
@@ -36,90 +36,90 @@ class _Gemma4(PreNorm):
     def shared_by(self) -> int:
         return self.window
 
-    def run(self, tape: Tape, block: Block, x: Value) -> Value:
-        h, own = block.hidden, self._own_input(tape, block) if self.layer_table[1] else None
-        x = self.join(tape, block, x, self.attention(tape, block, self.norm(tape, block, x, h)))
-        made = feed_forward(tape, block, self.norm(tape, block, x, h))
+    def run(self, tape: LayerTape, x: Value) -> Value:
+        h, own = tape.block.hidden, self._own_input(tape) if self.layer_table[1] else None
+        x = self.join(tape, x, self.attention(tape, self.norm(tape, x, h)))
+        made = feed_forward(tape, self.norm(tape, x, h))
         if self.experts:  # beside the feed-forward block
-            made, weight = self.norm(tape, block, made, h), self.route(tape, block, x)
-            routed = run_experts(tape, block, self.norm(tape, block, x, h), weight)
-            made = add(tape, made, self.norm(tape, block, routed, h))
-        x = self.join(tape, block, x, made)
+            made, weight = self.norm(tape, made, h), self.route(tape, x)
+            routed = run_experts(tape, self.norm(tape, x, h), weight)
+            made = tape.add(made, self.norm(tape, routed, h))
+        x = self.join(tape, x, made)
         if own is not None:  # gated by the stream
-            gate = activate(tape, block, product(tape, block, x, self.linear("per_layer_input_gate")))
-            back = product(tape, block, times(tape, gate, own), self.linear("per_layer_projection"))
-            x = add(tape, self.norm(tape, block, back, h), x)
+            gate = tape.activate(tape.product(x, self.linear("per_layer_input_gate")))
+            back = tape.product(tape.times(gate, own), self.linear("per_layer_projection"))
+            x = tape.add(self.norm(tape, back, h), x)
         # Multiplied, in place, by a stored number.
         return tape.step([x], x.elements, x.width, saves=[STORED], view=x.storage)
 
-    def _own_input(self, tape: Tape, block: Block) -> Value:
+    def _own_input(self, tape: LayerTape) -> Value:
         """A slice of the layers' own inputs, whose gradient is written into zeros of those of all layers."""
+        block = tape.block
         elements, width = block.tokens * self.layer_table[1], block.dtypes.residual
         every = tape.source(elements, width, grad=block.inputs_grad, counted=False)
         own = block.tokens * self.linear("per_layer_projection").in_features
         return tape.step([every], own, width, view=every.storage)
 
-    def project(self, tape: Tape, block: Block, x: Value) -> tuple[Value, Value, Value]:
+    def project(self, tape: LayerTape, x: Value) -> tuple[Value, Value, Value]:
         """Values are normed without a weight; full attention may have one product for them and the keys."""
+        block = tape.block
         first = self.reading("norm1")
         if self.reads_keys:  # of an earlier layer, which keeps them
             elements, width = block.tokens * self.kv_heads * self.head_dim, block.dtypes.residual
             keys, values = (tape.source(elements, width, grad=block.grad, counted=False) for _ in range(2))
-            return product(tape, block, x, first[0]), keys, values
-        queries, keys, *own = (product(tape, block, x, one) for one in first)
+            return tape.product(x, first[0]), keys, values
+        queries, keys, *own = (tape.product(x, one) for one in first)
         return queries, keys, own[0] if own else keys
 
-    def attention(self, tape: Tape, block: Block, x: Value) -> Value:
-        queries, keys, values = self.project(tape, block, x)
+    def attention(self, tape: LayerTape, x: Value) -> Value:
+        queries, keys, values = self.project(tape, x)
         if self.reads_keys:
-            queries = rotate(tape, block, self.norm(tape, block, queries, self.head_dim))
+            queries = rotate(tape, self.norm(tape, queries, self.head_dim))
         else:
-            queries, keys = self.place(tape, block, queries, keys)
-            values = plain_norm(tape, values, self.head_dim)
-        return attended(tape, block, x, self.mix(tape, block, queries, keys, values))
+            queries, keys = self.place(tape, queries, keys)
+            values = tape.plain_norm(values, self.head_dim)
+        return attended(tape, x, self.mix(tape, queries, keys, values))
 
-    def route(self, tape: Tape, block: Block, x: Value) -> Value:
+    def route(self, tape: LayerTape, x: Value) -> Value:
         """A norm without a weight, factors of its input and of the experts."""
+        block = tape.block
         count, chosen, full = self.num_experts, chosen_rows(block), block.full
-        normed, weight = plain_norm(tape, x, block.hidden), block.dtypes.weight
+        normed, weight = tape.plain_norm(x, block.hidden), block.dtypes.weight
         params = block.hidden if full else 0
         scaled = tape.step(
             [normed], x.elements, max(normed.width, weight), saves=[normed.storage] if full else [],
             temporary=normed.size if full else 0, params=params, fresh=weight * params,
         )  # fmt: skip
         scaled = tape.step([scaled], scaled.elements, scaled.width)
-        scores = product(tape, block, scaled, self.reading("router")[0])
-        share = chosen_shares(tape, block, cast(tape, scores, 4))
+        scores = tape.product(scaled, self.reading("router")[0])
+        share = chosen_shares(tape, tape.cast(scores, 4))
         params = count if full else 0
         ids = Storage(8 * chosen)
         factors = tape.step([], chosen, weight, saves=[ids], params=params, fresh=weight * params)
-        return times(tape, share, factors)
-
-    def logits(self, tape: Tape, block: Block, logits: Value) -> Value:
-        return cap(tape, logits) if self.caps_logits else logits
+        return tape.times(share, factors)
 
     def own_inputs(self, block: Block) -> tuple[Tape, Value] | None:
         """From the embedded tokens and an embedding of their own."""
         if not self.layer_table[1]:
             return None
-        tape = Tape(block.dtypes.on_cpu)
+        tape = LayerTape(block)
         x = tape.source(block.tokens * block.hidden, block.dtypes.residual, grad=block.grad, counted=False)
-        made = product(tape, block, x, self.linear("per_layer_model_projection"))
+        made = tape.product(x, self.linear("per_layer_model_projection"))
         made = tape.step([made], made.elements, made.width)
-        made = self.norm(tape, block, made, self.linear("per_layer_projection").in_features)
+        made = self.norm(tape, made, self.linear("per_layer_projection").in_features)
         trained = block.full or bool({*(block.adapted or ()), *block.whole} & set(self.embed_paths[1:]))
         found = tape.source(made.elements, block.dtypes.residual, grad=trained, counted=False)
-        total = add(tape, made, found)
+        total = tape.add(made, found)
         return tape, tape.step([total], total.elements, total.width)
 
     def own_keys(self, block: Block) -> tuple[Tape, Value, Value]:
         """With the norm before them."""
-        tape = Tape(block.dtypes.on_cpu)
+        tape = LayerTape(block)
         x = tape.source(block.tokens * block.hidden, block.dtypes.residual, grad=block.grad, counted=False)
-        x = self.norm(tape, block, x, block.hidden)
-        _, keys, values = self.project(tape, block, x)
-        keys = rotate(tape, block, self.norm(tape, block, keys, self.head_dim))
-        return tape, keys, plain_norm(tape, values, self.head_dim)
+        x = self.norm(tape, x, block.hidden)
+        _, keys, values = self.project(tape, x)
+        keys = rotate(tape, self.norm(tape, keys, self.head_dim))
+        return tape, keys, tape.plain_norm(values, self.head_dim)
 
 
 def _layers(s: Sizes) -> Layout:

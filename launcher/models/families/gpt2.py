@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from launcher.models.families.model_type import ModelType
-from launcher.models.layers.layout import Layout, Sizes, linears_below
+from launcher.models.layers.layout import Layout
+from launcher.models.layers.linears import Sizes, linears_below
 from launcher.models.layers.pre_norm import LayerNorms
 
 
 @dataclass(frozen=True)
 class _Gpt2(LayerNorms):
-    drops_embeddings: ClassVar[bool] = True
+    drops_embeddings = True
     mask_buffer: int = 0
 
 
@@ -48,11 +49,7 @@ def _bigcode_sizes(s: Sizes) -> Sizes:
 
 TYPES = (
     ModelType(
-        "gpt_bigcode",
-        _gpt_bigcode,
-        sizes=_bigcode_sizes,
-        token_head="classifier",
-        peft_targets=("c_attn",),
+        "gpt_bigcode", _gpt_bigcode, sizes=_bigcode_sizes, token_head="classifier", peft_targets=("c_attn",)
     ),
     ModelType(
         "gpt2",

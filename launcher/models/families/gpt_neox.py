@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from launcher.models.families.model_type import ModelType
-from launcher.models.layers.layout import Block, Layout, Sizes, linears_below
-from launcher.models.layers.operations import add, dropout
+from launcher.models.layers.layout import LayerTape, Layout
+from launcher.models.layers.linears import Sizes, linears_below
 from launcher.models.layers.pre_norm import LayerNorms
-from launcher.models.layers.tape import Tape, Value
+from launcher.models.layers.tape import Value
 
 
 @dataclass(frozen=True)
 class _GptNeoX(LayerNorms):
-    drops_embeddings: ClassVar[bool] = True
+    drops_embeddings = True
     parallel: bool = True
 
-    def run(self, tape: Tape, block: Block, x: Value) -> Value:
+    def run(self, tape: LayerTape, x: Value) -> Value:
         if not self.parallel:
-            return super().run(tape, block, x)
-        p, on_cpu, h = self.dropout > 0, block.dtypes.on_cpu, block.hidden
-        first = dropout(tape, self.attention(tape, block, self.norm(tape, block, x, h)), p, on_cpu)
-        second = dropout(tape, self.feed_forward(tape, block, self.norm(tape, block, x, h)), p, on_cpu)
-        return add(tape, add(tape, second, first), x)
+            return super().run(tape, x)
+        p, h = self.dropout > 0, tape.block.hidden
+        first = tape.dropout(self.attention(tape, self.norm(tape, x, h)), p)
+        second = tape.dropout(self.feed_forward(tape, self.norm(tape, x, h)), p)
+        return tape.add(tape.add(second, first), x)
 
 
 def _layers(s: Sizes) -> Layout:

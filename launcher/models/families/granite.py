@@ -10,21 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.models.families.model_type import ONLY_LANGUAGE, ModelType
-from launcher.models.layers.layout import Block, Layout, Linear, Sizes, linears_below, of_kinds
-from launcher.models.layers.operations import (
-    add,
-    bmm,
-    broadcast,
-    cast,
-    normalised,
-    product,
-    times,
-    views,
-    weighted,
-)
-from launcher.models.layers.pre_norm import LAYER, PreNorm, biased_attention, gated_mlp
+from launcher.models.layers.layout import Block, LayerTape, Layout, of_kinds
+from launcher.models.layers.linears import LAYER, Linear, Sizes, biased_attention, gated_mlp, linears_below
+from launcher.models.layers.pre_norm import PreNorm
 from launcher.models.layers.scans import convolution, copied, layer_types
-from launcher.models.layers.tape import Tape, Value
+from launcher.models.layers.tape import Value
 
 
 @dataclass(frozen=True)
@@ -37,15 +27,15 @@ class _Granite(PreNorm):
     def scans(self) -> bool:
         return self.mamba is not None
 
-    def attention(self, tape: Tape, block: Block, x: Value) -> Value:
+    def attention(self, tape: LayerTape, x: Value) -> Value:
         if self.mamba is None:
-            return super().attention(tape, block, x)
-        return _mamba(tape, block, x, self.mamba)
+            return super().attention(tape, x)
+        return _mamba(tape, x, self.mamba)
 
-    def join(self, tape: Tape, block: Block, x: Value, made: Value) -> Value:
-        return super().join(tape, block, x, tape.step([made], made.elements, made.width))
+    def join(self, tape: LayerTape, x: Value, made: Value) -> Value:
+        return super().join(tape, x, tape.step([made], made.elements, made.width))
 
-    def logits(self, tape: Tape, block: Block, logits: Value) -> Value:
+    def logits(self, tape: LayerTape, logits: Value) -> Value:
         return tape.step([logits], logits.elements, logits.width)
 
     def shared(self, block: Block, grad: bool) -> int:
@@ -69,8 +59,9 @@ class _Scan:
     """One for each head and position."""
 
 
-def _mamba(tape: Tape, block: Block, x: Value, given: tuple[int, int, int, int, int, int]) -> Value:
+def _mamba(tape: LayerTape, x: Value, given: tuple[int, int, int, int, int, int]) -> Value:
     """A causal convolution, a scan by chunks, a gated norm."""
+    block = tape.block
     heads, head, state, groups, kernel, chunk = given
     linears = {one.name: one for one in block.layout.linears}
     inner, n = heads * head, block.tokens
@@ -80,39 +71,39 @@ def _mamba(tape: Tape, block: Block, x: Value, given: tuple[int, int, int, int, 
     if block.padded:
         x = tape.step([x], x.elements, x.width)
     width = inner + 2 * groups * state
-    made = product(tape, block, x, linears["in_proj"])
-    gate, mixed, dt = views(tape, made, n * inner, n * width, n * heads)
-    mixed = convolution(tape, block, mixed, width, kernel)
+    made = tape.product(x, linears["in_proj"])
+    gate, mixed, dt = tape.views(made, n * inner, n * width, n * heads)
+    mixed = convolution(tape, mixed, width, kernel)
     if block.padded:
         mixed = tape.step([mixed], mixed.elements, mixed.width)
-    values, keys, reads = views(tape, mixed, n * inner, n * groups * state, n * groups * state)
+    values, keys, reads = tape.views(mixed, n * inner, n * groups * state, n * groups * state)
     params = heads if block.full else 0
     dt = tape.step([dt], dt.elements, max(dt.width, block.dtypes.weight), params=params, fresh=4 * params)
-    dt = cast(tape, dt, 4) if block.float_operations else dt
+    dt = tape.cast(dt, 4) if block.float_operations else dt
     dt = tape.step([dt], dt.elements, dt.width, saves=[dt.storage])
     dt = tape.step([dt], dt.elements, dt.width, saves=[dt.storage])
-    scanned = _scan_chunks(tape, block, sizes, (cast(tape, values, 4), keys, reads, dt), params)
-    gate = cast(tape, gate, 4)
+    scanned = _scan_chunks(tape, sizes, (tape.cast(values, 4), keys, reads, dt), params)
+    gate = tape.cast(gate, 4)
     opened = tape.step([gate], gate.elements, 4, saves=[gate.storage])
-    wide = times(tape, tape.step([scanned], n * inner, 4), opened)
-    normed = cast(tape, normalised(tape, wide, wide, inner // groups), 4)
-    out = weighted(tape, block, normed, inner)
-    return product(tape, block, cast(tape, out, block.dtypes.compute), linears["out_proj"])
+    wide = tape.times(tape.step([scanned], n * inner, 4), opened)
+    normed = tape.cast(tape.normalised(wide, wide, inner // groups), 4)
+    out = tape.weighted(normed, inner)
+    return tape.product(tape.cast(out, block.dtypes.compute), linears["out_proj"])
 
 
 def _scan_chunks(
-    tape: Tape, block: Block, sizes: _Scan, inputs: tuple[Value, Value, Value, Value], params: int
+    tape: LayerTape, sizes: _Scan, inputs: tuple[Value, Value, Value, Value], params: int
 ) -> Value:
     """`mamba2_chunk_scan`; each product of an einsum copies operands whose heads are not together."""
     values, keys, reads, dt = inputs
-    keys, reads = (tape.step([cast(tape, one, 4)], sizes.keys, 4) for one in (keys, reads))
+    keys, reads = (tape.step([tape.cast(one, 4)], sizes.keys, 4) for one in (keys, reads))
     filled = tape.step([values], sizes.values, 4)
     kept, temporary = ([filled.storage], filled.size) if params else ([], 0)
     skip = tape.step(
         [filled], filled.elements, 4, saves=kept, temporary=temporary, params=params, fresh=4 * params
     )
-    wide = cast(tape, dt, 4)
-    values = broadcast(tape, values, wide)
+    wide = tape.cast(dt, 4)
+    values = tape.broadcast(values, wide)
     decay = tape.step([wide], dt.elements, 4, saves=[dt.storage], params=params, fresh=4 * params)
     parts = (
         (values, sizes.values), (keys, sizes.keys), (reads, sizes.keys), (decay, sizes.small)
@@ -123,15 +114,15 @@ def _scan_chunks(
     pairs = tape.step([decay], sizes.pairs, 4)
     pairs = tape.step([tape.step([pairs], sizes.pairs, 4)], sizes.pairs, 4)
     pairs = tape.step([pairs], sizes.pairs, 4, save_out=True)
-    scores = bmm(tape, block, copied(tape, reads), copied(tape, keys), sizes.pairs)
-    near = bmm(tape, block, times(tape, scores, pairs), copied(tape, values), sizes.values)
-    written = broadcast(tape, keys, tape.step([total], sizes.small, 4, save_out=True))
-    states = bmm(tape, block, copied(tape, written), copied(tape, values), sizes.states)
+    scores = tape.bmm(copied(tape, reads), copied(tape, keys), sizes.pairs)
+    near = tape.bmm(tape.times(scores, pairs), copied(tape, values), sizes.values)
+    written = tape.broadcast(keys, tape.step([total], sizes.small, 4, save_out=True))
+    states = tape.bmm(copied(tape, written), copied(tape, values), sizes.states)
     states = tape.step([states], sizes.states, 4, passes=True)
-    states = bmm(tape, block, states, tape.step([total], sizes.small, 4), sizes.states)
-    far = bmm(tape, block, copied(tape, reads), copied(tape, states), sizes.values)
-    far = broadcast(tape, far, tape.step([total], sizes.small, 4, save_out=True))
-    return add(tape, add(tape, near, far), skip)
+    states = tape.bmm(states, tape.step([total], sizes.small, 4), sizes.states)
+    far = tape.bmm(copied(tape, reads), copied(tape, states), sizes.values)
+    far = tape.broadcast(far, tape.step([total], sizes.small, 4, save_out=True))
+    return tape.add(tape.add(near, far), skip)
 
 
 def _granite(s: Sizes) -> Layout:
@@ -140,7 +131,7 @@ def _granite(s: Sizes) -> Layout:
 
 def _granite_moe(s: Sizes) -> Layout:
     sizes = (int(s.config["num_local_experts"]), s.inner, int(s.config["num_experts_per_tok"]))
-    return _Granite.with_experts(s, biased_attention(s), *sizes, expert_adapters=False)
+    return _Granite.with_experts(s, biased_attention(s), sizes, expert_adapters=False)
 
 
 def _granite_hybrid(s: Sizes) -> Layout:
@@ -162,7 +153,8 @@ def _granite_hybrid(s: Sizes) -> Layout:
         linears += linears_below(LAYER + "shared_mlp.", s.layers, False, *rows)
         if not count:
             return _Granite.of(s, linears, extra, active_inner=width, **more)
-        return _Granite.with_experts(s, linears, count, s.inner, int(c["num_experts_per_tok"]), extra, **more)
+        sizes = (count, s.inner, int(c["num_experts_per_tok"]))
+        return _Granite.with_experts(s, linears, sizes, extra, **more)
 
     return of_kinds(s, layer_types(s, ["linear_attention"] * s.layers), make)
 

@@ -1,32 +1,34 @@
-"""Llama, and types that differ from it in biases, windows, norms of heads or their activation."""
+"""Llama, and types that differ from it in biases, windows, norms, activation or fused products."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from launcher.models.families.model_type import ModelType
+from launcher.models.families.model_type import ONLY_LANGUAGE, ModelType
 from launcher.models.families.windows import in_every_layer, in_most_layers, listed_layers, window_size
-from launcher.models.layers.layout import Block, Layout, Sizes
-from launcher.models.layers.pre_norm import (
-    PreNorm,
+from launcher.models.layers.layout import LayerTape, Layout
+from launcher.models.layers.linears import (
+    LAYER,
+    Sizes,
     attention_linears,
     biased_attention,
     gated_mlp,
+    linears_below,
+    rotary_share,
     ungated_mlp,
 )
-from launcher.models.layers.tape import Tape, Value
+from launcher.models.layers.pre_norm import LayerNorms, PreNorm
+from launcher.models.layers.tape import Value
 
 QUERY_VALUE = ("q_proj", "v_proj")
 
 
-@dataclass(frozen=True)
 class _ScaledQueries(PreNorm):
     """Ministral 3: queries are multiplied by a factor of their position."""
 
-    def place(self, tape: Tape, block: Block, queries: Value, keys: Value) -> tuple[Value, Value]:
-        queries, keys = super().place(tape, block, queries, keys)
+    def place(self, tape: LayerTape, queries: Value, keys: Value) -> tuple[Value, Value]:
+        queries, keys = super().place(tape, queries, keys)
         return tape.step([queries], queries.elements, queries.width), keys
 
 
@@ -55,6 +57,28 @@ def _arcee(s: Sizes) -> Layout:
     return PreNorm.of(s, linears, activation=str(s.config["hidden_act"]))
 
 
+def _apertus(s: Sizes) -> Layout:
+    activation = str(s.config["hidden_act"])
+    extra = 2 if activation == "xielu" else 0  # the two parameters of the activation
+    linears = biased_attention(s) + ungated_mlp(s, False)
+    return PreNorm.of(s, linears, extra, activation=activation, qk_norm=True)
+
+
+def _starcoder2(s: Sizes) -> Layout:
+    bias = bool(s.config["use_bias"])
+    rows = (("c_fc", s.hidden, s.inner, "norm2"), ("c_proj", s.inner, s.hidden, "act"))
+    linears = attention_linears(s, qkv_bias=bias, out_bias=bias)
+    linears += linears_below(LAYER + "mlp.", s.layers, bias, *rows)
+    return LayerNorms.of(s, linears, dropout=float(s.config["residual_dropout"]))
+
+
+def _glm(s: Sizes, **more: Any) -> Layout:
+    rows = (("gate_up_proj", s.hidden, 2 * s.inner, "norm2"), ("down_proj", s.inner, s.hidden, "act"))
+    linears = attention_linears(s, qkv_bias=bool(s.config["attention_bias"]))
+    linears += linears_below(LAYER + "mlp.", s.layers, False, *rows)
+    return PreNorm.of(s, linears, rotary_joined=True, rotary_share=rotary_share(s, 0.5), **more)
+
+
 def _qwen_window(config: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]:
     if not config.get("use_sliding_window"):
         return 0, ()
@@ -78,6 +102,10 @@ TYPES = (
     ModelType("qwen3", _qwen3, window=_qwen_window, peft_targets=QUERY_VALUE, liger=True),
     ModelType("smollm3", _llama, window=_smollm3_window),
     ModelType("arcee", _arcee),
+    ModelType("apertus", _apertus, lacks=ONLY_LANGUAGE),
+    ModelType("starcoder2", _starcoder2, window=in_every_layer(None)),
+    ModelType("glm", _glm),
+    ModelType("glm4", lambda s: _glm(s, norms=4, output_norms=True)),
     ModelType("ministral", _ministral, window=in_most_layers(0), needs=("head_dim",)),
     ModelType("ministral3", _ministral3, window=in_every_layer(None)),
 )

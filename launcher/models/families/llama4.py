@@ -7,27 +7,17 @@ from typing import Any
 
 from launcher.models.families.model_type import ONLY_LANGUAGE, ModelType
 from launcher.models.layers.feed_forward import FOUR_BITS, expert_width, grouped, shared_block
-from launcher.models.layers.layout import (
-    Block,
-    Layout,
+from launcher.models.layers.layout import Block, LayerTape, Layout, of_kinds
+from launcher.models.layers.linears import (
+    LAYER,
     Linear,
     Sizes,
+    biased_attention,
     linears_below,
-    of_kinds,
     without_adapters,
 )
-from launcher.models.layers.operations import (
-    activate,
-    broadcast,
-    cast,
-    matrices,
-    plain_norm,
-    product,
-    times,
-    views,
-)
-from launcher.models.layers.pre_norm import LAYER, PreNorm, biased_attention
-from launcher.models.layers.tape import Storage, Tape, Value
+from launcher.models.layers.pre_norm import PreNorm
+from launcher.models.layers.tape import Storage, Value
 
 
 @dataclass(frozen=True)
@@ -37,33 +27,34 @@ class _Llama4(PreNorm):
     scaled_queries: bool = False
     """Queries are multiplied by a factor of their position."""
 
-    def place(self, tape: Tape, block: Block, queries: Value, keys: Value) -> tuple[Value, Value]:
+    def place(self, tape: LayerTape, queries: Value, keys: Value) -> tuple[Value, Value]:
         if self.rotary_share:
             queries, keys = _rotate(tape, queries), _rotate(tape, keys)
         if self.plain_norms:
-            queries, keys = (plain_norm(tape, x, block.head_dim) for x in (queries, keys))
+            queries, keys = (tape.plain_norm(x, tape.block.head_dim) for x in (queries, keys))
         if self.scaled_queries:
             queries = tape.step([queries], queries.elements, queries.width)
         return queries, keys
 
-    def feed_forward(self, tape: Tape, block: Block, x: Value) -> Value:
+    def feed_forward(self, tape: LayerTape, x: Value) -> Value:
         """Every expert multiplies every token, which its share has scaled; a shared block is added."""
+        block = tape.block
         if not self.experts:
-            return super().feed_forward(tape, block, x)
+            return super().feed_forward(tape, x)
         tokens, count, entries = block.tokens, self.num_experts, self.experts
         inner = self.active_inner // count
         n, index = count * tokens, Storage(8 * tokens)
-        scores = product(tape, block, x, self.linear("router"))
+        scores = tape.product(x, self.linear("router"))
         top = tape.step([scores], tokens, scores.width, saves=[index])
-        spread = cast(tape, tape.step([top], n, top.width, saves=[index]), 4)
-        shares = cast(tape, tape.step([spread], n, 4, save_out=True), scores.width)
+        spread = tape.cast(tape.step([top], n, top.width, saves=[index]), 4)
+        shares = tape.cast(tape.step([spread], n, 4, save_out=True), scores.width)
         shares = tape.step([shares], n, shares.width)
-        rows = broadcast(tape, tape.step([x], n * block.hidden, x.width), shares)
-        both = _batched(tape, block, rows, 2 * n * inner, entries * 2 // 3)
-        gate, up = views(tape, both, n * inner, n * inner)
-        made = times(tape, up, activate(tape, block, gate))
-        made = _batched(tape, block, made, n * block.hidden, entries // 3)
-        shared = shared_block(tape, block, x)
+        rows = tape.broadcast(tape.step([x], n * block.hidden, x.width), shares)
+        both = _batched(tape, rows, 2 * n * inner, entries * 2 // 3)
+        gate, up = tape.views(both, n * inner, n * inner)
+        made = tape.times(up, tape.activate(gate))
+        made = _batched(tape, made, n * block.hidden, entries // 3)
+        shared = shared_block(tape, x)
         total = tape.step([made], x.elements, 4 if block.float_operations else made.width)
         out = tape.step([shared, total], x.elements, shared.width, view=shared.storage, passes=True)
         for one in (rows, made):  # variables of the function
@@ -75,15 +66,16 @@ class _Llama4(PreNorm):
         return 4 * block.length * block.head_dim
 
 
-def _rotate(tape: Tape, x: Value) -> Value:
-    return cast(tape, tape.step([cast(tape, x, 4)], x.elements, 4), x.width)
+def _rotate(tape: LayerTape, x: Value) -> Value:
+    return tape.cast(tape.step([tape.cast(x, 4)], x.elements, 4), x.width)
 
 
-def _batched(tape: Tape, block: Block, x: Value, elements: int, entries: int) -> Value:
+def _batched(tape: LayerTape, x: Value, elements: int, entries: int) -> Value:
     """The products of all experts, each with as many rows."""
+    block = tape.block
     if block.quantization in FOUR_BITS:
-        return grouped(tape, block, cast(tape, x, expert_width(block)), elements, entries, 0)
-    return matrices(tape, block, x, elements, entries, params=entries if block.full else 0)
+        return grouped(tape, tape.cast(x, expert_width(block)), elements, entries, 0)
+    return tape.matrices(x, elements, entries, params=entries if block.full else 0)
 
 
 def _layers(s: Sizes) -> Layout:
@@ -123,7 +115,7 @@ def _layers(s: Sizes) -> Layout:
         linears += block("shared_expert.", s.inner, "shared", "shared_act")
         # The router is a linear here, and every expert computes every token.
         more |= {"expert_adapters": False, "masks": 2}
-        experts = _Llama4.with_experts(s, linears, count, s.inner, active, -count * h, **more)
+        experts = _Llama4.with_experts(s, linears, (count, s.inner, active), -count * h, **more)
         return replace(experts, active_inner=count * s.inner)
 
     return of_kinds(s, kinds, make)

@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.models.families.model_type import ModelType
 from launcher.models.families.windows import in_every_layer, listed_layers, window_size
 from launcher.models.layers.feed_forward import softmax_route
-from launcher.models.layers.layout import (
-    Block,
-    Layout,
+from launcher.models.layers.layout import LayerTape, Layout, of_kinds
+from launcher.models.layers.linears import (
+    LAYER,
     Linear,
     Sizes,
-    linears_below,
-    of_kinds,
-    without_adapters,
-)
-from launcher.models.layers.pre_norm import (
-    LAYER,
-    PreNorm,
     attention_linears,
     biased_attention,
     gated_mlp,
+    linears_below,
     shared_mlp,
     sparse_layers,
+    without_adapters,
 )
-from launcher.models.layers.tape import Tape, Value
+from launcher.models.layers.pre_norm import PreNorm
+from launcher.models.layers.tape import Value
 
 
-@dataclass(frozen=True)
 class _Mixtral(PreNorm):
-    def route(self, tape: Tape, block: Block, x: Value) -> Value:
-        return softmax_route(tape, block, x, wide=True)
+    def route(self, tape: LayerTape, x: Value) -> Value:
+        return softmax_route(tape, x, wide=True)
 
 
 def _mixtral(s: Sizes) -> Layout:
     count, active = int(s.config["num_local_experts"]), int(s.config["num_experts_per_tok"])
-    return _Mixtral.with_experts(s, attention_linears(s), count, s.inner, active)
+    return _Mixtral.with_experts(s, attention_linears(s), (count, s.inner, active))
 
 
 def _qwen3_moe(s: Sizes) -> Layout:
@@ -49,8 +43,8 @@ def _qwen3_moe(s: Sizes) -> Layout:
         linears = biased_attention(s)
         if kind == "dense":
             return PreNorm.of(s, linears + without_adapters(gated_mlp(s)), qk_norm=True)
-        width = int(c["moe_intermediate_size"])
-        return PreNorm.with_experts(s, linears, count, width, active, qk_norm=True)
+        sizes = (count, int(c["moe_intermediate_size"]), active)
+        return PreNorm.with_experts(s, linears, sizes, qk_norm=True)
 
     return of_kinds(s, sparse_layers(s, count), make)
 
@@ -64,7 +58,7 @@ def _qwen2_moe(s: Sizes) -> Layout:
             return PreNorm.of(s, linears + gated_mlp(s))
         linears += gated_shared_mlp(s)
         sizes = (int(c["num_experts"]), int(c["moe_intermediate_size"]), int(c["num_experts_per_tok"]))
-        return PreNorm.with_experts(s, linears, *sizes, expert_adapters=False)
+        return PreNorm.with_experts(s, linears, sizes, expert_adapters=False)
 
     return of_kinds(s, sparse_layers(s, int(c["num_experts"])), make)
 

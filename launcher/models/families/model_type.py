@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.models.layers.layout import Layout, Sizes
+from launcher.models.layers.layout import Layout
+from launcher.models.layers.linears import Sizes
 from launcher.tasks.task import Architecture, HeadKind
 
 Window = Callable[[Mapping[str, Any], int], tuple[int, tuple[int, ...]]]

@@ -10,10 +10,10 @@ from launcher.models.families.model_type import ModelType
 from launcher.models.families.windows import listed_layers
 from launcher.models.layers.attention import rotate
 from launcher.models.layers.feed_forward import feed_forward
-from launcher.models.layers.layout import Block, Layout, Sizes, linears_below, of_kinds
-from launcher.models.layers.operations import dropout
-from launcher.models.layers.pre_norm import LAYER, LayerNorms
-from launcher.models.layers.tape import Tape, Value
+from launcher.models.layers.layout import Block, LayerTape, Layout, of_kinds
+from launcher.models.layers.linears import LAYER, Sizes, linears_below
+from launcher.models.layers.pre_norm import LayerNorms
+from launcher.models.layers.tape import Value
 from launcher.tasks.task import HeadKind
 
 
@@ -24,21 +24,21 @@ class _ModernBert(LayerNorms):
     """The first layer: the embeddings are normed already."""
     mlp_dropout: float = 0.0
 
-    def run(self, tape: Tape, block: Block, x: Value) -> Value:
+    def run(self, tape: LayerTape, x: Value) -> Value:
         """The function has what attention made as a variable until it returns."""
-        made = self.attention(tape, block, x if self.first else self.norm(tape, block, x, block.hidden))
-        made = dropout(tape, made, self.attention_dropout > 0, block.dtypes.on_cpu)
-        x, attended = self.join(tape, block, x, made), made
-        x = self.join(tape, block, x, self.feed_forward(tape, block, self.norm(tape, block, x, block.hidden)))
+        made = self.attention(tape, x if self.first else self.norm(tape, x, tape.block.hidden))
+        made = tape.dropout(made, self.attention_dropout > 0)
+        x, attended = self.join(tape, x, made), made
+        x = self.join(tape, x, self.feed_forward(tape, self.norm(tape, x, tape.block.hidden)))
         tape.reads(attended)
         return x
 
-    def place(self, tape: Tape, block: Block, queries: Value, keys: Value) -> tuple[Value, Value]:
-        queries = rotate(tape, block, queries, wide=True, narrow=True)
-        return queries, rotate(tape, block, keys, wide=True, narrow=True)
+    def place(self, tape: LayerTape, queries: Value, keys: Value) -> tuple[Value, Value]:
+        queries = rotate(tape, queries, wide=True, narrow=True)
+        return queries, rotate(tape, keys, wide=True, narrow=True)
 
-    def feed_forward(self, tape: Tape, block: Block, x: Value) -> Value:
-        return feed_forward(tape, block, x, drops=self.mlp_dropout > 0)
+    def feed_forward(self, tape: LayerTape, x: Value) -> Value:
+        return feed_forward(tape, x, drops=self.mlp_dropout > 0)
 
     def norm_params(self, width: int) -> int:
         return width * (2 if self.norm_bias else 1)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from launcher.models.families.model_type import ModelType
 from launcher.models.families.windows import in_most_layers
 from launcher.models.layers.attention import rotate
-from launcher.models.layers.layout import Block, Layout, Sizes
-from launcher.models.layers.pre_norm import PreNorm, biased_attention, gated_mlp
-from launcher.models.layers.tape import Tape, Value
+from launcher.models.layers.layout import LayerTape, Layout
+from launcher.models.layers.linears import Sizes, biased_attention, gated_mlp
+from launcher.models.layers.pre_norm import PreNorm
+from launcher.models.layers.tape import Value
 
 
-@dataclass(frozen=True)
 class _Olmo(PreNorm):
-    def run(self, tape: Tape, block: Block, x: Value) -> Value:
-        x = self.join(tape, block, x, self.attention(tape, block, x))
-        return self.join(tape, block, x, self.feed_forward(tape, block, x))
+    def run(self, tape: LayerTape, x: Value) -> Value:
+        x = self.join(tape, x, self.attention(tape, x))
+        return self.join(tape, x, self.feed_forward(tape, x))
 
-    def place(self, tape: Tape, block: Block, queries: Value, keys: Value) -> tuple[Value, Value]:
+    def place(self, tape: LayerTape, queries: Value, keys: Value) -> tuple[Value, Value]:
         """Norms over all heads at once; what is rotated keeps its dtype."""
-        queries = self.norm(tape, block, queries, block.heads * block.head_dim)
-        keys = self.norm(tape, block, keys, block.kv_heads * block.head_dim)
-        return rotate(tape, block, queries, narrow=True), rotate(tape, block, keys, narrow=True)
+        block = tape.block
+        queries = self.norm(tape, queries, block.heads * block.head_dim)
+        keys = self.norm(tape, keys, block.kv_heads * block.head_dim)
+        return rotate(tape, queries, narrow=True), rotate(tape, keys, narrow=True)
 
 
 def _layers(s: Sizes) -> Layout:

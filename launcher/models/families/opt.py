@@ -5,30 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.models.families.model_type import ModelType
-from launcher.models.layers.layout import Block, Layout, Sizes, linears_below
-from launcher.models.layers.operations import product
+from launcher.models.layers.layout import LayerTape, Layout
+from launcher.models.layers.linears import Sizes, linears_below
 from launcher.models.layers.pre_norm import LayerNorms, post_norm
-from launcher.models.layers.tape import Tape, Value
+from launcher.models.layers.tape import Value
 
 
 @dataclass(frozen=True)
 class _Opt(LayerNorms):
     post_norm: bool = False
 
-    def run(self, tape: Tape, block: Block, x: Value) -> Value:
-        return post_norm(self, tape, block, x) if self.post_norm else super().run(tape, block, x)
+    def run(self, tape: LayerTape, x: Value) -> Value:
+        return post_norm(self, tape, x) if self.post_norm else super().run(tape, x)
 
-    def place(self, tape: Tape, block: Block, queries: Value, keys: Value) -> tuple[Value, Value]:
+    def place(self, tape: LayerTape, queries: Value, keys: Value) -> tuple[Value, Value]:
         """Queries are scaled before attention."""
         return tape.step([queries], queries.elements, queries.width), keys
 
-    def last(self, tape: Tape, block: Block, x: Value) -> Value:
-        return x if self.post_norm else super().last(tape, block, x)
+    def last(self, tape: LayerTape, x: Value) -> Value:
+        return x if self.post_norm else super().last(tape, x)
 
-    def narrowed(self, tape: Tape, block: Block, x: Value) -> Value:
+    def narrowed(self, tape: LayerTape, x: Value) -> Value:
         for one in self.linears:
             if one.name == "project_out":
-                x = product(tape, block, x, one)
+                x = tape.product(x, one)
         return x
 
 

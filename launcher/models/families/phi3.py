@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from launcher.models.families.model_type import ModelType
 from launcher.models.families.windows import in_every_layer
 from launcher.models.layers.attention import head_sizes
-from launcher.models.layers.layout import Block, Layout, Sizes, linears_below
-from launcher.models.layers.operations import product
-from launcher.models.layers.pre_norm import LAYER, PreNorm, rotary_share
-from launcher.models.layers.tape import Tape, Value
+from launcher.models.layers.layout import LayerTape, Layout
+from launcher.models.layers.linears import LAYER, Sizes, linears_below, rotary_share
+from launcher.models.layers.pre_norm import PreNorm
+from launcher.models.layers.tape import Value
 
 
-@dataclass(frozen=True)
 class _Phi3(PreNorm):
-    def project(self, tape: Tape, block: Block, x: Value) -> tuple[Value, Value, Value]:
+    def project(self, tape: LayerTape, x: Value) -> tuple[Value, Value, Value]:
         """Slices: the gradient of each is written into zeros of the whole."""
-        fused = product(tape, block, x, self.linear("qkv_proj"))
-        q, k, v = (tape.step([fused], n, fused.width, view=fused.storage) for n in head_sizes(block))
+        fused = tape.product(x, self.linear("qkv_proj"))
+        q, k, v = (tape.step([fused], n, fused.width, view=fused.storage) for n in head_sizes(tape.block))
         return q, k, v
 
 

@@ -13,35 +13,21 @@ from typing import Any
 from launcher.models.families.mixtral import gated_shared_mlp
 from launcher.models.families.model_type import ONLY_LANGUAGE, ModelType
 from launcher.models.layers.attention import attended
-from launcher.models.layers.layout import (
-    Block,
-    Layout,
+from launcher.models.layers.layout import LayerTape, Layout, of_kinds
+from launcher.models.layers.linears import (
+    LAYER,
     Linear,
     Sizes,
-    linears_below,
-    of_kinds,
-    without_adapters,
-)
-from launcher.models.layers.operations import (
-    bmm,
-    broadcast,
-    cast,
-    normalised,
-    product,
-    times,
-    views,
-    weighted,
-)
-from launcher.models.layers.pre_norm import (
-    LAYER,
-    PreNorm,
     biased_attention,
     gated_mlp,
+    linears_below,
     partly_rotated,
     sparse_layers,
+    without_adapters,
 )
+from launcher.models.layers.pre_norm import PreNorm
 from launcher.models.layers.scans import convolution, copied, layer_types
-from launcher.models.layers.tape import Storage, Tape, Value
+from launcher.models.layers.tape import Storage, Value
 
 CHUNK = 64
 """Positions that the gated delta rule computes together."""
@@ -57,16 +43,16 @@ class _Hybrid(PreNorm):
     def scans(self) -> bool:
         return self.delta is not None
 
-    def attention(self, tape: Tape, block: Block, x: Value) -> Value:
+    def attention(self, tape: LayerTape, x: Value) -> Value:
         """Queries bring a gate of their width for what attention makes."""
         if self.delta is not None:
-            return _delta_rule(tape, block, x, self.delta)
-        queries, keys, values = self.project(tape, block, x)
-        queries, gate = views(tape, queries, *[queries.elements // 2] * 2)
+            return _delta_rule(tape, x, self.delta)
+        queries, keys, values = self.project(tape, x)
+        queries, gate = tape.views(queries, *[queries.elements // 2] * 2)
         gate = tape.step([gate], gate.elements, gate.width)
-        mixed = self.mix(tape, block, *self.place(tape, block, queries, keys), values)
-        mixed = times(tape, mixed, tape.step([gate], gate.elements, gate.width, save_out=True))
-        return attended(tape, block, x, mixed)
+        mixed = self.mix(tape, *self.place(tape, queries, keys), values)
+        mixed = tape.times(mixed, tape.step([gate], gate.elements, gate.width, save_out=True))
+        return attended(tape, x, mixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,67 +87,66 @@ class _Delta:
         return self.padded // CHUNK * self.heads * self.key * self.value
 
 
-def _delta_rule(tape: Tape, block: Block, x: Value, given: tuple[int, int, int, int, int]) -> Value:
+def _delta_rule(tape: LayerTape, x: Value, given: tuple[int, int, int, int, int]) -> Value:
     """A causal convolution, the gated delta rule, a gated norm."""
+    block = tape.block
     key_heads, heads, key, value, kernel = given
     padded = block.rows * -(-block.length // CHUNK) * CHUNK
     sizes = _Delta(key_heads, heads, key, value, kernel, block.tokens, padded)
     linears = {one.name: one for one in block.layout.linears}
     if block.padded:
         x = tape.step([x], x.elements, x.width)
-    mixed, z, b, a = _inputs(tape, block, x, sizes, linears)
+    mixed, z, b, a = _inputs(tape, x, sizes, linears)
     narrow = mixed.width
     width = 2 * key_heads * key + heads * value
-    mixed = convolution(tape, block, mixed, width, kernel)
-    q, k, v = views(
-        tape, mixed, *(block.tokens * n for n in (key_heads * key, key_heads * key, heads * value))
+    mixed = convolution(tape, mixed, width, kernel)
+    q, k, v = tape.views(
+        mixed, *(block.tokens * n for n in (key_heads * key, key_heads * key, heads * value))
     )
     beta = tape.step([b], b.elements, b.width, save_out=True)
-    mixed = _chunks(tape, block, sizes, (q, k, v, beta, _decay(tape, block, a, heads)))
+    mixed = _chunks(tape, sizes, (q, k, v, beta, _decay(tape, a, heads)))
     # Rows without what filled them up, in the products' dtype.
     mixed = tape.step([mixed], block.tokens * heads * value, narrow)
-    return product(tape, block, _gated_norm(tape, block, mixed, z, value), linears["out_proj"])
+    return tape.product(_gated_norm(tape, mixed, z, value), linears["out_proj"])
 
 
 def _inputs(
-    tape: Tape, block: Block, x: Value, sizes: _Delta, linears: dict[str, Linear]
+    tape: LayerTape, x: Value, sizes: _Delta, linears: dict[str, Linear]
 ) -> tuple[Value, Value, Value, Value]:
     """Queries, keys and values side by side; the gate, the learning rates and the decays."""
     if "in_proj_qkv" in linears:
         names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-        mixed, z, b, a = (product(tape, block, x, linears[name]) for name in names)
+        mixed, z, b, a = (tape.product(x, linears[name]) for name in names)
         return mixed, z, b, a
     keys, values = sizes.key_heads * sizes.key, sizes.heads * sizes.value
-    whole = product(tape, block, x, linears["in_proj_qkvz"])
-    rates = product(tape, block, x, linears["in_proj_ba"])
-    parts = views(tape, whole, *(block.tokens * n for n in (keys, keys, values, values)))
+    whole = tape.product(x, linears["in_proj_qkvz"])
+    rates = tape.product(x, linears["in_proj_ba"])
+    parts = tape.views(whole, *(tape.block.tokens * n for n in (keys, keys, values, values)))
     q, k, v, z = (copied(tape, one) for one in parts)
     if sizes.key_heads == sizes.heads:
         z = parts[3]
-    halves = views(tape, rates, *[block.tokens * sizes.heads] * 2)
+    halves = tape.views(rates, *[tape.block.tokens * sizes.heads] * 2)
     b, a = (copied(tape, one) for one in halves)
     return tape.step([q, k, v], q.elements + k.elements + v.elements, q.width, passes=True), z, b, a
 
 
-def _decay(tape: Tape, block: Block, a: Value, heads: int) -> Value:
+def _decay(tape: LayerTape, a: Value, heads: int) -> Value:
     """The logarithm of each head's decay, in float32."""
-    params = heads if block.full else 0
-    a = tape.step([cast(tape, a, 4)], a.elements, 4, params=params, fresh=4 * params)
+    params = heads if tape.block.full else 0
+    a = tape.step([tape.cast(a, 4)], a.elements, 4, params=params, fresh=4 * params)
     a = tape.step([a], a.elements, 4, saves=[a.storage])
     saves = [a.storage] if params else []
     return tape.step([a], a.elements, 4, saves=saves, params=params, fresh=4 * params)
 
 
-def _scaled_rows(tape: Tape, x: Value, width: int) -> Value:
+def _scaled_rows(tape: LayerTape, x: Value, width: int) -> Value:
     """Each `width` values divided by their length."""
     n = x.elements
     root = tape.step([x], n // width, 4, saves=[x.storage], save_out=True, temporary=4 * n)
-    return broadcast(tape, x, root)
+    return tape.broadcast(x, root)
 
 
-def _chunks(
-    tape: Tape, block: Block, sizes: _Delta, inputs: tuple[Value, Value, Value, Value, Value]
-) -> Value:
+def _chunks(tape: LayerTape, sizes: _Delta, inputs: tuple[Value, Value, Value, Value, Value]) -> Value:
     """`torch_chunk_gated_delta_rule`: within chunks, then from chunk to chunk."""
     q, k, v, beta, decay = inputs
     of_keys, small = sizes.tokens * sizes.heads * sizes.key, sizes.padded * sizes.heads
@@ -170,12 +155,12 @@ def _chunks(
     # Float32 heads of whole chunks stay where they are, so that each product copies its operands.
     strided = v.width == 4 and sizes.tokens == sizes.padded
     if v.width < 4:
-        q, k, v, beta = (cast(tape, one, 4) for one in (q, k, v, beta))
+        q, k, v, beta = (tape.cast(one, 4) for one in (q, k, v, beta))
     q, k = _scaled_rows(tape, q, sizes.key), _scaled_rows(tape, k, sizes.key)
     q = tape.step([q], of_keys, 4)
     filled = ((q, sizes.keys), (k, sizes.keys), (v, sizes.values), (beta, small), (decay, small))
     q, k, v, beta, decay = (tape.step([one], n, 4) for one, n in filled)
-    v_beta, k_beta = broadcast(tape, v, beta), broadcast(tape, k, beta)
+    v_beta, k_beta = tape.broadcast(v, beta), tape.broadcast(k, beta)
     total = tape.step([decay], small, 4)
     pairs = tape.step([total], sizes.pairs, 4)
     pairs = tape.step([pairs], sizes.pairs, 4, saves=[Storage(CHUNK**2)])
@@ -183,31 +168,26 @@ def _chunks(
     multiplied = [(k_beta, k), (q, k)]
     if strided:
         multiplied = [(copied(tape, one), copied(tape, other)) for one, other in multiplied]
-    system, inside = (times(tape, bmm(tape, block, *both, sizes.pairs), pairs) for both in multiplied)
+    system, inside = (tape.times(tape.bmm(*both, sizes.pairs), pairs) for both in multiplied)
     grown = tape.step([total], small, 4, save_out=True)
-    decayed = broadcast(tape, k_beta, grown)
+    decayed = tape.broadcast(k_beta, grown)
     fresh, read = (
         tape.step([system, one], n, 4, saves=[system.storage], save_out=True, temporary=4 * sizes.pairs)
         for one, n in ((v_beta, sizes.values), (decayed, sizes.keys))
     )
-    q = broadcast(tape, q, grown)
-    k = broadcast(tape, k, tape.step([total], small, 4, save_out=True))
-    return _scan(tape, block, sizes, (fresh, read, q, inside, k), strided=strided)
+    q = tape.broadcast(q, grown)
+    k = tape.broadcast(k, tape.step([total], small, 4, save_out=True))
+    return _scan(tape, sizes, (fresh, read, q, inside, k), strided=strided)
 
 
 def _scan(
-    tape: Tape,
-    block: Block,
-    sizes: _Delta,
-    inputs: tuple[Value, Value, Value, Value, Value],
-    *,
-    strided: bool,
+    tape: LayerTape, sizes: _Delta, inputs: tuple[Value, Value, Value, Value, Value], *, strided: bool
 ) -> Value:
     """The loop over chunks: five products with the state, which is kept before each chunk."""
     _, read, q, inside, k = inputs
-    if block.dtypes.autocast:
+    if tape.block.dtypes.autocast:
         # Each product casts its parts; the state's own decay reads it in float32.
-        width = block.dtypes.compute
+        width = tape.block.dtypes.compute
         cast_parts = sum(one.elements for one in (read, q, inside, k)) + 2 * sizes.values + 2 * sizes.states
         saves = [Storage(width * cast_parts), Storage(4 * sizes.states)]
     else:
@@ -219,13 +199,13 @@ def _scan(
     return tape.step(inputs, sizes.values, 4, saves=saves, temporary=temporary)
 
 
-def _gated_norm(tape: Tape, block: Block, x: Value, gate: Value, width: int) -> Value:
+def _gated_norm(tape: LayerTape, x: Value, gate: Value, width: int) -> Value:
     """`norm(x) * silu(gate)`, the gate in float32."""
-    wide = cast(tape, x, 4)
-    normed = weighted(tape, block, cast(tape, normalised(tape, wide, wide, width), x.width), width)
-    gate = cast(tape, gate, 4)
+    wide = tape.cast(x, 4)
+    normed = tape.weighted(tape.cast(tape.normalised(wide, wide, width), x.width), width)
+    gate = tape.cast(gate, 4)
     opened = tape.step([gate], gate.elements, 4, saves=[gate.storage])
-    return cast(tape, times(tape, normed, opened), x.width)
+    return tape.cast(tape.times(normed, opened), x.width)
 
 
 def _gated_attention(s: Sizes) -> tuple[Linear, ...]:
@@ -287,7 +267,7 @@ def _layers(s: Sizes, names: Callable[[int, int, int], dict[str, int]], mlps: Se
         c, (*shared, gate) = s.config, gated_shared_mlp(s)
         linears += (*reached(tuple(shared)), gate)
         sizes = (int(c["num_experts"]), int(c["moe_intermediate_size"]), int(c["num_experts_per_tok"]))
-        return _Hybrid.with_experts(s, linears, *sizes, extra, expert_adapters=renamed, **more)
+        return _Hybrid.with_experts(s, linears, sizes, extra, expert_adapters=renamed, **more)
 
     return of_kinds(s, [f"{mixer} {mlp}" for mixer, mlp in zip(mixers, mlps, strict=True)], make)
 
@@ -299,9 +279,7 @@ TYPES = (
         has_dense=True,
     ),
     ModelType(
-        "qwen3_5_text",
-        lambda s: _layers(s, _3_5_names, ["dense"] * s.layers),
-        lacks=("token-classifier",),
+        "qwen3_5_text", lambda s: _layers(s, _3_5_names, ["dense"] * s.layers), lacks=("token-classifier",)
     ),
     ModelType(
         "qwen3_5_moe_text", lambda s: _layers(s, _3_5_names, ["sparse"] * s.layers), lacks=ONLY_LANGUAGE

@@ -2,59 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from launcher.models.families.model_type import ModelType
-from launcher.models.layers.attention import attended, eager, kernel
+from launcher.models.layers.attention import attended
 from launcher.models.layers.feed_forward import feed_forward
-from launcher.models.layers.layout import Block, Layout, Linear, Sizes
-from launcher.models.layers.operations import dropout, product, rms_norm
+from launcher.models.layers.layout import Block, LayerTape, Layout
+from launcher.models.layers.linears import Linear, Sizes
 from launcher.models.layers.pre_norm import PreNorm
-from launcher.models.layers.tape import Tape, Value
+from launcher.models.layers.tape import Value
 
 
-@dataclass(frozen=True)
 class _T5(PreNorm):
     """Layers of the encoder; those of the decoder are causal, and attend to the encoder's output as well."""
 
-    drops_embeddings: ClassVar[bool] = True
-
-    @property
-    def biases_scores(self) -> bool:
-        return True
+    drops_embeddings = True
+    biases_scores = True
 
     @property
     def attentions(self) -> int:
         return 2 if self.causal else 1
 
-    def run(self, tape: Tape, block: Block, x: Value) -> Value:
+    def run(self, tape: LayerTape, x: Value) -> Value:
+        block = tape.block
         h = block.hidden
         if not self.causal:
-            return super().run(tape, block, x)
+            return super().run(tape, x)
         encoder = tape.source(block.tokens * h, block.dtypes.residual, counted=False)
-        x = self.join(tape, block, x, self.attention(tape, block, self.norm(tape, block, x, h)))
-        normed = self.norm(tape, block, x, h)
+        x = self.join(tape, x, self.attention(tape, self.norm(tape, x, h)))
+        normed = self.norm(tape, x, h)
         first = self.reading("norm_cross", "encoder")
         reads = (normed, encoder, encoder)
-        q, k, v = (product(tape, block, y, one) for y, one in zip(reads, first, strict=True))
-        made = attended(tape, block, normed, self.mix(tape, block, q, k, v), "attn_cross")
-        x = self.join(tape, block, x, made)
-        return self.join(tape, block, x, self.feed_forward(tape, block, self.norm(tape, block, x, h)))
+        q, k, v = (tape.product(y, one) for y, one in zip(reads, first, strict=True))
+        made = attended(tape, normed, self.mix(tape, q, k, v), "attn_cross")
+        x = self.join(tape, x, made)
+        return self.join(tape, x, self.feed_forward(tape, self.norm(tape, x, h)))
 
-    def norm(self, tape: Tape, block: Block, x: Value, width: int) -> Value:
-        return rms_norm(tape, block, x, width, scales_input=True)
+    def norm(self, tape: LayerTape, x: Value, width: int) -> Value:
+        return tape.rms_norm(x, width, scales_input=True)
 
-    def mix(self, tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
-        if block.attention == "eager":
-            return eager(tape, block, q, k, v)
-        return kernel(tape, block, q, k, v, biased=True)
+    def feed_forward(self, tape: LayerTape, x: Value) -> Value:
+        return feed_forward(tape, x, drops=self.dropout > 0)
 
-    def feed_forward(self, tape: Tape, block: Block, x: Value) -> Value:
-        return feed_forward(tape, block, x, drops=self.dropout > 0)
-
-    def last(self, tape: Tape, block: Block, x: Value) -> Value:
-        return dropout(tape, super().last(tape, block, x), self.dropout > 0, block.dtypes.on_cpu)
+    def last(self, tape: LayerTape, x: Value) -> Value:
+        return tape.dropout(super().last(tape, x), self.dropout > 0)
 
     def shared(self, block: Block, grad: bool) -> int:
         """With biases and the numbers of their distances, the same for all samples and layers."""

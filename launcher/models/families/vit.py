@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from launcher.models.families.model_type import ModelType
-from launcher.models.layers.layout import Layout, Sizes, linears_below
+from launcher.models.layers.layout import Layout
+from launcher.models.layers.linears import Sizes, linears_below
 from launcher.models.layers.pre_norm import LayerNorms
 
 
 @dataclass(frozen=True)
 class _ViT(LayerNorms):
-    drops_embeddings: ClassVar[bool] = True
+    drops_embeddings = True
     tokens_per_sample: int = 0
     image_values: int = 0
 

@@ -1,81 +1,22 @@
-"""Layers of one kind: the facts that decide parameters and saved activations, and what each family defines.
+"""The layers of one kind, one of them at a batch (a block), and the tape that records what it keeps.
 
-A family's subclass of `Layout` (launcher/models/families/) records its layer on a tape. Its names and shapes
-follow transformers 5.23; tests/contract/test_param_counts.py compares them with the real classes.
+`Layout` has the facts that decide parameters and saved activations, and what a plan asks of them; a family's
+subclass (launcher/models/families/) says what one layer does, with the operations of `LayerTape`. Names and
+shapes follow transformers 5.23; tests/contract/test_param_counts.py compares them with the real classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Self
 
-from launcher.models.layers.tape import Tape, Value
+from launcher.models.layers.linears import Linear, Sizes
+from launcher.models.layers.tape import Storage, Tape, Value
 from launcher.tasks.task import HeadKind
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A linear layer; `count` copies, one per layer where `path` contains `{}`."""
-
-    name: str
-    """Last part of the module's name, e.g. `q_proj`."""
-    in_features: int
-    out_features: int
-    count: int
-    path: str = ""
-    """Dotted module name, `{}` for the layer index."""
-    bias: bool = False
-    reads: str = ""
-    """The activation that it multiplies; linears with equal `reads` share their input."""
-    indices: tuple[int, ...] = ()
-    """Of the layers that have it; empty: the first `count` ones."""
-    skipped: bool = False
-    """`all-linear` leaves it out: peft takes its name for an expert's, or it returns several tensors."""
-
-    @property
-    def weights(self) -> int:
-        """Entries of one copy's matrix."""
-        return self.in_features * self.out_features
-
-    @property
-    def params(self) -> int:
-        """Parameters of all copies, with their biases."""
-        return self.count * (self.weights + (self.out_features if self.bias else 0))
-
-    def names(self) -> Iterator[str]:
-        """Module names of all copies."""
-        if "{}" not in self.path:
-            yield self.path
-        else:
-            yield from (self.path.replace("{}", str(i), 1) for i in self.indices or range(self.count))
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes of a configuration under the same names for all families."""
-
-    hidden: int
-    inner: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    positions: int
-    config: Mapping[str, Any]
-    """The configuration with the class defaults filled in."""
-
-    @property
-    def query_width(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        return self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +93,29 @@ class Layout:
     others: tuple[Layout, ...] = ()
     """The other kinds of layers of the same stack; what is no layer's own is this layout's alone."""
 
-    rms_norm: ClassVar[bool] = True
+    # What some families alone have, as attributes of their classes or fields.
+    rms_norm = True
     """RMSNorm in Python, which upcasts to float32; else the fused LayerNorm."""
-    drops_embeddings: ClassVar[bool] = False
+    drops_embeddings = False
     """A part of what the first layer reads is dropped, too."""
+    biases_scores = False
+    """Learned numbers are added to attention's scores."""
+    caps_scores = False
+    """Attention soft-caps its scores with tanh."""
+    caps_logits = False
+    """The logits are soft-capped with tanh."""
+    reads_keys = False
+    """Keys and values are those of the last layer before with the same window that has its own."""
+    image_values = 0
+    """Values (pixels x channels) of one image."""
+    mask_buffer = 0
+    """Bytes of a causal-mask buffer on the device."""
 
-    def run(self, tape: Tape, block: Block, x: Value) -> Value:
+    def run(self, tape: LayerTape, x: Value) -> Value:
         """One layer: what it makes of the stream `x` of `block.tokens` x `block.hidden` values."""
         raise NotImplementedError
 
-    def norm(self, tape: Tape, block: Block, x: Value, width: int) -> Value:
+    def norm(self, tape: LayerTape, x: Value, width: int) -> Value:
         """A norm over the last `width` values of `x`."""
         raise NotImplementedError
 
@@ -169,19 +123,19 @@ class Layout:
         """Parameters of such a norm."""
         return width
 
-    def route(self, tape: Tape, block: Block, x: Value) -> Value:
+    def route(self, tape: LayerTape, x: Value) -> Value:
         """The weight of each chosen expert of each token."""
         raise NotImplementedError
 
-    def last(self, tape: Tape, block: Block, x: Value) -> Value:
+    def last(self, tape: LayerTape, x: Value) -> Value:
         """What follows the last layer: the final norm, unless each layer ends with one."""
-        return self.norm(tape, block, x, block.hidden)
+        return self.norm(tape, x, tape.block.hidden)
 
-    def narrowed(self, tape: Tape, block: Block, x: Value) -> Value:
+    def narrowed(self, tape: LayerTape, x: Value) -> Value:
         """Hidden states as a language model's head reads them."""
         return x
 
-    def logits(self, tape: Tape, block: Block, logits: Value) -> Value:
+    def logits(self, tape: LayerTape, logits: Value) -> Value:
         """What becomes of the head's product."""
         return logits
 
@@ -223,11 +177,6 @@ class Layout:
         return None
 
     @property
-    def reads_keys(self) -> bool:
-        """Keys and values are those of the last layer before with the same window that has its own."""
-        return False
-
-    @property
     def layer_table(self) -> tuple[int, int]:
         """Rows and width of the embedding of such inputs, of all layers side by side."""
         return 0, 0
@@ -243,39 +192,14 @@ class Layout:
         return 1
 
     @property
-    def scans(self) -> bool:
-        """Something with kernels of its own packages mixes the tokens, counted as torch's operations."""
-        return False
-
-    @property
-    def biases_scores(self) -> bool:
-        """Learned numbers are added to attention's scores."""
-        return False
-
-    @property
-    def caps_scores(self) -> bool:
-        """Attention soft-caps its scores with tanh."""
-        return False
-
-    @property
-    def caps_logits(self) -> bool:
-        """The logits are soft-capped with tanh."""
-        return False
-
-    @property
     def tokens_per_sample(self) -> int | None:
         """Sequence length where the configuration decides it (image patches)."""
         return None
 
     @property
-    def image_values(self) -> int:
-        """Values (pixels x channels) of one image."""
-        return 0
-
-    @property
-    def mask_buffer(self) -> int:
-        """Bytes of a causal-mask buffer on the device."""
-        return 0
+    def scans(self) -> bool:
+        """Something with kernels of its own packages mixes the tokens, counted as torch's operations."""
+        return False
 
     @property
     def layers(self) -> int:
@@ -374,6 +298,255 @@ class Stack:
     """It reads what the encoder before it has made."""
 
 
+STORED = Storage(0)
+"""A weight that is kept without a copy: a checkpoint computes again when its derivative is wanted."""
+
+
+class LayerTape(Tape):
+    """The tape of one block, with the operations that layers are made of.
+
+    As read in transformers 5.23, torch 2.13 (autocast_mode: every product casts its inputs; `mm` keeps its
+    input where the weight is trained, and the weight where the input needs a gradient), peft 0.21
+    (tuners/lora/layer.py, bnb.py) and bitsandbytes 0.50 (autograd/_functions.py).
+    """
+
+    def __init__(self, block: Block, *, on_cpu: bool | None = None, learns: bool = True) -> None:
+        super().__init__(block.dtypes.on_cpu if on_cpu is None else on_cpu, learns)
+        self.block = block
+
+    def cast(self, x: Value, width: int) -> Value:
+        """A copy in another dtype; the tensor itself where it has that dtype."""
+        if x.width == width:
+            return x
+        return self.step([x], x.elements, width)
+
+    def dropout(self, x: Value, active: bool) -> Value:
+        """A CPU keeps the factors of each value in its dtype, CUDA a bool."""
+        if not active:
+            return x
+        mask = Storage(x.size if self.block.dtypes.on_cpu else x.elements)
+        return self.step([x], x.elements, x.width, saves=[mask])
+
+    def add(self, first: Value, second: Value) -> Value:
+        """The sum, in the wider dtype."""
+        return self.step([first, second], first.elements, max(first.width, second.width), passes=True)
+
+    def product(self, x: Value, linear: Linear) -> Value:
+        """What `linear` makes of `x`."""
+        if self.block.dtypes.adapter is not None and linear.path not in self.block.whole:
+            return self.adapted(x, linear, self.block.dtypes.adapter)
+        bias = linear.out_features if linear.bias else 0
+        return self.matrix(x, linear.out_features, linear.weights, params=linear.weights + bias)
+
+    def matrix(self, x: Value, out: int, weights: int, *, params: int) -> Value:
+        """A product with a stored matrix of `weights` entries; `params` of it are trained."""
+        rows = x.elements // _inputs(weights, out)
+        return self.matrices(x, rows * out, weights, params=params)
+
+    def matrices(self, x: Value, elements: int, weights: int, *, params: int) -> Value:
+        """As `matrix`, of one or of several that read a part of `x` each; `elements`: of the output."""
+        d = self.block.dtypes
+        width, saves = d.weight, [STORED]
+        if d.autocast:
+            x, width = self.cast(x, d.compute), d.compute
+            if x.node is not None and d.weight != d.compute:
+                saves.append(Storage(d.compute * weights, weight=True))
+        if params or d.frozen_inputs:
+            saves.append(x.storage)
+        return self.step(
+            [x], elements, width, saves=saves, params=params, fresh=width * params, makes_views=True
+        )
+
+    def adapted(self, x: Value, linear: Linear, width: int, *, packed: bool = True) -> Value:
+        """A frozen product, and the two small ones of an adapter that is trained.
+
+        `width`: bytes of an adapter's value. `packed`: the matrix is quantised where the model is.
+        """
+        out, quantization = linear.out_features, self.block.quantization if packed else "none"
+        base = self.frozen(x, out, linear.weights, quantization)
+        if linear.skipped if self.block.adapted is None else linear.path not in self.block.adapted:
+            return base
+        d = self.block.dtypes
+        # peft's layers over quantised weights leave casts to autocast, but ask only whether CUDA's is on.
+        conversion = quantization == "none" or not d.autocast or d.on_cpu
+        source = self.cast(x, width) if conversion and self.block.cast_inputs else x
+        dropped = self.dropout(source, self.block.adapter_dropout)
+        inner = self._small(dropped, linear.in_features, self.block.rank, width)
+        update = self._small(inner, self.block.rank, out, width)
+        scaled = self.step([update], update.elements, update.width)
+        for one in (x, source):  # an argument and a variable of the adapter's function
+            self.reads(one)
+        if quantization != "none":
+            return self.add(base, self.cast(scaled, base.width) if conversion else scaled)
+        return self.cast(self.add(base, scaled), base.width)
+
+    def _small(self, x: Value, inputs: int, out: int, stored: int) -> Value:
+        """A product with one of an adapter's matrices, whose values are `stored` as so many bytes."""
+        d = self.block.dtypes
+        width = d.compute if d.autocast else stored
+        x = self.cast(x, width)
+        rows = x.elements // inputs
+        params = inputs * out
+        saves = [x.storage]
+        if width != stored and x.node is not None:
+            saves.append(Storage(width * params, weight=True))
+        return self.step(
+            [x], rows * out, width, saves=saves, params=params, fresh=width * params, makes_views=True
+        )
+
+    def frozen(self, x: Value, out: int, weights: int, quantization: str) -> Value:
+        """A product whose matrix is not trained, perhaps quantised."""
+        d, inputs = self.block.dtypes, _inputs(weights, out)
+        if quantization == "none":
+            return self.matrix(x, out, weights, params=0)
+        if quantization == "int8":
+            # The function's context keeps the input itself, out of reach of saved-tensor hooks.
+            if x.node is not None:
+                self.hold(x.storage)
+            rows = x.elements // inputs
+            # The CPU's way is an ordinary product, which autocast narrows; CUDA's has the input's dtype.
+            width = d.compute if d.autocast and d.on_cpu else x.width
+            # The derivative unpacks the weight, and casts the gradient, to the input's dtype.
+            temporary = x.width * weights + (x.width * rows * out if width != x.width else 0)
+            return self.step([x], rows * out, width, temporary=temporary)
+        # 4 bits: nothing is kept; the derivative unpacks the weight in the compute dtype, then casts it.
+        inner = self.cast(x, d.compute)
+        made = self.step([inner], x.elements // inputs * out, d.compute, temporary=d.compute * weights)
+        return self.cast(made, x.width)
+
+    def liger_norm(self, x: Value, width: int, *, in_place: bool = True) -> Value:
+        """Liger's kernel keeps its input and one float32 per row; `in_place`: it writes gradients over their
+        source."""
+        saves = [x.storage, Storage(4 * (x.elements // width))]
+        return self.step([x], x.elements, x.width, saves=saves, passes=in_place)
+
+    def layer_norm(self, x: Value, width: int) -> Value:
+        """The fused LayerNorm over the last `width` values of `x`."""
+        rows = x.elements // width
+        if self.block.float_operations:
+            x = self.cast(x, 4)
+        params = self.block.layout.norm_params(width) if self.block.full else 0
+        statistics = Storage(8 * rows)
+        return self.step(
+            [x], x.elements, x.width, saves=[x.storage, statistics], params=params, fresh=x.width * params
+        )
+
+    def normalised(self, squared: Value, x: Value, width: int) -> Value:
+        """`x * rsqrt(mean(squared ** 2))`, in float32."""
+        n, rows = x.elements, x.elements // width
+        # The derivative of a power holds the power below it and its multiple.
+        power = self.step([squared], n, 4, saves=[squared.storage], temporary=2 * squared.size)
+        mean = self.step([power], rows, 4)
+        root = self.step([mean], rows, 4, save_out=True)
+        saves = [root.storage]
+        if root.node is not None:
+            saves.append(x.storage)
+        # The gradient of the factors is as wide as the values before it is summed.
+        return self.step([x, root], n, 4, saves=saves, temporary=4 * n)
+
+    def weighted(self, x: Value, width: int) -> Value:
+        """`weight * x`; the weight's gradient is as wide as `x` before it is summed."""
+        params = width if self.block.full else 0
+        saves = [x.storage] if params else [STORED]
+        temporary = x.size if params else 0
+        return self.step(
+            [x], x.elements, x.width, saves=saves, temporary=temporary, params=params, fresh=x.width * params
+        )
+
+    def rms_norm(self, x: Value, width: int, *, scales_input: bool = False) -> Value:
+        """`scales_input`: the 16-bit input itself is scaled, in addition to the copy that was squared."""
+        wide = self.cast(x, 4)
+        read = x if scales_input else wide
+        return self.weighted(self.cast(self.normalised(wide, read, width), x.width), width)
+
+    def wide_norm(self, x: Value, width: int) -> Value:
+        """An RMSNorm that multiplies by its weight in float32, before the result is narrowed."""
+        wide = self.cast(x, 4)
+        return self.cast(self.weighted(self.normalised(wide, wide, width), width), x.width)
+
+    def plain_norm(self, x: Value, width: int) -> Value:
+        """An RMSNorm without a weight."""
+        wide = self.cast(x, 4)
+        return self.cast(self.normalised(wide, wide, width), x.width)
+
+    def bmm(self, first: Value, second: Value, elements: int) -> Value:
+        """A product of two activations, each copied where heads are not contiguous."""
+        d = self.block.dtypes
+        if d.autocast:
+            first, second = self.cast(first, d.compute), self.cast(second, d.compute)
+        return self.step([first, second], elements, first.width, saves=[first.storage, second.storage])
+
+    def broadcast(self, x: Value, factors: Value) -> Value:
+        """`x` times fewer factors, whose gradient is as wide as `x` before it is summed."""
+        width = max(x.width, factors.width)
+        saves = [one.storage for one, other in ((x, factors), (factors, x)) if other.node is not None]
+        temporary = x.elements * width if factors.node is not None else 0
+        return self.step([x, factors], x.elements, width, saves=saves, temporary=temporary)
+
+    def views(self, whole: Value, *sizes: int) -> list[Value]:
+        """Parts of a product as views of it, whose gradients wait for each other."""
+        both = self.step([whole], whole.elements, whole.width, view=whole.storage)
+        if both.node is not None:
+            both.node.joined = True
+        return [self.step([both], n, whole.width, view=whole.storage, passes=True) for n in sizes]
+
+    def times(self, first: Value, second: Value) -> Value:
+        """A product of two activations, each of which the other's gradient reads."""
+        saves = [x.storage for x, other in ((first, second), (second, first)) if other.node is not None]
+        return self.step([first, second], first.elements, max(first.width, second.width), saves=saves)
+
+    def activate(self, x: Value) -> Value:
+        """The activation; most are one operation that keeps its input, a ReLU keeps its output."""
+        n, w = x.elements, x.width
+        name = self.block.layout.activation
+        if name in ("relu", "relu2"):
+            positive = self.step([x], n, w, save_out=True)
+            return self._square(positive) if name == "relu2" else positive
+        if name == "xielu":
+            return self._xielu(x)
+        if name != "gelu_new":
+            return self.step([x], n, w, saves=[x.storage])
+        # 0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3))), operation by operation.
+        half = self.step([x], n, w)
+        base = self.cast(x, 4) if self.block.float_operations else x
+        w = base.width
+        cube = self.step([base], n, w, saves=[base.storage], temporary=2 * n * w)
+        total = self.add(x, self.step([cube], n, w))
+        tanh = self.step([self.step([total], n, w)], n, w, save_out=True)
+        return self.times(half, self.step([tanh], n, w, passes=True))
+
+    def _square(self, x: Value) -> Value:
+        wide = self.cast(x, 4) if self.block.float_operations else x
+        return self.step([wide], x.elements, wide.width, saves=[wide.storage], temporary=2 * wide.size)
+
+    def _xielu(self, x: Value) -> Value:
+        """transformers' Python version.
+
+        `where(x > 0, a * x * x + b * x, (expm1(min(x, e)) - x) * c + b * x)`; `a` and `c` are trained, in the
+        dtype of the weights; with the model frozen they are constants.
+        """
+        n, trained, positive = x.elements, self.block.full, Value(x.elements, 1, Storage(x.elements), None)
+        self.reads(positive)
+        kept = [x.storage] if trained else []
+        width = max(x.width, self.block.dtypes.weight)
+        scaled = self.step([x], n, width, saves=kept, temporary=n * width if trained else 0)
+        square = self.times(scaled, x)
+        above = self.add(square, self.step([x], n, x.width))
+        least = self.step([x], n, x.width, saves=[x.storage])
+        base = self.cast(least, 4) if self.block.float_operations else least
+        power = self.step([base], n, base.width, save_out=True)
+        gap = self.step([power, x], n, power.width)
+        kept = [gap.storage] if trained else []
+        width = max(gap.width, self.block.dtypes.weight)
+        curve = self.step([gap], n, width, saves=kept, temporary=n * width if trained else 0)
+        below = self.add(curve, self.step([x], n, x.width))
+        return self.step([above, below], n, max(above.width, below.width), saves=[positive.storage])
+
+
+def _inputs(weights: int, out: int) -> int:
+    return max(1, weights // max(out, 1))
+
+
 def of_kinds(s: Sizes, kinds: Sequence[str], make: Callable[[Sizes, str], Layout]) -> Layout:
     """A stack whose layer i is of kind `kinds[i]`; `make` is given the layers of one kind and its name."""
     found = []
@@ -385,17 +558,3 @@ def of_kinds(s: Sizes, kinds: Sequence[str], make: Callable[[Sizes, str], Layout
         numbered = tuple(replace(x, indices=indices) if "{}" in x.path else x for x in layout.linears)
         found.append(replace(layout, linears=numbered))
     return replace(found[0], others=tuple(replace(kind, model_extra=0) for kind in found[1:]))
-
-
-def linears_below(base: str, count: int, bias: bool, *rows: tuple[str, int, int, str]) -> tuple[Linear, ...]:
-    """Linears below `base` from rows of path, inputs, outputs and the activation that it multiplies."""
-    return tuple(
-        Linear(path.rpartition(".")[2], inputs, outputs, count, base + path, bias, reads)
-        for path, inputs, outputs, reads in rows
-    )
-
-
-def without_adapters(linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
-    """Linears that `all-linear` does not reach, such as those beside experts (peft's
-    `_MOE_TARGET_MODULE_MAPPING`)."""
-    return tuple(replace(one, skipped=True) for one in linears)

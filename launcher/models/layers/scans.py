@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.models.layers.layout import Block, Sizes
-from launcher.models.layers.operations import activate, cast
+from launcher.models.layers.layout import LayerTape
+from launcher.models.layers.linears import Sizes
 from launcher.models.layers.tape import Tape, Value
 
 _TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -20,15 +20,16 @@ def layer_types(s: Sizes, derived: Sequence[str]) -> list[str]:
     return [_TYPES.get(str(one), str(one)) for one in given]
 
 
-def convolution(tape: Tape, block: Block, x: Value, width: int, kernel: int) -> Value:
+def convolution(tape: LayerTape, x: Value, width: int, kernel: int) -> Value:
     """A depthwise convolution over the positions before, and an activation."""
+    block = tape.block
     d = block.dtypes
     narrow, params = d.weight, width * kernel if block.full else 0
     if d.autocast:
-        x, narrow = cast(tape, x, d.compute), d.compute
+        x, narrow = tape.cast(x, d.compute), d.compute
     longer = block.rows * (block.length + kernel - 1) * width
     out = tape.step([x], longer, narrow, saves=[x.storage], params=params, fresh=narrow * params)
-    return activate(tape, block, tape.step([out], x.elements, narrow, view=out.storage))
+    return tape.activate(tape.step([out], x.elements, narrow, view=out.storage))
 
 
 def copied(tape: Tape, x: Value) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.engines.ddp import DDP
-from launcher.models.families import model_type
+from launcher.models.families import type_of
 from launcher.planner.fixes.fix import Fix, Situation
 
 
@@ -74,7 +74,7 @@ def _nan_filter(_: Situation) -> Mapping[str, object]:
 def _no_kernel(s: Situation) -> Mapping[str, object]:
     asked = s.model.attn_implementation
     biased = asked == "flash_attention_2" and s.spec.layout.biases_scores
-    capped = asked == "sdpa" and (model_type(s.spec.model_type).only_eager or not s.spec.has_sdpa)
+    capped = asked == "sdpa" and (type_of(s.spec.model_type).only_eager or not s.spec.has_sdpa)
     return {"model.attn_implementation": "eager"} if biased or capped else {}
 
 
