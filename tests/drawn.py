@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARE = 5
+SHARE = 8
 """One of so many is drawn, unless its mark says `slow(share=N)`."""
 
 

@@ -31,13 +31,16 @@ def model_strategies(spec: ModelSpec, hardware: Hardware) -> list[tuple[str, Cha
     full = [("full, DDP", _DDP)]
     full += [(f"full, ZeRO-{stage}", _zero(stage)) for stage in range(4)]
     full += [(f"full, {name}", changes) for name, changes in _offloaded((2, 3))]
-    full.append(("full, FSDP2", _FSDP))
+    full += [("full, FSDP2", _FSDP), ("full, FSDP2, all on CPU", _MOVED)]
     for name, optim in (("8-bit AdamW", "adamw_bnb_8bit"), ("Adafactor", "adafactor"), ("SGD", "sgd")):
         full.append((f"full, DDP, {name}", {**_DDP, "trainer.optim": optim}))
     pure = {"precision": "fp16-true" if is_old else "bf16-true"}
     full += [("full pure 16-bit, DDP", {**_DDP, **pure}), ("full pure 16-bit, FSDP2", {**_FSDP, **pure})]
     for name, optim in (("8-bit AdamW", "adamw_bnb_8bit"), ("SGD", "sgd")):
         full.append((f"full pure 16-bit, DDP, {name}", {**_DDP, **pure, "trainer.optim": optim}))
+    if hardware.num_devices == 1:
+        within = {**_DDP, **pure, **_IN_BACKWARD, "trainer.optim": "paged_adamw_8bit"}
+        full.append(("full pure 16-bit, steps in backward", within))
     return [*full, *_adapter_strategies(spec)]
 
 
@@ -57,6 +60,7 @@ def _adapter_strategies(spec: ModelSpec) -> Iterator[tuple[str, Changes]]:
         quantised = {**lora, "model.quantization": kind}
         yield f"{kind} {name}, DDP", {**_DDP, **quantised}
         yield f"{kind} {name}, ZeRO-2", {**_zero(2), **quantised}
+    yield f"nf4 {name}, FSDP2, all on CPU", {**_MOVED, **quantised}
     yield f"nf4 {name}, DDP, paged 8-bit AdamW", {**_DDP, **quantised, "trainer.optim": "paged_adamw_8bit"}
 
 
@@ -82,6 +86,8 @@ def _lora(modules: object) -> Changes:
 
 _DDP: Changes = {"sharding.engine": DDP.name}
 _FSDP: Changes = {"sharding.engine": FSDP.name}
+_MOVED: Changes = {**_FSDP, "sharding.offload_optimizer": "cpu", "sharding.offload_param": "cpu"}
+_IN_BACKWARD: Changes = {"sharding.optim_in_backward": True, "trainer.max_grad_norm": 0}
 
 
 def model_recipe(spec: ModelSpec, task: Task) -> LoadedRecipe:

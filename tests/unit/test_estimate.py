@@ -236,6 +236,10 @@ def test_nothing_is_sharded_over_one_copy() -> None:
     rows = {name for _, name in estimated("huggyllama/llama-7b", "1xA100-80GB")}
     assert {"full, DDP", "full, ZeRO-3, all on CPU"} <= rows
     assert not {"full, ZeRO-3", "full, FSDP2"} & rows
+    within = {"full pure 16-bit, steps in backward", "nf4 LoRA r16, FSDP2, all on CPU"}
+    assert within <= rows
+    several = {name for _, name in estimated("huggyllama/llama-7b", "2xA100-80GB")}
+    assert within & several == {"nf4 LoRA r16, FSDP2, all on CPU"}
 
 
 @pytest.mark.parametrize(
