@@ -29,12 +29,15 @@ from launcher.knowledge.failures.catalogue import FAILURES as KNOWN
 from launcher.lab.rehearsal.run import MEASURED
 from launcher.lab.rehearsal.verdicts import TITLES as REHEARSED
 from launcher.machine.machine_facts import Machine
-from launcher.recipe.field_tables import METRICS, TASK_FORMATS, adapter_fields, trainer_fields
+from launcher.recipe.field_tables import METRICS, TASK_FORMATS, adapter_fields, task_fields, trainer_fields
 from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.schema import Recipe, SlurmSection
+from launcher.tasks import TASKS as ALL_TASKS
 from launcher.tasks.causal_lm import CausalLM
+from launcher.tasks.embedding import LOSSES as EMBEDDING_LOSSES
 from launcher.tasks.image_text_to_text import ImageTextToText
+from launcher.tasks.reranker import LOSSES as RERANKER_LOSSES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -435,6 +438,38 @@ def test_tables_say_what_the_vocabulary_says():
 
 
 CHAPTERS = ["Rows", "Try it on a CPU", "What is special", "Metrics", "Memory", "The result"]
+
+
+LOSSES = {
+    "dpo": [*task_fields("dpo")["loss_type"]["choices"], "sft among others"],
+    "kto": task_fields("kto")["loss_type"]["choices"],
+    "embedding": EMBEDDING_LOSSES,
+    "reranker": RERANKER_LOSSES,
+}
+"""Task -> its losses, where they are not all means of the same."""
+
+
+def test_the_page_says_what_each_loss_is_a_mean_of():
+    said = {}
+    for tasks, losses, over in re.findall(r"^\| (`.+) \| (.*)\| `([\w -]+)` \|$", TASKS.read_text(), re.M):
+        for task in re.findall(r"`([\w-]+)`", tasks):
+            named = [loss.replace("`", "").replace(" alone", "") for loss in losses.strip().split(", ")]
+            for loss in named if losses.strip() else LOSSES.get(task, [None]):
+                assert said.setdefault((task, loss or None), over) == over
+    found = {}
+    for task in ALL_TASKS:
+        for loss in LOSSES.get(task.name, [None]):
+            kinds = ["sigmoid", "sft"] if loss == "sft among others" else loss
+            section = types.SimpleNamespace(loss=loss, negatives=0)
+            settings = types.SimpleNamespace(
+                trainer={},
+                fields=lambda _, kinds=kinds: {"loss_type": kinds},
+                embedding=section,
+                reranker=section,
+            )
+            found[task.name, loss] = task.loss_over(settings)
+    assert said == found
+    assert len(found) > 30
 
 
 def test_every_task_has_a_page_of_the_same_chapters():

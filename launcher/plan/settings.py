@@ -423,10 +423,9 @@ class RuntimeSettings(Section, RuntimeKeys):
     PATH: ClassVar[str] = "runtime"
     autocast: Annotated[str | None, Key(_OTHER_TYPE)]
     training_arguments_first: Annotated[bool, Key(DERIVED)]
-    loss_over: Annotated[
-        Literal["targets", "rows", "targets and routers", "rows and routers", "micro-batch"], Key(_LOSS_OVER)
-    ]
-    """What the loss of a step and of an evaluation is a mean of."""
+    loss_over: Annotated[str, Key(_LOSS_OVER)]
+    """What the loss of a step and of an evaluation is a mean of (`Task.loss_over`), with ` and routers` where
+    a mixture adds their loss; `micro-batch`: a mean of means."""
     stop_seconds: Annotated[int | None, Key(DERIVED)] = None
 
     @property

@@ -273,16 +273,18 @@ def record_size(draft: Draft, chosen: Candidate, reasons: Mapping[str, str] | No
 
 def record_loss(draft: Draft, spec: ModelSpec) -> None:
     """What the loss of a step and of an evaluation is a mean of."""
-    task = draft.task
-    if task.rows_are_independent(draft):
-        routers = task.writes and spec.router_loss
-        same = "each weighs the same, whatever the micro-batch, the ranks and the batch of evaluations"
-        same += "; the auxiliary loss of the routers is one of each micro-batch" if routers else ""
-        draft.put("runtime.loss_over", task.loss_over + " and routers" * routers, same)
-    else:
+    over = draft.task.loss_over(draft)
+    if over == "micro-batch":
         why = "its rows are compared with each other: their number decides what is learned; the loss of an "
         why += "evaluation is the mean of its batches, so per_device_eval_batch_size and the ranks change it"
-        draft.put("runtime.loss_over", "micro-batch", why)
+    else:
+        why = "each weighs the same, whatever the micro-batch, the ranks and the batch of evaluations"
+        if over == "rows and KL term":
+            why += "; the KL term is one of each micro-batch, and of all rows of an evaluation"
+        if draft.task.writes and spec.router_loss:
+            over += " and routers"
+            why += "; the auxiliary loss of the routers is one of each micro-batch"
+    draft.put("runtime.loss_over", over, why)
 
 
 def _why_evaluated(chosen: Candidate) -> str:

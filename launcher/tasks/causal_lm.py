@@ -8,7 +8,7 @@ from launcher.tasks.task import Task
 
 class CausalLM(Task):
     name = "causal-lm"
-    loss_over = "targets"
+    loss_unit = "targets"
     counted_by_trainer = True
     aliases = (
         "sft", "clm", "lm", "llm", "causal", "causallm", "text-generation", "pretrain", "pretraining", "pt",

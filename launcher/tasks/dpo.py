@@ -73,6 +73,10 @@ class DPO(PairTask):
         # `sft` is a mean over the tokens of a micro-batch: beside others its share would be another.
         return bool(_SORTING & set(losses)) or ("sft" in losses and len(losses) > 1)
 
+    def loss_over(self, settings: Any) -> str:
+        alone = loss_types(settings.fields(settings.trainer)) == ["sft"]
+        return "targets" if alone else super().loss_over(settings)
+
     def needs_reference(self, trainer: Mapping[str, Any]) -> bool:
         return super().needs_reference(trainer) and not is_reference_free(trainer)
 

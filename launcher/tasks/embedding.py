@@ -63,6 +63,9 @@ class Loss:
     """Whether it holds the activations of `mini_batch_size` texts at a time (GradCache)."""
     negatives: tuple[int, int] = (0, MOST_NEGATIVES)
     """The least and the most hard negatives of a row."""
+    over: str = "rows"
+    """What it is a mean of, if it compares no rows: `ordered pairs` are those of a query's documents of which
+    one is more relevant."""
 
 
 LOSSES: Mapping[str, Loss] = {

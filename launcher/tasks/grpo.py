@@ -155,8 +155,8 @@ class GRPO(Task):
     def compares(self, settings: Any) -> bool:
         return bool(settings.fields(settings.trainer).get("loss_type") == _OVER_THE_MICRO_BATCH)
 
-    def rows_are_independent(self, settings: Any) -> bool:
-        return False  # an advantage is one among the answers to a prompt
+    def loss_over(self, settings: Any) -> str:
+        return "micro-batch"  # an advantage is one among the answers to a prompt
 
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
         """What GRPOConfig refuses when the worker builds it."""

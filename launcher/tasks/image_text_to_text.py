@@ -31,7 +31,7 @@ IMAGE_PROMPT = RowFormat(
 
 class ImageTextToText(Task):
     name = "image-text-to-text"
-    loss_over = "targets"
+    loss_unit = "targets"
     counted_by_trainer = True
     aliases = (
         "vlm", "vision-language", "mllm", "multimodal", "image-to-text", "vqa", "vision2seq",

@@ -97,6 +97,9 @@ class KTO(TrlTask):
     def compares(self, settings: Any) -> bool:
         return self.least_batch_of(settings)[0] > 1
 
+    def loss_over(self, settings: Any) -> str:
+        return "rows and KL term" if self.compares(settings) else self.loss_unit
+
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
         problems = super().check_trainer(trainer)
         least, why = self.least_batch(trainer)

@@ -39,9 +39,9 @@ _LISTS = (RANKING.name, POSITIVE_PAIR.name)
 LOSSES: Mapping[str, Loss] = {
     "BinaryCrossEntropyLoss": Loss((RELEVANCE.name,), {}),
     "MSELoss": Loss((RELEVANCE.name,), {}),
-    "LambdaLoss": Loss(_LISTS, {"documents": 8}),
+    "LambdaLoss": Loss(_LISTS, {"documents": 8}, over="ordered pairs"),
     "ListNetLoss": Loss(_LISTS, {"documents": 8}),
-    "RankNetLoss": Loss(_LISTS, {"documents": 8}),
+    "RankNetLoss": Loss(_LISTS, {"documents": 8}, over="ordered pairs"),
 }
 SCORER: Mapping[str, Any] = {
     "transformer_task": "sequence-classification",
@@ -117,6 +117,9 @@ class Reranker(Task):
             "loss": (name, "schema default"),
             "documents": (getattr(given, "documents", None) or usual, why),
         }
+
+    def loss_over(self, settings: Any) -> str:
+        return LOSSES[settings.reranker.loss].over
 
     def sequences(self, settings: Any) -> int:
         return int(settings.reranker.documents)

@@ -8,7 +8,7 @@ from launcher.tasks.task import ArgumentTable, Task
 
 class Seq2SeqLM(Task):
     name = "seq2seq-lm"
-    loss_over = "targets"
+    loss_unit = "targets"
     aliases = ("seq2seq", "seq-to-seq", "text2text-generation", "translation", "summarization")
     row_formats = (PROMPT_COMPLETION, INSTRUCTION)
     architectures = ("encoder-decoder",)

@@ -246,16 +246,16 @@ class Task:
         its size decides what is learned, and accumulation does not replace it. So no device chooses it."""
         return False
 
-    loss_over: ClassVar[str] = "rows"
-    """What the loss of a step is a mean of: `rows`, or `targets`, the tokens with a label."""
+    loss_unit: ClassVar[str] = "rows"
+    """What its loss is a mean of: `rows`, or `targets`, the tokens with a label."""
 
     counted_by_trainer: ClassVar[bool] = False
     """Whether transformers' own Trainer takes the loss of a step over its targets."""
 
-    def rows_are_independent(self, settings: Any) -> bool:
-        """Whether its loss is a mean over rows or target tokens, each by itself: it is the same for every
-        micro-batch, evaluation batch and number of ranks."""
-        return not self.compares(settings) and self.least_batch_of(settings)[0] == 1
+    def loss_over(self, settings: Any) -> str:
+        """What the loss of a step is a mean of, each by itself and weighing the same for every micro-batch,
+        evaluation batch and number of ranks; `micro-batch` where there is nothing like that."""
+        return "micro-batch" if self.compares(settings) else self.loss_unit
 
     @property
     def architecture_suffix(self) -> str:

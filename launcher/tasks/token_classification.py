@@ -17,7 +17,7 @@ _NO_SPLIT = "whose words would lose their context; use truncate or drop"
 
 class TokenClassification(Task):
     name = "token-classification"
-    loss_over = "targets"
+    loss_unit = "targets"
     aliases = ("ner", "named-entity-recognition", "pos", "token-cls", "tagging")
     row_formats = (WORDS,)
     overlong = {"split": _NO_SPLIT}

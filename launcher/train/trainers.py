@@ -44,7 +44,7 @@ from launcher.train.upstream.trainer_seams import (
     replaced,
     save_state_dict,
 )
-from launcher.train.upstream.trl_seams import RowsArePrepared, whole_evaluation
+from launcher.train.upstream.trl_seams import RowsArePrepared
 
 
 class EndedBefore(Exception):
@@ -62,9 +62,11 @@ class PlannedTrainer(SeamTrainer):
     """Ranks that train on the same rows."""
     evaluated_by = 1
     """Ranks that evaluate the same rows."""
+    evaluated: Any = None
+    """The loader of the evaluation that runs now, where its rows count once each."""
     rows_are_independent = True
-    """Whether the loss is a mean over rows or target tokens, each by itself: then it is made the same for all
-    micro-batches and ranks."""
+    """Whether the loss is a mean over rows or target tokens: then each weighs the same in all micro-batches
+    and ranks."""
     shifts_labels = False
     """Whether a token's label is the next one."""
     collate_eval: Any = None
@@ -93,8 +95,6 @@ class PlannedTrainer(SeamTrainer):
     """Whether a batch has been read."""
     _caught_up = False
     """Whether the first step has caught up on an evaluation that a stop skipped."""
-    evaluated_rows: Sequence[int] = ()
-    """Rows of each step of the last evaluation, of all ranks."""
     _losses: LossSum | None = None
     """Of the evaluation that runs now."""
     _rows_of_step = (0, 0)
@@ -401,11 +401,22 @@ class PlannedTrainer(SeamTrainer):
             return self.predicted(model, inputs, *args, **kwargs)
         items, self._rows_of_step = self.loss_items(inputs), next(self._steps)
         loss, predictions, targets = self.predicted(model, inputs, *args, **kwargs)
-        rows, counted = self._rows_of_step
-        own = self.accelerator.process_index // self.evaluated_by * rows < counted
         if loss is not None:
-            self._losses.add(loss, items.to(loss.device) * own)
+            self._losses.add(loss, items.to(loss.device) * self._counts_here(*self._rows_of_step))
         return loss, predictions, targets
+
+    def _counts_here(self, rows: int, counted: int) -> bool:
+        """Whether this rank's rows of a step of an evaluation count; else they are those of another rank."""
+        return bool(self.accelerator.process_index // self.evaluated_by * rows < counted)
+
+    def batches_of_evaluation(self) -> Iterator[tuple[Any, bool]]:
+        """This rank's batches of the evaluation that runs now, once more, and whether their rows count."""
+        assert self.evaluated is not None
+        batches = self.evaluated.batch_sampler
+        for numbers, step in zip(batches, batches.steps(), strict=True):
+            batch = self.evaluated.collate_fn([self.evaluated.dataset[number] for number in numbers])
+            status().moved()
+            yield send_to_device(batch, self.args.device), self._counts_here(*step)
 
     def predicted(self, *args: Any, **kwargs: Any) -> Any:
         """(loss, predictions, targets) of a batch of an evaluation."""
@@ -414,9 +425,8 @@ class PlannedTrainer(SeamTrainer):
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         own = isinstance(dataloader, EvaluationLoader)
         if own:
-            steps = dataloader.batch_sampler.steps()
-            self._losses, self._steps = LossSum(), iter(steps)
-            self.evaluated_rows = [counted for _, counted in steps]
+            self._losses, self._steps = LossSum(), iter(dataloader.batch_sampler.steps())
+            self.evaluated = dataloader
             self.gather_function = self._gather_counted
         try:
             with contextlib.nullcontext() if self.meter is None else self.meter.phase("eval"):
@@ -425,7 +435,7 @@ class PlannedTrainer(SeamTrainer):
             if own and f"{prefix}_loss" in output.metrics:
                 output.metrics[f"{prefix}_loss"] = self._whole_loss()
         finally:
-            self._losses = None
+            self._losses = self.evaluated = None
             self.gather_function = self.accelerator.gather_for_metrics
         loss = output.metrics.get(f"{prefix}_loss")
         if self.reports_perplexity and loss is not None:
@@ -555,10 +565,6 @@ class PreparedTrainer(RowsArePrepared, PlannedTrainer):
 
         with replaced(self.accelerator, gather=gather_counted):
             return super().predicted(*args, **kwargs)
-
-    def log(self, *args: Any, **kwargs: Any) -> None:
-        whole_evaluation(self, self.evaluated_rows)
-        super().log(*args, **kwargs)
 
 
 def _trainable_copies(model: Any) -> dict[str, torch.Tensor]:

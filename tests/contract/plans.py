@@ -105,7 +105,7 @@ _OF_TASK: dict[str, dict[str, Any]] = {
         "model.freeze": ["vision", "projector"],
         "model.image_sizes": {},
     },
-    "kto": {"runtime.loss_over": "micro-batch"},
+    "kto": {"runtime.loss_over": "rows and KL term"},
     "grpo": {
         "runtime.loss_over": "micro-batch",
         "reward": [

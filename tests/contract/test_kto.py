@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 import subprocess
 import sys
@@ -164,49 +165,81 @@ def test_shuffled_batches_have_pairs_of_their_own(tmp_path):
 # --- metrics of each side
 
 
-def sums_of_answers(trainer, rows) -> list[tuple[bool, float]]:
-    """(label, log-probability of the whole answer) of each row, by a forward of the row alone."""
+def sums_of_answers(trainer, rows, model, shift: int = 0) -> list[float]:
+    """Log-probability of the whole answer `shift` rows before each row, after its prompt, by itself."""
     import torch
 
     found = []
-    for row in rows:
-        ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
+    for number, row in enumerate(rows):
+        ids = torch.tensor([row["prompt_ids"] + rows[number - shift]["completion_ids"]])
+        trainer.model.load_state_dict(model.state_dict())
         with torch.no_grad():
             logits = trainer.model(input_ids=ids).logits[0, :-1].float()
         each = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        found.append((row["label"], float(each[len(row["prompt_ids"]) - 1 :].sum())))
+        found.append(float(each[len(row["prompt_ids"]) - 1 :].sum()))
     return found
 
 
-@pytest.mark.parametrize("micro", [1, 3, 9])
-def test_metrics_of_a_side_are_means_over_its_rows(tmp_path, micro):
-    """9 rows, of which 6 are good, unevenly over the micro-batches. The rate is 0: nothing changes."""
+def loss_of(ratios: list[float], labels: list[bool], term: float) -> list[float]:
+    return [
+        1 - 1 / (1 + math.exp(-(a - term if good else term - a)))
+        for a, good in zip(ratios, labels, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("micro", "loss_type", "once"),
+    [
+        (1, "apo_zero_unpaired", False), (4, "apo_zero_unpaired", False), (3, "kto", False),
+        (4, "kto", False), (4, "kto", True), (9, "kto", False),
+    ],
+)  # fmt: skip
+def test_losses_and_metrics_are_means_over_rows(tmp_path, micro, loss_type, once):
+    """9 rows, of which 6 are good, unevenly over the micro-batches. The rate is 0: nothing changes.
+
+    once: the reference is computed before, of the model itself.
+    """
     changes = {"trainer.per_device_train_batch_size": micro, "trainer.per_device_eval_batch_size": 4,
-               "trainer.gradient_accumulation_steps": 9 // micro, "trainer.learning_rate": 0.0,
-               "trainer.max_steps": 1,
+               "trainer.gradient_accumulation_steps": -(-9 // micro), "trainer.learning_rate": 0.0,
+               "trainer.max_steps": 1, "trainer.train_sampling_strategy": "sequential",
                "trainer.eval_on_start": True, "trainer.beta": 1.0,
-               "trainer.loss_type": "apo_zero_unpaired"}  # fmt: skip
+               "trainer.loss_type": loss_type, "trainer.precompute_ref_log_probs": once}  # fmt: skip
     rows = prepared(tmp_path, 9)
     work = job(tmp_path, KTO | changes)
     frozen, model = llama(), llama()
-    frozen.model.norm.weight.data *= 2  # rewards are not 0
+    frozen.model.norm.weight.data *= 1 if once else 2  # rewards are not 0
     trainer = make_trainer(work, make_arguments(work), model, tokenizer(), Rows(rows, rows))
-    trainer.ref_model.load_state_dict(frozen.state_dict())
+    if not once:
+        trainer.ref_model.load_state_dict(frozen.state_dict())
     fit(work, trainer, Meter(on_cuda=False))
-    own = sums_of_answers(trainer, rows)
-    trainer.model.load_state_dict(frozen.state_dict())
-    other = sums_of_answers(trainer, rows)
-    expected = {}
+    own, other = (sums_of_answers(trainer, rows, one) for one in (llama(), frozen))
+    ratios = [a - b for a, b in zip(own, other, strict=True)]
+    expected: dict[str, float] = {}
+    labels = rows["label"][:]
     for side, label in (("chosen", True), ("rejected", False)):
-        logps = [value for found, value in own if found == label]
-        differences = [a - b for (found, a), (_, b) in zip(own, other, strict=True) if found == label]
+        logps = [value for found, value in zip(labels, own, strict=True) if found == label]
+        differences = [value for found, value in zip(labels, ratios, strict=True) if found == label]
         expected[f"logps/{side}"] = sum(logps) / len(logps)
         expected[f"rewards/{side}"] = sum(differences) / len(differences)
     expected["rewards/margins"] = expected["rewards/chosen"] - expected["rewards/rejected"]
     logged = [row for row in metrics(tmp_path) if "eval_loss" in row or "loss" in row]
     assert len(logged) == 2
     for row, prefix in zip(logged, ("eval_", ""), strict=True):
-        assert {key: row[prefix + key] for key in expected} == pytest.approx(expected, rel=1e-4), prefix
+        assert {key: row[prefix + key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-5), (
+            prefix
+        )
+        groups = [rows] if prefix else [rows.select(range(i, min(i + micro, 9))) for i in range(0, 9, micro)]
+        losses, terms, first = [], [], 0
+        for group in groups:
+            before, after = (sums_of_answers(trainer, group, one, 1) for one in (llama(), frozen))
+            term = max(0.0, sum(before) - sum(after)) / len(group) * (loss_type == "kto")
+            here = slice(first, first := first + len(group))
+            losses += loss_of(ratios[here], labels[here], term)
+            terms += [term] * len(group)
+        assert row[f"{prefix}loss"] == pytest.approx(sum(losses) / 9, rel=1e-4)
+        assert row[f"{prefix}kl"] == pytest.approx(sum(terms) / 9, rel=5e-3, abs=1e-5), (
+            "a small difference of sums"
+        )
 
 
 # --- learning

@@ -127,7 +127,8 @@ def test_what_decides_what_is_learnt_is_refused(setting):
     ("task", "loss_over", "differs"),
     [
         ("causal-lm", "targets", False), ("image-text-to-text", "targets", False),
-        ("kto", "micro-batch", False), ("causal-lm", "targets and routers", True),
+        ("grpo", "micro-batch", False), ("kto", "rows and KL term", True),
+        ("causal-lm", "targets and routers", True),
         ("token-classification", "targets", True), ("seq2seq-lm", "targets", True), ("dpo", "rows", True),
     ],
 )  # fmt: skip

@@ -415,14 +415,14 @@ GRPO = (
 
 
 @pytest.mark.parametrize(
-    ("task", "loss", "other"),
+    ("task", "loss", "other", "over", "why"),
     [
-        ("kto", "kto", "apo_zero_unpaired"),
-        ("dpo", "aot", "sigmoid"),
-        ("dpo", "[sigmoid, sft]", "[sigmoid, hinge]"),
+        ("kto", "kto", "apo_zero_unpaired", "rows and KL term", "all rows of an evaluation"),
+        ("dpo", "aot", "sigmoid", "micro-batch", "per_device_eval_batch_size"),
+        ("dpo", "[sigmoid, sft]", "[sigmoid, hinge]", "micro-batch", "per_device_eval_batch_size"),
     ],
 )
-def test_no_device_chooses_how_many_samples_a_loss_compares(tmp_path, task, loss, other):
+def test_no_device_chooses_how_many_samples_a_loss_compares(tmp_path, task, loss, other, over, why):
     def asked(kind: str, size: int | None = None) -> LoadedRecipe:
         micro = f", per_device_train_batch_size: {size}" if size else ""
         trainer = f"trainer: {{max_steps: 10, loss_type: {kind}{micro}}}"
@@ -439,8 +439,8 @@ def test_no_device_chooses_how_many_samples_a_loss_compares(tmp_path, task, loss
     name = "trainer.per_device_train_batch_size"
     (size,) = [one.change[name] for one in caught.value.would_fit if set(one.change) == {name}]
     smaller = make_plan(asked(loss, size), known)
-    assert smaller.runtime.loss_over == "micro-batch"
-    assert "per_device_eval_batch_size" in smaller.provenance["runtime.loss_over"].reason
+    assert smaller.runtime.loss_over == over
+    assert why in smaller.provenance["runtime.loss_over"].reason
     assert not search(asked(loss, 2 * size), known).ranked
 
 

@@ -19,7 +19,7 @@ from launcher.train.tasks.pairs import TrainAgainstReference, importing_trl, ref
 from launcher.train.tasks.reference import ReferenceTrainer, frozen_copy, make_reference
 from launcher.train.tasks.task import Shown
 from launcher.train.trainers import on_device
-from launcher.train.upstream.trl_seams import preference_samples, reference_from
+from launcher.train.upstream.trl_seams import WholeMetrics, preference_samples, reference_from
 
 with importing_trl("dpo"):
     from trl import DPOConfig, DPOTrainer
@@ -27,7 +27,7 @@ with importing_trl("dpo"):
 _COLUMNS = ["prompt_ids", "chosen_ids", "rejected_ids"]
 
 
-class PreparedDpoTrainer(ReferenceTrainer, DPOTrainer):
+class PreparedDpoTrainer(WholeMetrics, ReferenceTrainer, DPOTrainer):
     """DPOTrainer for rows of `encode_preferences`.
 
     `reference_free`: the losses read no reference, so none is built or run; rewards are beta times the
@@ -47,6 +47,16 @@ class PreparedDpoTrainer(ReferenceTrainer, DPOTrainer):
             return on_device(pairs, inputs["input_ids"])
         chosen: torch.Tensor = inputs["completion_mask"][:pairs, 1:].sum()
         return chosen
+
+    def metric_counts(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        chosen, rejected = (side.sum() for side in inputs["completion_mask"][:, 1:].chunk(2))
+        return {
+            "rows": on_device(len(inputs["input_ids"]) // 2, inputs["input_ids"]),
+            "entropy": chosen + rejected,
+            "logits/chosen": chosen,
+            "logits/rejected": rejected,
+            "mean_token_accuracy": chosen,
+        }
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if self._reference_free:

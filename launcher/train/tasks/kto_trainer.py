@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from trl import KTOTrainer
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from launcher.train.tasks.reference import ReferenceTrainer
-from launcher.train.upstream.trl_seams import PairsOnce, SidesByRows
+from launcher.train.upstream.trl_seams import KlTerms, WholeMetrics
 
 
 class KlPairs(DataCollatorForUnpairedPreference):
@@ -27,7 +28,7 @@ class KlPairs(DataCollatorForUnpairedPreference):
         return batch
 
 
-class PreparedKtoTrainer(SidesByRows, PairsOnce, ReferenceTrainer, KTOTrainer):
+class PreparedKtoTrainer(WholeMetrics, KlTerms, ReferenceTrainer, KTOTrainer):
     """KTOTrainer for rows of `encode_labelled`, in any order: `KlPairs` makes the pairs of each batch."""
 
     def __init__(self, model: Any, *, args: Any, **more: Any) -> None:
@@ -36,3 +37,11 @@ class PreparedKtoTrainer(SidesByRows, PairsOnce, ReferenceTrainer, KTOTrainer):
             args.train_sampling_strategy = "sequential"  # trl refuses any other for its own pairs
         super().__init__(model=model, args=args, **more)
         args.train_sampling_strategy = order
+
+    def metric_counts(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        good, tokens = inputs["label"].bool(), inputs["completion_mask"][:, 1:].sum(1)
+        counts = {"rows": self.loss_items(inputs), "entropy": tokens.sum()}
+        for side, rows in (("chosen", good), ("rejected", ~good)):
+            counts |= dict.fromkeys((f"rewards/{side}", f"logps/{side}"), rows.sum())
+            counts[f"logits/{side}"] = (tokens * rows).sum()
+        return counts

@@ -18,6 +18,7 @@ from launcher.train.job import Job
 from launcher.train.tasks.pairs import TrainPairs, importing_trl, refuse_mixture
 from launcher.train.tasks.task import Shown
 from launcher.train.trainers import PreparedTrainer
+from launcher.train.upstream.trl_seams import WholeMetrics
 
 with importing_trl("reward"):
     from trl import RewardConfig, RewardTrainer
@@ -26,8 +27,11 @@ _SIDES = ("chosen", "rejected")
 _COLUMNS = (*(f"{side}_ids" for side in _SIDES), "margin")
 
 
-class PreparedRewardTrainer(PreparedTrainer, RewardTrainer):
+class PreparedRewardTrainer(WholeMetrics, PreparedTrainer, RewardTrainer):
     """RewardTrainer for rows of `encode_pairs`."""
+
+    def metric_counts(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return {"rows": self.loss_items(inputs)}
 
 
 def encode_pairs(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:

@@ -217,7 +217,7 @@ SEAMS = (
     ),
     Seam(
         "trl.trainer.dpo_trainer", "DPOTrainer.log", ("1.16.0", 1699), "upstream/trl_seams.py", "context",
-        "Takes the mean of an evaluation's steps, of whatever size, as RewardTrainer and KTOTrainer do.",
+        "Takes the mean of micro-batches, of whatever size, as RewardTrainer and KTOTrainer do.",
         ("metrics = {key: sum(val) / len(val) for key, val in self._metrics[mode].items()}",),
     ),
     Seam(
@@ -243,8 +243,12 @@ SEAMS = (
     ),
     Seam(
         "trl.trainer.kto_trainer", "KTOTrainer._compute_loss", ("1.16.0", 1370), "upstream/trl_seams.py",
-        "context", "A side has its means of a micro-batch, which are weighed by its rows or tokens.",
-        ("if total_chosen_tokens > 0:", "if all_num_chosen > 0:", "if all_num_rejected > 0:",
+        "patch", "A side has its means of a micro-batch, which are weighed by its rows or tokens. The KL "
+        "term is that of a batch: in evaluations `_compute_kl_logps` gives the means of all batches instead.",
+        ("KL_logps = self._compute_kl_logps(model, batch)", 'ref_KL_logps = batch["ref_KL_logps"]',
+         "ref_KL_logps = self._compute_kl_logps(self.ref_model, batch)",
+         "kl = (KL_logps - ref_KL_logps).mean().detach()",
+         "if total_chosen_tokens > 0:", "if all_num_chosen > 0:", "if all_num_rejected > 0:",
          'self._metrics[mode]["logps/rejected"].append(',
          'mode = "train" if self.model.training else "eval"'),
     ),

@@ -19,25 +19,83 @@ class RowsArePrepared:
         """Nothing is sent."""
 
 
-def whole_evaluation(trainer: Any, rows: Sequence[int]) -> None:
-    """Give trl's metrics of an evaluation that runs step by step the value of all its rows.
+_EXTREMES: Mapping[str, Callable[[list[float]], float]] = {"min_reward": min, "max_reward": max}
+"""Metrics of trl that are no means."""
 
-    trl takes the mean of the steps, of whatever size. rows: of each step.
+
+class WholeMetrics:
+    """Mixin before a trainer of trl: its metrics are means over the rows or tokens of the steps that are
+    logged together, or of an evaluation.
+
+    trl takes the mean of micro-batches, whatever they hold.
     """
-    if trainer.model.training or not rows:
-        return
-    for name, values in trainer._metrics["eval"].items():
-        if len(values) == len(rows):
-            extreme = {"min_reward": min, "max_reward": max}.get(name)
-            weighed = sum(value * count for value, count in zip(values, rows, strict=True)) / sum(rows)
-            values[:] = [extreme(values) if extreme else weighed]
+
+    accelerator: Any
+    model: Any
+    _metrics: dict[str, dict[str, list[float]]]
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self._counts: dict[str, list[tuple[list[str], Any]]] = {"train": [], "eval": []}
+        super().__init__(*args, **more)
+
+    def metric_counts(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What the metrics of a batch are means of (0-d, int64): by name, and `rows` for all others."""
+        raise NotImplementedError
+
+    def compute_loss(self, model: Any, inputs: Mapping[str, Any], *args: Any, **more: Any) -> Any:
+        import torch
+
+        counts = self.metric_counts(inputs)
+        found = self.accelerator.gather_for_metrics(torch.stack([*counts.values()])[None]).sum(0)
+        self._counts["train" if self.model.training else "eval"].append(([*counts], found))
+        return super().compute_loss(model, inputs, *args, **more)  # type: ignore[misc]
+
+    def log(self, *args: Any, **more: Any) -> None:
+        mode = "train" if self.model.training else "eval"
+        steps = [dict(zip(names, found.tolist(), strict=True)) for names, found in self._counts[mode]]
+        self._counts[mode].clear()
+        if steps:
+            _weigh(self._metrics[mode], steps)
+        super().log(*args, **more)  # type: ignore[misc]
 
 
-class PairsOnce(RowsArePrepared):
-    """RowsArePrepared for KTOTrainer: neighbours are KL pairs where probabilities are computed only once."""
+def _weigh(metrics: dict[str, list[float]], steps: Sequence[Mapping[str, int]]) -> None:
+    """steps: what the metrics of each micro-batch are means of, by name."""
+    for name, values in metrics.items():
+        counts = [step.get(name, step["rows"]) for step in steps]
+        if len(values) != len(counts):  # KTOTrainer has no value of a micro-batch without the side
+            counts = [count for count in counts if count]
+        if name in _EXTREMES:
+            values[:] = [_EXTREMES[name](values)]
+        elif len(values) == len(counts) and any(counts):
+            pairs = zip(values, counts, strict=True)
+            values[:] = [sum(value * count for value, count in pairs if count) / sum(counts)]
+    good, bad = (metrics.get(f"rewards/{side}") for side in ("chosen", "rejected"))
+    if good and bad:
+        metrics["rewards/margins"] = [good[0] - bad[0]]
+
+
+class KlTerms(RowsArePrepared):
+    """RowsArePrepared for KTOTrainer: an evaluation has one KL term, of all its rows.
+
+    trl has one of each batch. Neighbours are the pairs of an evaluation, and of training where probabilities
+    are computed only once.
+    """
+
+    accelerator: Any
+    calculate_KL: bool
+    batches_of_evaluation: Callable[[], Iterator[tuple[Mapping[str, Any], bool]]]
+    evaluated: Any
+    """The loader of the evaluation that runs now; None in training."""
+    _kl_means: list[Any]
+    """Of the last evaluation: mean log-probability of its KL pairs, and that of the reference."""
 
     def _prepare_dataset(self, dataset: Any, processing: Any, args: Any, name: str) -> Any:
-        if not (self.precompute_ref_logps and self.calculate_KL):  # type: ignore[attr-defined]
+        if not self.calculate_KL or "KL_completion_ids" in dataset.column_names:
+            return dataset
+        if name != "train":
+            return dataset.add_column("KL_completion_ids", _rotated(dataset["completion_ids"][:]))
+        if not self.precompute_ref_logps:  # type: ignore[attr-defined]
             return dataset
         from accelerate import PartialState
 
@@ -46,58 +104,48 @@ class PairsOnce(RowsArePrepared):
         with state.main_process_first(), state.local_main_process_first():
             return dataset.map(_with_pairs, batched=True, batch_size=args.per_device_train_batch_size)
 
-
-def _with_pairs(samples: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    answers = samples["completion_ids"]
-    return {**samples, "KL_completion_ids": answers[-1:] + answers[:-1]}
-
-
-class SidesByRows:
-    """Mixin before KTOTrainer: metrics of good and of bad answers are means over the answers of that side.
-
-    trl takes the mean of micro-batches, each with another number of either side, and margins only of those
-    that have both.
-    """
-
-    accelerator: Any
-    model: Any
-    _metrics: dict[str, dict[str, list[float]]]
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        self._sides: dict[str, list[Any]] = {"train": [], "eval": []}
-        super().__init__(*args, **more)
+    def evaluation_loop(self, *args: Any, **more: Any) -> Any:
+        self._kl_means = [None, None]
+        return super().evaluation_loop(*args, **more)  # type: ignore[misc]
 
     def compute_loss(self, model: Any, inputs: Mapping[str, Any], *args: Any, **more: Any) -> Any:
+        from launcher.train.upstream.trainer_seams import replaced
+
+        lose: Callable[..., Any] = super().compute_loss  # type: ignore[misc]
+        if self.evaluated is None or not self.calculate_KL:
+            return lose(model, inputs, *args, **more)
+        if "ref_KL_logps" in inputs:
+            inputs = {**inputs, "ref_KL_logps": self._kl_mean(1, lambda batch: batch["ref_KL_logps"])}
+        compute: Callable[..., Any] = self._compute_kl_logps  # type: ignore[attr-defined]
+        numbers = iter((0, 1))  # it is called for the model, then for the reference with its weights in place
+
+        def of_all_rows(model: Any, _: Any) -> Any:
+            return self._kl_mean(next(numbers), lambda batch: compute(model, batch))
+
+        with replaced(self, _compute_kl_logps=of_all_rows):
+            return lose(model, inputs, *args, **more)
+
+    def _kl_mean(self, number: int, values: Callable[[Mapping[str, Any]], Any]) -> Any:
+        """Mean over all rows of the evaluation (0-d) of values that each batch has for its rows."""
         import torch
 
-        good, tokens = inputs["label"].bool(), inputs["completion_mask"][:, 1:].sum(1)
-        counts = torch.stack([good.sum(), (~good).sum(), (tokens * good).sum(), (tokens * ~good).sum()])
-        found = self.accelerator.gather_for_metrics(counts[None]).sum(0)
-        self._sides["train" if self.model.training else "eval"].append(found)
-        return super().compute_loss(model, inputs, *args, **more)  # type: ignore[misc]
-
-    def log(self, *args: Any, **more: Any) -> None:
-        mode = "train" if self.model.training else "eval"
-        if self._sides[mode]:
-            _weigh_sides(self._metrics[mode], [step.tolist() for step in self._sides[mode]])
-            self._sides[mode].clear()
-        super().log(*args, **more)  # type: ignore[misc]
+        if self._kl_means[number] is None:
+            total: Any = 0
+            for batch, counts in self.batches_of_evaluation():
+                found = values(batch).float()
+                total = total + torch.stack((found.sum(), torch.ones_like(found).sum())) * counts
+            total = self.accelerator.reduce(total)
+            self._kl_means[number] = total[0] / total[1]
+        return self._kl_means[number]
 
 
-def _weigh_sides(metrics: dict[str, list[float]], counts: Sequence[Sequence[int]]) -> None:
-    """counts: good and bad rows, and target tokens of good and of bad ones, of each micro-batch."""
-    good, bad, good_tokens, bad_tokens = zip(*counts, strict=True)
-    weights = {"entropy": [sum(step[2:]) for step in counts]}
-    for side, rows, tokens in (("chosen", good, good_tokens), ("rejected", bad, bad_tokens)):
-        # trl has no value of a micro-batch without the side.
-        weights |= {f"{name}/{side}": [*filter(None, rows)] for name in ("rewards", "logps")}
-        weights[f"logits/{side}"] = [*filter(None, tokens)]
-    for name, each in weights.items():
-        if sum(each):
-            values = zip(metrics[name], each, strict=True)
-            metrics[name] = [sum(value * count for value, count in values) / sum(each)]
-    if sum(good) and sum(bad):
-        metrics["rewards/margins"] = [metrics["rewards/chosen"][0] - metrics["rewards/rejected"][0]]
+def _rotated(answers: list[Any]) -> list[Any]:
+    """The answer of the row before each row, as in trl."""
+    return answers[-1:] + answers[:-1]
+
+
+def _with_pairs(samples: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {**samples, "KL_completion_ids": _rotated(samples["completion_ids"])}
 
 
 def preference_samples(
