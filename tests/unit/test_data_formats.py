@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from counted_work import function_calls
@@ -29,8 +30,9 @@ def rows_of(*values):
     return [Row(value, "x.jsonl", number) for number, value in enumerate(values, start=1)]
 
 
-def found(value, task=CAUSAL, asked="auto", columns=None):
-    return detect(rows_of(value), asked, columns or {}, task, "x.jsonl")
+def found(value, task=CAUSAL, asked="auto", columns=None, file="x.jsonl"):
+    rows = [replace(row, file=file) for row in rows_of(value)]
+    return detect(rows, asked, columns or {}, task, file)
 
 
 def shaped(value, task=CAUSAL, asked="auto", columns=None):
@@ -110,6 +112,9 @@ def test_two_formats_that_match_are_not_chosen_between():
         ),
         ({"text": "a"}, {"asked": "text", "task": CLASSES}, "trains on classification, not on text rows"),
         ({"text": "a"}, {"asked": "chat"}, "they look like text rows"),
+        ({"a text one": "a text two"}, {"file": "rows.csv"}, r"header: false.*else: did you mean"),
+        ({"0": "1", "good": "bad"}, {"file": "rows.tsv.gz", "task": CLASSES}, "header: false"),
+        ({"0": "1", "good": "bad"}, {"task": CLASSES}, r"\(name the columns"),
     ],
 )
 def test_unknown_columns_are_listed_with_what_was_meant(row, options, message):

@@ -33,6 +33,7 @@ from launcher.train.data.messages import is_conversation
 from launcher.train.data.remote import name_of
 from launcher.train.data.sources import Detected, Row, bad_row, is_empty, iter_rows, source_files
 from launcher.train.data.store import content_key, file_digest
+from launcher.train.data.tables import NO_HEADER, may_lack_header
 from launcher.train.data.unread import (
     begins_late,
     class_labels,
@@ -408,6 +409,8 @@ def _unknown(
     else:
         hint = "name the columns with `columns: {field: column}` beside the path, or shape the rows with a "
         hint += "`format_row` hook (`python: FILE`)"
+    if may_lack_header(rows[0].file, rows[0].values):
+        hint = f"if the first line of {Path(rows[0].file).name} is a row, {NO_HEADER}; else: {hint}"
     return RecipeError(Problem("format-unknown", message, file=path, hint=hint))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,11 @@ DELIMITERS: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
 _CELL_CHARACTERS = 1 << 26  # an unclosed quote must not swallow a whole file
 _COMPARED_ROWS = 50
 _LONG_WORDS = 8
+_NAME_WORDS = 2
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+NO_HEADER = (
+    "set `header: false` beside `path`, and name columns by their number: `columns: {FIELD: column_1}`"
+)
 _FIELDS = frozenset(field for one in FORMATS.values() for field in one.fields)
 
 
@@ -130,7 +134,10 @@ def _refuse_repeated(path: Path, header: Sequence[str], cells: Sequence[str]) ->
 
 
 def _no_header(path: Path, line: int, message: str) -> RecipeError:
-    hint = (
-        "set `header: false` beside `path`, and name columns by their number: `columns: {FIELD: column_1}`; "
-    )
-    return fault(path, line, message, f"{hint}or `header: true`, if the line names the columns")
+    return fault(path, line, message, f"{NO_HEADER}; or `header: true`, if the line names the columns")
+
+
+def may_lack_header(file: str, names: Iterable[str]) -> bool:
+    """Whether the names of a table's columns may be values: a whole number or a text of several words."""
+    is_table = not DELIMITERS.keys().isdisjoint(Path(file).suffixes)
+    return is_table and any(name.isdigit() or len(name.split()) > _NAME_WORDS for name in names)
