@@ -292,6 +292,7 @@ def canonical_of(values: dict):
     return detected.format, canonical(row, detected).values
 
 
+SYSTEM = {"role": "system", "content": "s"}
 ASKED = {"role": "user", "content": "a"}
 ANSWER = {"role": "assistant", "content": "b"}
 
@@ -303,6 +304,8 @@ ANSWER = {"role": "assistant", "content": "b"}
         ({"prompt": [ASKED], "completion": [ANSWER], "label": 1}, "unpaired-preference"),
         ({"prompt": [ASKED], "completion": "b", "label": "True"}, "unpaired-preference"),
         ({"prompt": [ASKED], "completion": [ASKED, ANSWER], "label": True}, "unpaired-preference"),
+        ({"prompt": "a", "completion": [ASKED, ANSWER], "label": True}, "unpaired-preference"),
+        ({"prompt": [SYSTEM], "completion": [ASKED, ANSWER], "label": True}, "unpaired-preference"),
         ({"instruction": "a", "input": "", "output": "b", "kto_tag": True}, "unpaired-instruction"),
         ({"messages": [ASKED, ANSWER], "label": True}, "unpaired-chat"),
         (
@@ -319,7 +322,8 @@ def test_rows_of_each_tool(values, form):
     assert found == form
     assert shaped["label"] is True
     if isinstance(shaped["prompt"], list):
-        assert (shaped["prompt"], shaped["completion"]) == ([ASKED], [ANSWER])
+        opening = [SYSTEM] if values.get("prompt") == [SYSTEM] else []
+        assert (shaped["prompt"], shaped["completion"]) == ([*opening, ASKED], [ANSWER])
     else:
         assert (shaped["prompt"].count("a") > 0, shaped["completion"]) == (True, "b")
 
@@ -331,6 +335,7 @@ def test_rows_of_each_tool(values, form):
         {"prompt": "a", "completion": "b", "label": "perhaps"},
         {"prompt": "a", "completion": "b", "label": None},
         {"prompt": "a", "completion": "b", "label": [1]},
+        {"prompt": "c", "completion": [ASKED, ANSWER], "label": True},
         {"messages": [ANSWER], "label": True},
         {"messages": [ASKED, ANSWER, ASKED], "label": True},
         {"prompt": [ASKED], "completion": [{**ANSWER, "train": False}], "label": True},

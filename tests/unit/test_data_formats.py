@@ -40,6 +40,9 @@ def shaped(value, task=CAUSAL, asked="auto", columns=None):
     return canonical(rows_of(value)[0], found(value, task, asked, columns)).values
 
 
+SYSTEM = {"role": "system", "content": "s"}
+
+
 def user(text):
     return {"role": "user", "content": text}
 
@@ -235,6 +238,14 @@ def test_tool_calls_come_out_of_a_chat_template_as_one_object():
             ([user("p")], [assistant("a")], [assistant("b")]),
         ),
         (
+            ([SYSTEM], [user("p"), assistant("a")], [user("p"), assistant("b")]),
+            ([SYSTEM, user("p")], [assistant("a")], [assistant("b")]),
+        ),
+        (
+            ([user("p")], [user("p"), assistant("a")], [assistant("b")]),
+            ([user("p")], [assistant("a")], [assistant("b")]),
+        ),
+        (
             (
                 [{"from": "human", "value": "p"}],
                 {"from": "gpt", "value": "a"},
@@ -300,6 +311,19 @@ BAD_ROWS = [
     (DPO, "preference", {"chosen": "a", "rejected": [assistant("b")]}, "one is text and one is messages"),
     (DPO, "preference", {"chosen": "a", "rejected": "b"}, "share no beginning, and there is no prompt"),
     (DPO, "preference", {"chosen": [user("a")], "rejected": [user("a")]}, "the same single message"),
+    *(
+        (
+            DPO,
+            "preference",
+            {
+                "prompt": prompt,
+                "chosen": [user("a"), assistant("b")],
+                "rejected": [user("c"), assistant("d")],
+            },
+            "the answer in chosen begins with a message of role user",
+        )
+        for prompt in ("p", [SYSTEM])
+    ),
     (DPO, "preference", {"chosen": None, "rejected": "b"}, "column chosen holds nothing"),
     (DPO, "preference", {"chosen": [user("a")], "rejected": None}, "column rejected holds nothing"),
     (CLASSES, "auto", {"text": "a", "label": {}}, "expected a label"),

@@ -7,6 +7,7 @@ format of one task is in that task's module in train/tasks/.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -178,26 +179,53 @@ def _pair_of_answers(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
 def _preference_of_messages(row: Row, sides: Sequence[str], given: str | None) -> dict[str, Any]:
     chosen, rejected = (_answer(row, column) for column in sides)
     prompt = None if given is None else row.values[given]
+    turns: list[Message] = []
     if given is not None and is_conversation(prompt):
         turns = messages_of(row, given)
-        count = len(turns)
-        # Whole conversations: the prompt is in them a second time.
-        if chosen[:count] == turns and rejected[:count] == turns:
-            chosen, rejected = chosen[count:], rejected[count:]
+        chosen, rejected = (after_prompt(turns, side) for side in (chosen, rejected))
         if not (chosen and rejected):
             raise bad_row(row, "nothing follows the prompt in chosen or rejected", "delete the row")
-        return {"prompt": turns, "chosen": chosen, "rejected": rejected}
-    if given is None:
-        return _shared_prompt(row, chosen, rejected)
-    asked = text_in(row, given)
-    if not (chosen[0] == rejected[0] and len(chosen) > 1 and len(rejected) > 1):
-        return {"prompt": [{"role": "user", "content": asked}], "chosen": chosen, "rejected": rejected}
-    shared = _shared_prompt(row, chosen, rejected)
-    if asked.strip() not in "\n".join(str(turn.get("content")) for turn in shared["prompt"]):
-        message = f"column {given} holds a text, and {sides[0]} and {sides[1]} begin with messages without it"
-        hint = f"put it into these messages, or `columns: {{{given}: null}}` trains without it"
+    elif given is not None and not (chosen[0] == rejected[0] and len(chosen) > 1 and len(rejected) > 1):
+        turns = [{"role": "user", "content": text_in(row, given)}]
+    shaped = {"prompt": turns, "chosen": chosen, "rejected": rejected}
+    if not turns or (opening(chosen) and chosen[0] == rejected[0]):
+        shared = _shared_prompt(row, chosen, rejected)
+        if given is not None and not turns:
+            refuse_outside(row, given, shared["prompt"], sides, f"columns: {{{given}: null}}")
+        shaped = {**shared, "prompt": turns + shared["prompt"]}
+    for column, side in zip(sides, ("chosen", "rejected"), strict=True):
+        if opening(shaped[side]):
+            role = shaped[side][0]["role"]
+            message = f"the answer in {column} begins with a message of role {role}, which would be learned"
+            raise bad_row(
+                row, message, "begin both answers with the same messages, or put them into the prompt"
+            )
+    return shaped
+
+
+def after_prompt(prompt: Sequence[Message], turns: list[Message]) -> list[Message]:
+    """Turns without the prompt that whole conversations hold a second time."""
+    return turns[len(prompt) :] if turns[: len(prompt)] == list(prompt) else turns
+
+
+def opening(turns: Sequence[Message]) -> list[Message]:
+    """The turns before the first one of the assistant."""
+    return list(itertools.takewhile(lambda turn: turn["role"] != "assistant", turns))
+
+
+def refuse_outside(
+    row: Row, column: str, prompt: Sequence[Message], answers: Sequence[str], without: str
+) -> None:
+    """RecipeError where the text of a column is not in the prompt that the answers themselves begin with.
+
+    without: keys of the source with which it is not read.
+    """
+    if text_in(row, column).strip() not in "\n".join(str(turn.get("content")) for turn in prompt):
+        message = (
+            f"column {column} holds a text that the messages before the answer in {listed(answers)} lack"
+        )
+        hint = f"put it into these messages, or `{without}` trains without it"
         raise bad_row(row, message, hint, code="column-unread")
-    return shared
 
 
 def _answer(row: Row, column: str) -> list[dict[str, Any]]:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import Problem, RecipeError
 from launcher.tasks.kto import LABELLED, LABELLED_CHAT, LABELLED_INSTRUCTION
 from launcher.train.data.encoded import EncodedBatch
-from launcher.train.data.formats import instruction_prompt, optional_text_in, text_in, value_in
+from launcher.train.data.formats import (
+    after_prompt,
+    instruction_prompt,
+    opening,
+    optional_text_in,
+    refuse_outside,
+    text_in,
+    value_in,
+)
 from launcher.train.data.messages import is_conversation, messages_of, refuse_masks, tools_of
 from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.data.template import Message
@@ -67,8 +75,12 @@ def shape_labelled(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     if not (is_conversation(value_in(row, asked)) or is_conversation(value_in(row, answer))):
         return {"prompt": text_in(row, asked), "completion": text_in(row, answer), "label": label}
     prompt, completion = _turns(row, asked, "user"), _turns(row, answer, "assistant")
-    if completion[: len(prompt)] == prompt:  # the whole conversation
-        completion = completion[len(prompt) :]
+    completion = after_prompt(prompt, completion)
+    if asking := opening(completion):
+        if not is_conversation(row.values[asked]):
+            refuse_outside(row, asked, asking, [answer], f"columns: {{messages: {answer}, {asked}: null}}")
+            prompt = []
+        prompt, completion = prompt + asking, completion[len(asking) :]
     return _of_messages(row, prompt, completion, label, columns)
 
 
