@@ -529,3 +529,18 @@ def test_contributing_names_files_that_exist():
     files = {f"/{path.relative_to(ROOT)}" for path in ROOT.glob("*/**/*.*") if ".venv" not in path.parts}
     assert len(named) > 40
     assert {name for name in named if not any(file.endswith(f"/{name}") for file in files)} == set()
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind", "offloaded"),
+    [("1xRTX4090-24GB", "all weights", False), ("1xRTX4070-12GB", "QLoRA", True)],
+)
+def test_what_can_be_trained_is_what_the_planner_says(machine, kind, offloaded):
+    """Two cells of the page, which is made by a script of its own: `python docs/reach_page.py`."""
+    reach = module_of(ROOT / "docs" / "reach_page.py")
+    rows = [line for line in reach.PAGE.read_text("utf-8").splitlines() if line.startswith(f"| {machine} |")]
+    column = [*reach.KINDS].index(kind) + (len(reach.KINDS) if offloaded else 0)
+    assert rows[0].strip("| ").split(" | ")[1 + column] == reach.cell(machine, kind, offloaded=offloaded)
+    assert rows[1].strip("| ").split(" | ")[1] == reach.longest(
+        reach.CONTEXTS["8B"], machine, offloaded=False
+    )

@@ -217,7 +217,7 @@ class ShardingKeys:
     sp_size: Annotated[_Size, _Ranks] = 1
     """Devices that share each sample's tokens (Ulysses sequence parallelism), engine `deepspeed`."""
     optim_in_backward: Annotated[
-        bool, Key(absent="the optimizer steps after the backward pass", before=False)
+        bool, Key(DERIVED, absent="the optimizer steps after the backward pass", before=False)
     ] = False  # fmt: skip
     """Update each weight in the backward pass, as soon as its gradient is complete, which is freed then: one
     process, one micro-batch a step, `trainer.max_grad_norm: 0`, and no adapter."""

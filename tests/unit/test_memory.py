@@ -145,7 +145,8 @@ def draft_of(**settings: object) -> Draft:
         "model.quantization": "none", "model.device_map": None, "model.loss": "full", "model.add_tokens": [],
         "model.config": None, "model.gguf_file": None,
         "adapter.type": None, "data.packing": False, "data.padding_free": False,
-        "data.pad_to_multiple_of": None, "sharding.tp_size": 1, "sharding.sp_size": 1, "sharding.cp_size": 1, "sharding.optim_in_backward": False,
+        "data.pad_to_multiple_of": None, "sharding.tp_size": 1, "sharding.sp_size": 1, "sharding.cp_size": 1,
+        "sharding.optim_in_backward": False,
     }  # fmt: skip
     for name, value in (values | {k.replace("__", "."): v for k, v in settings.items()}).items():
         draft.put(name, value, "test")
