@@ -41,7 +41,7 @@ trainer:
 _AREA = "document.querySelector('textarea')"
 _PLANNED = "document.body.dataset.planned"
 _SHOWN = """({state: location.hash, memory: [...document.querySelectorAll('#table tr')].filter(row =>
-  row.firstElementChild.textContent === 'Memory of each device').flatMap(row =>
+  row.firstElementChild.textContent === 'device memory').flatMap(row =>
   [...row.querySelectorAll('td b')].map(one => one.textContent))})"""
 
 
@@ -57,7 +57,11 @@ SCENES = (
         " path.value = 'tune.yaml'; path.dispatchEvent(new Event('change'))",
         2600,
     ),
-    ("[...document.querySelectorAll('#problems li button')].pop().click()", 2200),
+    (
+        "[...document.querySelectorAll('#problems li')].find(one => one.textContent.includes('adapter'))"
+        ".querySelector('button').click()",
+        2200,
+    ),
     (_slider("data.max_length", 6), 1800),
     (_slider("model.quantization", 3), 2200),
     (

@@ -153,7 +153,7 @@ def test_the_picture_is_of_todays_planner():
         (recipe,) = state["recipes"]
         plans = [planned(PageRecipe(**recipe, sets=sets, on=on)) for on in state["on"]]
         facts = [{name: value for name, value, _ in plan["facts"]} for plan in plans]
-        assert [one["Memory of each device"] for one in facts] == scene["memory"]
+        assert [one["device memory"] for one in facts] == scene["memory"]
 
 
 def test_pages_that_count_the_known_failures_have_the_number_of_the_list():

@@ -15,7 +15,7 @@ from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.findings import Diagnosis
 from launcher.knowledge.diagnose.patch import recipe_of, with_recipe, without_recipe, write_fixed
 from launcher.knowledge.failures.catalogue import FAILURES
-from launcher.report.diagnosis_text import diagnosis_text
+from launcher.report.diagnosis_sections import diagnosis_text
 from launcher.report.outcome import Outcome
 
 STDIN = "-"

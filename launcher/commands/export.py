@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.merge import card_facts
+from launcher.commands.merge import card_record
 from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import locked
 from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
@@ -45,25 +44,22 @@ def export_command(
         raise RecipeError(Problem("usage", f"{words} means nothing with --to {to}", hint="leave it out"))
     place = f"export-{to}" if checkpoint is None else f"export-{to}-{checkpoint}"
     target = Path(output).absolute() if output is not None else folder / place
-    facts = card_facts(folder, None, target.name)
-    if checkpoint is not None:  # the final numbers of the run belong to other weights
-        name = f"{facts.name} ({checkpoint})"
-        facts = replace(facts, result={"rows": facts.result.get("rows")}, name=name)
+    record = card_record(folder, target.name, checkpoint)
     asked = ExportRequest(
-        run_dir=folder, output=target, name=_served_name(facts.plan, folder), checkpoint=checkpoint,
+        run_dir=folder, output=target, name=_served_name(record.plan, folder), checkpoint=checkpoint,
         dtype=dtype, adapter=adapter, quantize=quantize,
         llama_cpp=None if llama_cpp is None else Path(llama_cpp).absolute(),
     )  # fmt: skip
 
     def card(merged: Mapping[str, Any] | None) -> str:
-        return model_card(replace(facts, merged=merged))
+        return model_card(record, target.name, merged)
 
     with contextlib.ExitStack() as held:
         if target.parent == folder:  # no run may continue in it meanwhile
             held.enter_context(locked(folder))
         with output_on_stderr():
-            record = export(to, asked, card, note)
-    return Outcome({"run_dir": run_dir, **record}, exported_text(record))
+            exported = export(to, asked, card, note)
+    return Outcome({"run_dir": run_dir, **exported}, exported_text(exported))
 
 
 def _served_name(plan: Mapping[str, Any], folder: Path) -> str:

@@ -246,7 +246,7 @@ def _outcome(fitting: Fitting, target: Path, bundle: Bundle, unchecked: str | No
         f"wrote {file}: {_METHODS[fitting.method]} of {printable(start.model['name_or_path'])} on "
         f"{_LEARNS[start.goal]}",
         "",
-        brief_text(bundle.plan, f"`effilaunch plan {file}` shows it whole").rstrip("\n"),
+        brief_text(bundle, f"`effilaunch plan {file}` shows it whole").rstrip("\n"),
         "",
         f"rows      the first {ROWS} were prepared as `prepare` does: no fault"
         if unchecked is None

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.execute.record import read_run, without_secrets
+from launcher.execute.record import RunRecord, read_run, without_secrets
 from launcher.execute.run_dir import locked
 from launcher.files.redaction import hider, secret_values
 from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
 from launcher.knowledge.lint.document import printable
 from launcher.machine.software import require_modules
-from launcher.report.model_card import CardFacts, model_card
+from launcher.report.model_card import model_card
 from launcher.report.outcome import Outcome, note
 from launcher.report.result_text import merged_text, pushed_lines
 
@@ -99,18 +98,14 @@ def _merge(
     place = target.name if repository is None else repository.id
 
     def card(merged: Merged) -> str:
-        facts = card_facts(folder, merged.to_json(), place)
-        if checkpoint is not None:  # the final numbers of the run belong to other weights
-            name = f"{facts.name} ({checkpoint})"
-            facts = replace(facts, result={"rows": facts.result.get("rows")}, name=name)
-        return model_card(facts)
+        return model_card(card_record(folder, place, checkpoint), place, merged.to_json())
 
     with output_on_stderr():
         return merge(folder, target, dtype, card, checkpoint).to_json()
 
 
 def _push_model(run_dir: str, folder: Path, repository: Repository) -> Outcome:
-    card = model_card(card_facts(folder, None, repository.id))
+    card = model_card(card_record(folder, repository.id), repository.id)
     pushed = _sent(folder / "model", repository, card)
     lines = ["the run has no adapter: model/ is pushed unchanged", *pushed_lines(pushed)]
     return Outcome({"run_dir": run_dir, "merged": None, "pushed": pushed}, "\n".join(lines))
@@ -125,11 +120,11 @@ def _sent(folder: Path, repository: Repository, card: str | None = None) -> dict
     return repository.to_json()
 
 
-def card_facts(folder: Path, merged: Mapping[str, Any] | None, place: str) -> CardFacts:
-    """The facts of the model card, from the run directory, without secrets."""
+def card_record(folder: Path, place: str, checkpoint: str | None = None) -> RunRecord:
+    """The record for a model card, without secrets; of a checkpoint without the numbers of the run's end."""
     record = without_secrets(read_run(folder), hider(secret_values(os.environ)))
-    named = place if "/" in place else Path(record.plan.get("recipe") or folder).stem
-    return CardFacts(
-        plan=record.plan, result=record.result, data=record.data, environment=record.environment,
-        recipe=record.recipe, merged=merged, name=named, place=place,
-    )  # fmt: skip
+    name = place if "/" in place else record.name
+    if checkpoint is None:
+        return replace(record, name=name)
+    result = {"rows": record.result.get("rows")}
+    return replace(record, name=f"{name} ({checkpoint})", result=result, metrics=())

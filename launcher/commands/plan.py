@@ -107,11 +107,11 @@ def _explained(bundle: Bundle, explain: str, problems: Sequence[Problem], code: 
     """Show where a setting, a section or, with "", all settings come from."""
     from launcher.report.plan_text import explain_text
 
-    text = explain_text(bundle.plan, explain)
+    data = bundle.to_json()
+    text = explain_text(data, explain)
     if not text.strip():
         message, hint = f"the plan has no setting {explain!r}", "`plan --json` lists all settings"
         raise RecipeError(Problem("unknown-setting", message, path=explain, hint=hint))
-    data = bundle.to_json()
     settings = data["settings"].items()
     chosen = {k: v for k, v in settings if not explain or (k + ".").startswith(explain + ".")}
     return Outcome({"settings": chosen}, text, problems, code)

@@ -26,22 +26,17 @@ from launcher.models.model_config import shipped_model_names
 from launcher.recipe.json_schema import recipe_json_schema
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.merged_yaml import find_recipe, shipped_names
-from launcher.report.html import plan_sections
-from launcher.report.html.elements import at, joined
-from launcher.report.html.memory import compared_bars, memory_section
-from launcher.report.html.page import drawn
+from launcher.report import plan_sections
+from launcher.report.html.blocks import drawn, drawn_block
+from launcher.report.html.elements import joined
 from launcher.report.loopback import wait_for_interrupt
+from launcher.report.memory_sections import compared_bars, memory_section
 from launcher.report.outcome import Outcome, json_text, note, without_secrets
 from launcher.report.planner_page.page import PageStart, serving
 from launcher.report.run_pages import hide_secrets
+from launcher.report.sections import line
+from launcher.report.values import at
 
-_SECTIONS = (
-    memory_section,
-    plan_sections.decisions_section,
-    plan_sections.fixes_section,
-    plan_sections.nodes_section,
-    plan_sections.environment_section,
-)
 START_ON = "1xH100-80GB"
 """Hardware of a page whose recipe names none."""
 
@@ -143,25 +138,35 @@ def _shown(made: ShownPlan, path: str, text: str) -> dict[str, Any]:
     problems = [str(problem) for problem in made.problems]
     record = RunRecord(Path(path).stem, "planned", data, recipe=text, problems=problems)
     record = record_without_secrets(record, hide_secrets())
-    sections = [found for section in _SECTIONS if (found := section(record)) is not None]
-    tiles = [list(tile) for tile in plan_sections.plan_tiles(record)]
+    plan = record.plan
+    sections = (
+        memory_section(plan),
+        plan_sections.decisions_section(plan),
+        plan_sections.fixes_section(plan),
+        plan_sections.warnings_section(plan),
+        plan_sections.nodes_section(plan),
+        plan_sections.environment_section(plan, {}),
+    )
+    rows = sorted(plan_sections.facts(plan), key=lambda row: row.name != plan_sections.MEMORY.name)
+    facts = [[row.name, line(row.value), line(row.note)] for row in rows]
+    facts += [[row["key"], row["value"], ""] for row in plan_sections.chosen_rows(plan)]
     return {
         "status": DoesNotFit.exit_code if made.problems else 0,
         "json": json_text("plan", data, made.problems),
         "problems": [problem.to_json() for problem in made.problems],
         "fits": at(data, "memory", "fits"),
         "memory": data["memory"],
-        "facts": [["Method", plan_sections.method_text(record), ""], *tiles, *plan_sections.chosen(record)],
+        "facts": facts,
         "changes": [{"change": dict(one.change), "text": one.text} for one in made.would_fit],
         "files": dict(made.bundle.files),
-        "sections": str(joined([drawn(section) for section in sections])),
+        "sections": str(joined([drawn(section) for section in sections if section is not None])),
     }
 
 
 def chart(asked: Chart) -> dict[str, Any]:
     """The memory of several plans on one scale."""
     columns = [(one.name, {"memory": one.memory}) for one in asked.columns]
-    return {"chart": str(compared_bars(columns)) if columns else ""}
+    return {"chart": str(drawn_block(compared_bars(columns))) if columns else ""}
 
 
 def browser_command(recipe: str, *, overrides: Sequence[str], on: str | None, port: int) -> Outcome:

@@ -14,11 +14,11 @@ from launcher.execute.run_dir import free_name
 from launcher.files.safe_files import write_text
 from launcher.knowledge.lint.document import printable
 from launcher.render.new_file import write_new, writing
-from launcher.report.html.compare import differing
-from launcher.report.html.elements import at
-from launcher.report.html.run_sections import losses, scores, steps_done
+from launcher.report.compare import differing
 from launcher.report.outcome import Outcome
 from launcher.report.run_pages import REPORT, compare_page, made, run_page, shown_record
+from launcher.report.run_sections import losses, scores, steps_done
+from launcher.report.values import at
 
 
 def report_command(

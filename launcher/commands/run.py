@@ -17,6 +17,7 @@ from launcher.execute.endings import KnownFailure
 from launcher.execute.fewer_nodes import take_seats
 from launcher.execute.mirroring import Mirroring, mirror_url, mirrored, run_mirrored
 from launcher.execute.nodes import Nodes
+from launcher.execute.record import RunRecord
 from launcher.execute.remember import remember_run
 from launcher.execute.resume import earlier_pace
 from launcher.execute.run_dir import run_dirs, written
@@ -49,11 +50,13 @@ from launcher.planner.elastic import plan_on
 from launcher.planner.resuming import Resumption
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, render
-from launcher.report.diagnosis_text import edit_text
+from launcher.report.diagnosis_sections import edit_text
 from launcher.report.outcome import Outcome, note
 from launcher.report.plan_text import brief_text, plan_text
-from launcher.report.result_text import adapted_lines, result_text
+from launcher.report.result_text import result_text
 from launcher.report.run_display import Showing, showing
+from launcher.report.run_sections import adaptations
+from launcher.report.text import block_lines
 from launcher.schedulers.rendezvous import digest_of_request, find_gathering, leading, shared_run_dir
 from launcher.schedulers.scheduler import StartRequest
 from launcher.tasks import task_named
@@ -191,9 +194,9 @@ def _hold_and(
         if mirroring is not None:
             begins = mirroring.fetch(begins)
         keep_beginning(begins, bundle)
-        say(brief_text(bundle.plan, printable(str(begins.run_dir / REPORT)), shown.page))
+        say(brief_text(bundle, printable(str(begins.run_dir / REPORT)), shown.page))
         if adapted.adaptations:
-            lines = adapted_lines(adapted.adaptations)
+            lines = block_lines(adaptations(adapted.adaptations))
             say("\n".join(["out of memory before; the run continues with these changes:", *lines, ""]))
         with (
             readable_checkpoint(begins, resumption, say, shown.look) as checkpoint,
@@ -238,15 +241,9 @@ def _outcome(
         texts = ("def fibonacci(n):",) if is_code else task.example_texts
         command = ["effilaunch", "generate", str(run_dir), *texts]
     data = {"run_dir": str(run_dir), "result": result}
-    likely = None if planned is None else planned.time.to_json(None).get("likely")
-    text = result_text(
-        result,
-        str(run_dir),
-        command,
-        step_s=None if likely is None else likely["seconds_per_step"],
-        load=os.getloadavg()[0] / usable_cores(),
-    )
-    return Outcome(data, text)
+    plan = {} if planned is None else {"time": planned.time.to_json(None)}
+    record = RunRecord(run_dir.name, "finished", plan, run_dir=str(run_dir), result=result)
+    return Outcome(data, result_text(record, command, load=os.getloadavg()[0] / usable_cores()))
 
 
 def with_recipe_lines(failure: KnownFailure, recipe: Path, run_dir: Path) -> KnownFailure:

@@ -20,7 +20,7 @@ from launcher.errors import (
     RecipeError,
     RunFailed,
 )
-from launcher.execute.record import total_seconds
+from launcher.execute.record import RunRecord, total_seconds
 from launcher.execute.run_dir import MARKER, SUBMITTED, claimed, default_run_dir, unwritable, write_run_dir
 from launcher.execute.start_checks import check_disk_space
 from launcher.files.safe_files import read_jsonl, write_text
@@ -106,7 +106,7 @@ def submit_command(
         if dry_run:
             data = {"folder": str(folder), "files": _all_files(found, folder, files)}
             return Outcome(data, dry_run_text(plan_text(found[0].bundle), files, checked.answers))
-        say(brief_text(found[0].bundle.plan, "`--dry-run` prints it whole, with the job's files"))
+        say(brief_text(found[0].bundle, "`--dry-run` prints it whole, with the job's files"))
         for line in checked.answers:
             say(line)
         _write(queue, found, job, files)
@@ -341,7 +341,8 @@ def follow_submitted(submitted: Submitted, say: Say) -> Outcome:
     (run,) = submitted.runs
     result = judge(queue_named(submitted.to), submitted, run, jobs)
     data = {"run_dir": str(run.run_dir), **submitted.to_json(), "result": result}
-    return Outcome(data, result_text(result, str(run.run_dir), []))
+    record = RunRecord(run.run_dir.name, "finished", {}, run_dir=str(run.run_dir), result=result)
+    return Outcome(data, result_text(record, []))
 
 
 def _sweep(submitted: Submitted, jobs: Mapping[str, QueuedJob | None]) -> Outcome:

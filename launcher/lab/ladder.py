@@ -39,13 +39,13 @@ from launcher.planner.strategies import Changes
 from launcher.recipe.loading import LoadedRecipe, load_recipe, with_changes
 from launcher.recipe.schema import Recipe
 from launcher.render.bundle import dump_json, render
-from launcher.report.html.charts import StackedBar, legend, stacked_bars
-from launcher.report.html.elements import Markup, joined, tag
-from launcher.report.html.elements import table as html_table
-from launcher.report.html.page import PageSection, page
+from launcher.report.html.elements import tag
+from launcher.report.html.page import page
 from launcher.report.outcome import SCHEMA_VERSION
 from launcher.report.run_display import Showing
-from launcher.report.tables import BYTES, amount, table
+from launcher.report.sections import Bars, Section, StackedBar, Table, Text
+from launcher.report.tables import BYTES, amount
+from launcher.report.text import block_lines
 
 TINY_BATCH = 16
 """Largest global batch with `--tiny`, whose data has 64 rows."""
@@ -458,9 +458,14 @@ def rung_line(rung: Mapping[str, Any]) -> str:
 
 def ladder_text(data: Mapping[str, Any], folder: Path) -> str:
     """The table, and the path of the page."""
-    rows = [HEAD, *(_row(rung) for rung in data["rungs"])]
     title = f"{data['recipe']} on {data['hardware']}: {data['steps']} steps of {data['batch']} samples"
-    return "\n".join(["", title, *table(rows), "", f"plots: {folder}/ladder.html"]) + "\n"
+    return (
+        "\n".join(["", title, *block_lines([_rung_table(data)]), "", f"plots: {folder}/ladder.html"]) + "\n"
+    )
+
+
+def _rung_table(data: Mapping[str, Any]) -> Table:
+    return Table("Rungs", HEAD, [_row(rung) for rung in data["rungs"]])
 
 
 def _row(rung: Mapping[str, Any]) -> tuple[str, ...]:
@@ -523,33 +528,28 @@ def ladder_page(data: Mapping[str, Any]) -> str:
         for rung in rungs
     ]
     limit = ("device", float(data["device_bytes"])) if data["device_bytes"] else None
-    memory = [
-        *(tag("p", text) for text in about),
-        legend(bars),
-        stacked_bars("Predicted by component, and measured", bars, limit=limit),
-        html_table("Rungs", HEAD, [_row(rung) for rung in rungs]),
-    ]
+    chart = Bars("Predicted by component, and measured", bars, limit=limit, legend=True)
     seconds = {rung["id"]: rung["seconds"] for rung in rungs if rung["seconds"] is not None}
     sections = [
-        PageSection("memory", "Memory", joined(memory)),
-        PageSection("time", "Seconds of training", _bars("Seconds", "s", seconds)),
+        Section("memory", "Memory", [*(Text([text]) for text in about), chart, _rung_table(data)]),
+        Section("time", "Seconds of training", [_bars("Seconds", "s", seconds)]),
         *_metric_sections(rungs),
-        PageSection("changes", "What each rung changes", _changes_table(rungs)),
+        Section("changes", "What each rung changes", [_changes_table(rungs)]),
     ]
     title = f"Memory ladder of {data['model']}"
     return page(title, [tag("h1", title)], sections, f"ladder.json of {data['recipe']}")
 
 
-def _changes_table(rungs: Sequence[Mapping[str, Any]]) -> Markup:
+def _changes_table(rungs: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
     for rung in rungs:
         changes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in rung["changed"].items())
         result = f"{rung['status']}: {rung['reason']}" if rung["reason"] else str(rung["status"])
         rows.append((rung["id"], changes or "nothing", ", ".join(rung["keeps"]) or "the start", result))
-    return html_table("Changes", ("rung", "changes", "keeps the changes of", "result"), rows)
+    return Table("Changes", ("rung", "changes", "keeps the changes of", "result"), rows)
 
 
-def _bars(title: str, unit: str, values: Mapping[str, float | None]) -> Markup:
+def _bars(title: str, unit: str, values: Mapping[str, float | None]) -> Bars:
     """One bar per rung; only text for a value without a bar."""
     bars = [
         StackedBar(
@@ -557,15 +557,15 @@ def _bars(title: str, unit: str, values: Mapping[str, float | None]) -> Markup:
         )
         for rung, value in values.items()
     ]
-    return stacked_bars(title, bars, unit=unit)
+    return Bars(title, bars, unit)
 
 
-def _metric_sections(rungs: Sequence[Mapping[str, Any]]) -> list[PageSection]:
+def _metric_sections(rungs: Sequence[Mapping[str, Any]]) -> list[Section]:
     """One chart for each metric, since they have different scales."""
     found = [rung for rung in rungs if rung["metric"] is not None]
     sections = []
     for place, name in enumerate(dict.fromkeys(rung["metric"]["name"] for rung in found)):
         values = {r["id"]: r["metric"]["value"] for r in found if r["metric"]["name"] == name}
-        body = _bars(f"{name} at the end", "", values)
-        sections.append(PageSection(f"metric-{place}", f"At the end: {name}", body))
+        chart = _bars(f"{name} at the end", "", values)
+        sections.append(Section(f"metric-{place}", f"At the end: {name}", [chart]))
     return sections

@@ -23,9 +23,9 @@ from launcher.execute.record import read_run
 from launcher.files.rank_status import read_statuses
 from launcher.files.safe_files import opened
 from launcher.report.html.live_sections import SCRIPT, logs_section, ranks_section
-from launcher.report.html.page import PageSection
 from launcher.report.loopback import HttpRequest, Reply, listening
 from launcher.report.run_pages import compare_page, hide_secrets, made, run_page, shown_record
+from launcher.report.sections import Section
 
 LOOK_S = 1.0
 """Between two looks at the files of the runs."""
@@ -68,7 +68,7 @@ class Live:
         ranks = ranks_section(read_statuses(self.folders[0]))
         return run_page(records[0], made(), more=[ranks, self._logs()], script=(nonce, SCRIPT))
 
-    def _logs(self) -> PageSection:
+    def _logs(self) -> Section:
         return logs_section(list(self.logs()))
 
     def logs(self) -> dict[str, Path]:

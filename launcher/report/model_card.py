@@ -5,16 +5,19 @@ It contains no row of the data, and no folder except those in the recipe.
 
 from __future__ import annotations
 
-import html
 import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from launcher.execute.record import RunRecord
 from launcher.recipe.data_paths import is_loaded_hub_id
-from launcher.report import suites
+from launcher.report.markdown import code, plain, section_text
+from launcher.report.plan_sections import Plan, hardware_text, method_text, setting
+from launcher.report.run_sections import HELD_OUT, run_rows
+from launcher.report.sections import Fact, Listing, Row, Rows, Section, rows_of
+from launcher.report.suites import suites_section
+from launcher.report.values import at, mapping, objects
 from launcher.tasks import task_named
 from launcher.tasks.sequence_classification import MULTI
 
@@ -22,70 +25,55 @@ _LIBRARIES = (
     "transformers", "torch", "peft", "trl", "sentence-transformers", "accelerate", "deepspeed",
     "bitsandbytes", "datasets",
 )  # fmt: skip
-_VARIANTS = (("use_dora", "DoRA"), ("use_rslora", "rsLoRA"))
+_RESULTS = ("loss", "steps", "tokens", "time")
+"""Figures of a run that say something about its model; those of held-out rows are added."""
 
 
-@dataclass(frozen=True, slots=True)
-class CardFacts:
-    """Files of a run directory; what is absent is left out of the card."""
+def model_card(record: RunRecord, place: str, merged: Mapping[str, Any] | None = None) -> str:
+    """README.md of a model: metadata for the hub, then Markdown.
 
-    plan: Mapping[str, Any]
-    result: Mapping[str, Any]
-    data: Mapping[str, Any]
-    """data.json"""
-    environment: Mapping[str, Any]
-    recipe: str
-    """The text, without secrets."""
-    merged: Mapping[str, Any] | None
-    """The result of merging; None for a full fine-tune."""
-    name: str
-    """The repository, or the name of the run."""
-    place: str
-    """The argument of from_pretrained: the repository, or the name of the card's folder."""
-
-    def setting(self, dotted: str) -> Any:
-        found = self.plan["settings"].get(dotted)
-        return None if found is None else found["value"]
-
-
-def model_card(facts: CardFacts) -> str:
-    """README.md of a model: metadata for the hub, then Markdown."""
-    versions = [(name, str(facts.environment[name])) for name in _LIBRARIES if name in facts.environment]
-    parts = [
-        _metadata(facts),
-        f"# {_plain(facts.name)}\n\n{_summary(facts)}",
-        f"## Use\n\n{_fenced(_use(facts), 'python')}",
-        _section("Results", _results(facts)),
-        _benchmarks(facts),
-        _section("Data", _data(facts)),
-        _section("Weights", _weights(facts)),
-        f"## Recipe\n\n{_fenced(facts.recipe, 'yaml')}" if facts.recipe else "",
-        _section("Versions", versions),
+    record: without secrets; its name is that of the repository or the run. place: the argument of
+    from_pretrained: the repository, or the name of the card's folder. merged: result of merging, if it was.
+    """
+    plan = record.plan
+    versions = [
+        Row(name, [str(record.environment[name])]) for name in _LIBRARIES if name in record.environment
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    sections = (
+        Section("use", "Use", [Listing("Use", _use(record, place), "python")]),
+        Section("results", "Results", [Rows(_results(record))]),
+        suites_section(record.result.get("suites")),
+        Section("data", "Data", [Rows(_data(record))]),
+        Section("weights", "Weights", [Rows(merge_rows(merged))] if merged else []),
+        Section("recipe", "Recipe", [Listing("Recipe", record.recipe, "yaml")] if record.recipe else []),
+        Section("versions", "Versions", [Rows(versions)]),
+    )
+    texts = [section_text(section) for section in sections if section is not None]
+    title = f"# {plain(record.name)}\n\n{_summary(plan, is_merged=merged is not None)}"
+    return "\n\n".join([_metadata(plan), title, *filter(None, texts)]) + "\n"
 
 
-def _metadata(facts: CardFacts) -> str:
+def _metadata(plan: Plan) -> str:
     """YAML with JSON strings. Without a licence: the owner chooses it, within that of the base model."""
-    base = _base_id(facts)
-    task = task_named(facts.setting("task"))
+    base = _base_id(plan)
+    task = task_named(setting(plan, "task"))
     lines = [f"library_name: {task.library}"]
     if task.pipeline:
         lines.append(f"pipeline_tag: {task.pipeline}")
     if base is not None:
         lines += [f"base_model: {json.dumps(base)}", "base_model_relation: finetune"]
-    paths = [str(source["path"]) for _, source in _sources(facts)]
+    paths = [str(source["path"]) for _, source in _sources(plan)]
     if datasets := dict.fromkeys(path for path in paths if _is_hub_id(path)):
         lines += ["datasets:", *(f"- {json.dumps(name)}" for name in datasets)]
-    kind = facts.setting("adapter.type")
+    kind = setting(plan, "adapter.type")
     tags = ["effilaunch", *([kind] if kind else []), *task.tags]
     lines += ["tags:", *(f"- {tag}" for tag in tags)]
     return "---\n" + "\n".join(lines) + "\n---"
 
 
-def _base_id(facts: CardFacts) -> str | None:
+def _base_id(plan: Plan) -> str | None:
     """The base model's id on the hub; None for a folder and for random weights."""
-    name = facts.setting("model.name_or_path")
+    name = setting(plan, "model.name_or_path")
     return name if name and _is_hub_id(name) else None
 
 
@@ -100,57 +88,48 @@ def _last_part(path: str) -> str:
     return mark + after if mark else PurePath(before).name
 
 
-def _base_name(facts: CardFacts) -> str:
-    name = facts.setting("model.name_or_path")
+def _base_name(plan: Plan) -> str:
+    name = setting(plan, "model.name_or_path")
     if not name:
         return "a randomly initialised model"
-    shown = _base_id(facts) or _last_part(name)
-    revision, file = facts.setting("model.revision"), facts.setting("model.gguf_file")
+    shown = _base_id(plan) or _last_part(name)
+    revision, file = setting(plan, "model.revision"), setting(plan, "model.gguf_file")
     return (
-        _code(shown)
-        + (f" at {_code(revision)}" if revision else "")
-        + (f", file {_code(file)}" if file else "")
+        code(shown) + (f" at {code(revision)}" if revision else "") + (f", file {code(file)}" if file else "")
     )
 
 
-def _sources(facts: CardFacts) -> list[tuple[str, Mapping[str, Any]]]:
+def _sources(plan: Plan) -> list[tuple[str, Mapping[str, Any]]]:
     """(split, source) of the recipe."""
-    found = [("train", source) for source in facts.setting("data.train") or ()]
-    held_out = facts.setting("data.eval")
+    found = [("train", source) for source in setting(plan, "data.train") or ()]
+    held_out = setting(plan, "data.eval")
     return found + [("eval", source) for source in (held_out if isinstance(held_out, list) else ())]
 
 
-def _summary(facts: CardFacts) -> str:
-    method = "fine-tuned in all parameters"
-    if facts.setting("adapter.type"):
-        name = next((name for key, name in _VARIANTS if facts.setting(f"adapter.{key}")), "LoRA")
-        rank = facts.setting("adapter.r")
-        method = f"fine-tuned with {name}"
-        method += f" (r {rank}, alpha {facts.setting('adapter.lora_alpha')})" if rank else ""
-    quantization = facts.setting("model.quantization")
-    base = "" if quantization in (None, "none") else f" on an {quantization['type']} base"
-    merged = ", and merged: it needs no peft" if facts.merged else ""
-    kind = facts.setting("data.problem_type")
-    kind = f" (`{kind}`)" if kind else ""
-    return f"{_base_name(facts)}, {method}{base} for `{facts.setting('task')}`{kind}{merged}."
+def _summary(plan: Plan, *, is_merged: bool) -> str:
+    merged = ", and merged: it needs no peft" if is_merged else ""
+    kind = setting(plan, "data.problem_type")
+    task = f"`{setting(plan, 'task')}`{f' (`{kind}`)' if kind else ''}"
+    return f"{_base_name(plan)}, fine-tuned for {task}: {method_text(plan)}{merged}."
 
 
-def _use(facts: CardFacts) -> str:
-    task, place = task_named(facts.setting("task")), json.dumps(facts.place)
-    trusted = ", trust_remote_code=True" if facts.setting("model.trust_remote_code") else ""
+def _use(record: RunRecord, place: str) -> str:
+    plan, place = record.plan, json.dumps(place)
+    task = task_named(setting(plan, "task"))
+    trusted = ", trust_remote_code=True" if setting(plan, "model.trust_remote_code") else ""
     if task.example_code:
         texts = f"({', '.join(map(json.dumps, task.example_texts))})"
         return task.example_code.replace("PLACE", place + trusted).replace("TEXTS", texts)
     if task.adds_head:
         options = task.pipeline_options
-        if facts.setting("data.problem_type") == MULTI:
+        if setting(plan, "data.problem_type") == MULTI:
             options += ", top_k=None"  # every label with its probability
         return (
             f"from transformers import pipeline\n\n"
             f"classify = pipeline({json.dumps(task.pipeline)}, {place}{trusted})\n"
             f"print(classify({json.dumps(task.example_input)}{options}))"
         )
-    chat = "chat" in (facts.data.get("formats") or ())
+    chat = "chat" in (record.data.get("formats") or ())
     inputs = (
         'tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], add_generation_prompt=True,\n'
         '                                       return_dict=True, return_tensors="pt")'
@@ -166,125 +145,50 @@ def _use(facts: CardFacts) -> str:
     )
 
 
-def _results(facts: CardFacts) -> list[tuple[str, str]]:
-    result = facts.result
-    loss = result.get("loss") or {}
-    rows = [("training loss, first and last logged", _numbers(loss.get("first"), loss.get("last")))]
-    skipped = ("step", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
-    for name, value in (result.get("eval") or {}).items():
-        if name not in skipped:
-            rows.append((f"held-out {name.removeprefix('eval_').replace('_', ' ')}", _numbers(value)))
-    # the time before the last start is not known
-    since, seconds = result.get("resumed_at"), result.get("train_seconds")
-    hardware = facts.plan.get("hardware") or {}
-    devices = hardware.get("num_nodes", 1) * hardware.get("devices_per_node", 1)
-    rows += [
-        ("steps", _numbers(result.get("steps"))),
-        ("tokens", _numbers(result.get("tokens") or None)),
-        (f"training time since step {since:,}" if since else "training time",
-         f"{seconds:,.0f} s" if seconds else ""),
-        ("hardware", f"{devices} x {hardware['device']}" if hardware.get("device") else ""),
-    ]  # fmt: skip
-    return [row for row in rows if row[1]]
+def _results(record: RunRecord) -> list[Row]:
+    chosen = [row for row in run_rows(record) if row.name in _RESULTS or row.name.startswith(HELD_OUT)]
+    return [*chosen, Row("hardware", [hardware_text(record.plan)])] if record.result else []
 
 
-def _benchmarks(facts: CardFacts) -> str:
-    """The scores of `eval --suite`; nothing without."""
-    rows = suites.rows(facts.result.get("suites"))
-    if not rows:
-        return ""
-    cells = [" | ".join(_cell(text) for text in row) for row in (suites.HEAD, *rows)]
-    lines = [f"| {line} |" for line in (cells[0], "---|---|---|---|---", *cells[1:])]
-    notes = [f"- {task}: {text}" for task, text in suites.settings(facts.result.get("suites"))]
-    return "\n".join(["## Benchmarks", "", *lines, "", "± is the standard error.", "", *notes])
+_SOURCE = Fact("`{name}`", "[{evaluation}][{read}][, {rows:count} rows]")
+_HELD_OUT = (
+    Fact("held out for evaluation", "{eval} of the rows, by seed"),
+    Fact("rows cut to the longest length", "{truncated:count}"),
+    Fact("rows left out", "{dropped:count}"),
+)
 
 
-def _data(facts: CardFacts) -> list[tuple[str, str]]:
-    splits = facts.data.get("splits") or {}
-    read = {split: iter(found.get("sources", ())) for split, found in splits.items()}
+def _data(record: RunRecord) -> list[Row]:
+    plan, splits = record.plan, mapping(record.data.get("splits"))
+    read = {split: iter(objects(at(found, "sources"))) for split, found in splits.items()}
     rows = []
-    for split, source in _sources(facts):
+    for split, source in _sources(plan):
         found: Mapping[str, Any] = next(read.get(split, iter(())), {})
         path = str(source["path"])
         name = path if _is_hub_id(path) or path.startswith("package:") else _last_part(path)
-        count = "" if found.get("rows") is None else f"{found['rows']:,} rows"
-        parts = [*["evaluation"] * (split == "eval"), found.get("format") or source.get("format"), count]
-        rows.append((_code(name), ", ".join(part for part in parts if part)))
-    held_out, counts = facts.setting("data.eval"), facts.result.get("rows") or {}
-    if isinstance(held_out, Mapping):
-        rows.append(("held out for evaluation", f"{held_out['split']:.3g} of the rows, by seed"))
-    for key, title in (("truncated", "rows cut to the longest length"), ("dropped", "rows left out")):
-        if counts.get(key):
-            rows.append((title, _numbers(counts[key])))
-    return rows
+        own = {"name": name, "read": found.get("format") or source.get("format")}
+        rows += rows_of(
+            [_SOURCE], {**found, **own, "evaluation": "evaluation, " if split == "eval" else None}
+        )
+    counts = {key: value or None for key, value in mapping(record.result.get("rows")).items()}
+    return rows + rows_of(_HELD_OUT, {**counts, "eval": at(setting(plan, "data.eval"), "split")})
 
 
-def _weights(facts: CardFacts) -> list[tuple[str, str]]:
-    merged = facts.merged
-    if merged is None:
-        return []
-    dtype, kind = merged["dtype"], merged["quantization"]
-    compared = merged["merge"].get("dtype", "float32")
-    rows = [
-        ("dtype", str(dtype)),
-        ("weights", _numbers(merged["params"])),
-        (
-            f"logits from those of base and adapter, in {compared}",
-            f"{merged['merge']['largest']:.2g} at most",
-        ),
-    ]
-    if dtype != "float32":
-        rows.append((f"the same after rounding to {dtype}", _difference(merged["cast"])))
-    if merged["quantized"] is not None:
-        title = f"the same from the {kind} base with the adapter, as it trained"
-        rows.append((title, _difference(merged["quantized"])))
-    return rows
+_MERGED = (
+    Fact("weights", "{params:count}", "in {dtype}"),
+    Fact("logits from those of base and adapter", "{merge.largest:number} at most",
+         "in {merge.dtype}; {merge.allowed:number} is allowed"),
+    Fact("the same after rounding to {dtype}",
+         "{cast.largest:number} at most",
+         "[, the same first choice at {cast.same_choice:share} of the tokens]"),
+    Fact("the same from the {quantization} base with the adapter, as it trained",
+         "{quantized.largest:number} at most",
+         "[, the same first choice at {quantized.same_choice:share} of the tokens]"),
+)  # fmt: skip
 
 
-def _difference(found: Mapping[str, float | None]) -> str:
-    """The largest difference, and the share of equal choices where there is more than one logit."""
-    same = found["same_choice"]
-    chosen = "" if same is None else f", the same first choice at {same:.1%} of the tokens"
-    return f"{found['largest']:.2g} at most{chosen}"
-
-
-def _section(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    """A heading and a table; nothing without rows."""
-    cells = ((_cell(text) for text in row) for row in rows)
-    lines = [f"| {name} | {value} |" for name, value in cells]
-    return "\n".join([f"## {title}", "", "| | |", "|---|---|", *lines]) if rows else ""
-
-
-def _plain(text: str) -> str:
-    """The text on one line, of which Markdown and HTML take nothing as markup."""
-    return html.escape(re.sub(r"([\\`*_\[\]#|!~])", r"\\\1", " ".join(text.split())), quote=False)
-
-
-def _code(text: str) -> str:
-    """The text on one line as inline code, which none of its backticks ends."""
-    line = " ".join(text.split())
-    fence = _fence(line, 1)
-    return f"{fence}{line}{fence}" if fence == "`" else f"{fence} {line} {fence}"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
-
-
-def _fenced(text: str, language: str) -> str:
-    """A code block that no line of the text can end."""
-    fence = _fence(text, 3)
-    return f"{fence}{language}\n{text.strip()}\n{fence}"
-
-
-def _fence(text: str, least: int) -> str:
-    """More backticks than the text has in a row."""
-    return "`" * max(least, 1 + max(map(len, re.findall(r"`+", text)), default=0))
-
-
-def _numbers(*values: Any) -> str:
-    """Formatted numbers, without None."""
-    shown = [
-        f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for value in values if value is not None
-    ]
-    return ", ".join(shown)
+def merge_rows(merged: Mapping[str, Any]) -> list[Row]:
+    """What was written, and how far its logits are from those of the trained model."""
+    rounded = {} if merged["dtype"] == "float32" else {"cast": merged["cast"]}
+    same = {"merge": {"dtype": "float32", **merged["merge"]}, "cast": None}
+    return rows_of(_MERGED, {**merged, **same, **rounded})

@@ -20,57 +20,73 @@ from launcher.knowledge.diagnose.patch import recipe_of, with_recipe
 from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.knowledge.lint.document import printable
 from launcher.render.new_file import write_new, writing
-from launcher.report.html import compare, plan_sections, run_sections
-from launcher.report.html.elements import Markup, tag
-from launcher.report.html.memory import memory_section
-from launcher.report.html.page import PageSection, page
+from launcher.report import compare, plan_sections, run_sections
+from launcher.report.data_sections import data_section
+from launcher.report.html.blocks import tiles
+from launcher.report.html.elements import Markup, code, tag
+from launcher.report.html.page import page
+from launcher.report.memory_sections import memory_section
 from launcher.report.outcome import note
+from launcher.report.sections import Section
+from launcher.report.suites import suites_section
 
 REPORT = "report.html"
 """The report in a run directory; every report of the run replaces it."""
 
 
-_SECTIONS = (
-    run_sections.ending_section,
-    run_sections.training_section,
-    run_sections.result_section,
-    run_sections.suites_section,
-    memory_section,
-    plan_sections.nodes_section,
-    plan_sections.decisions_section,
-    plan_sections.fixes_section,
-    run_sections.data_section,
-    plan_sections.environment_section,
-    plan_sections.command_section,
-)
-
-
-_FIRST = 4
-"""Sections before what a served page has more."""
-
-
 def run_page(
     record: RunRecord,
     footer: str,
-    more: Sequence[PageSection | None] = (),
+    more: Sequence[Section | None] = (),
     script: tuple[str, Markup] | None = None,
 ) -> str:
     """The page of one run, or of a plan. more, script: of a page that is served (live.py)."""
-    found = [section(record) for section in _SECTIONS]
-    sections = [*found[:_FIRST], *more, *found[_FIRST:]]
-    return page(f"{record.name}: {record.state}", run_sections.header(record), sections, footer, script)
+    plan = record.plan
+    sections = [
+        run_sections.ending_section(record),
+        run_sections.training_section(record),
+        run_sections.result_section(record),
+        suites_section(record.result.get("suites")),
+        *more,
+        memory_section(plan, record.result),
+        plan_sections.nodes_section(plan),
+        plan_sections.decisions_section(plan),
+        plan_sections.fixes_section(plan),
+        plan_sections.warnings_section(plan),
+        data_section(record.data),
+        plan_sections.environment_section(plan, record.environment),
+        plan_sections.command_section(plan, record.environment, record.recipe),
+    ]
+    return page(f"{record.name}: {record.state}", _header(record), sections, footer, script)
+
+
+def _header(record: RunRecord) -> list[Markup]:
+    """Name and state, a line about the run, its directory, and the most important numbers."""
+    is_plan = record.state in ("planned", "not started")
+    text, kind = run_sections.STATES[record.state], record.state.replace(" ", "-")
+    if record.state == "planned" and record.problems:
+        text, kind = "✕ does not fit", "failed"
+    plan = record.plan
+    rows = plan_sections.facts(plan) if is_plan else run_sections.run_rows(record)
+    return [
+        tag("p", f"effilaunch {'plan' if record.state == 'planned' else 'report'}", class_="over"),
+        tag("div", tag("h1", record.name), tag("span", text, class_=f"state {kind}"), class_="title"),
+        tag("p", plan_sections.summary(plan, plan_sections.LEAD), class_="lead"),
+        *([tag("p", code(record.run_dir), class_="soft small")] if record.run_dir else []),
+        tiles(rows),
+    ]
 
 
 def compare_page(
     records: Sequence[RunRecord],
     names: Sequence[str],
     footer: str,
-    more: Sequence[PageSection | None] = (),
+    more: Sequence[Section | None] = (),
     script: tuple[str, Markup] | None = None,
 ) -> str:
     """The page of several runs. names: of the runs, each different; the others as of `run_page`."""
     title = f"{len(records)} runs compared"
-    top = [tag("p", "effilaunch report", class_="over"), tag("h1", title), compare.about(records, names)]
+    top = [tag("p", "effilaunch report", class_="over"), tag("h1", title)]
     return page(title, top, [*compare.sections(records, names), *more], footer, script)
 
 

@@ -82,7 +82,7 @@ def test_flags_alone(capsys, here):
     assert code == 0
     assert out.startswith("wrote qwen3_0_6b_chat.yaml: Full fine-tune of Qwen/Qwen3-0.6B on conversations")
     for words in (
-        "  memory    ",
+        "  device memory  ",
         "`effilaunch plan qwen3_0_6b_chat.yaml` shows it whole",
         "effilaunch run qwen3_0_6b_chat.yaml --tiny",
         "effilaunch validate",

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import torch
 
 from launcher.cli import main
-from launcher.commands.merge import card_facts
+from launcher.commands.merge import card_record
 from launcher.execute.run_dir import LOCK
 from launcher.report.model_card import model_card
 from launcher.train.results.suites import _failed
@@ -110,7 +110,7 @@ def test_base_and_trained_answer_the_same_prompts_and_all_is_kept(run, tasks, ca
     assert kept["suites"] == found["suites"]
     assert kept["output"] == "adapter"
     assert "our_sums" in (run / "report.html").read_text()
-    card = model_card(card_facts(run, None, "me/x"))
+    card = model_card(card_record(run, "me/x"), "me/x")
     assert f"| our_sums | acc | {acc['base']:.4f} ± " in card
 
 

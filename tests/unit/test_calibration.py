@@ -26,7 +26,8 @@ from launcher.memory.calibration import (
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.phases import CUDA_CONTEXT
 from launcher.models.measured_runs import KEPT, Calibration, JobKind, MeasuredRun, read_calibration, read_run
-from launcher.report.plan_text import memory_lines
+from launcher.report.memory_sections import memory_section
+from launcher.report.sections import line
 
 GIB = 2**30
 MIB = 2**20
@@ -286,8 +287,11 @@ def test_runs_that_took_more_make_a_plan_refuse_and_none_that_took_less_makes_it
 
 
 def test_a_plan_that_fits_says_when_the_end_of_its_range_would_not(planned):
-    said = "  it fits by its likely peak; the upper end of the range would not"
+    def says(memory) -> bool:
+        section = memory_section({"memory": memory.to_json()})
+        return any("the likely peak fits" in line(note) for note in section.blocks[-1].items)
+
     tight = replace(planned.memory, fits=True, device_bytes=planned.memory.high - 1)
-    assert said in memory_lines(replace(planned, memory=tight))
-    assert said not in memory_lines(planned)
-    assert said not in memory_lines(replace(planned, memory=replace(tight, fits=None, device_bytes=None)))
+    assert says(tight)
+    assert not says(planned.memory)
+    assert not says(replace(tight, fits=None, device_bytes=None))

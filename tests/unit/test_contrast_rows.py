@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from launcher.report.result_text import prepared_text
-from launcher.report.terminal import Page
+from launcher.report.data_sections import data_section
+from launcher.report.sections import line
 from launcher.train.data.encoded import Counts
 from launcher.train.data.sources import Row
 from launcher.train.tasks.embedding import EncodeTexts
@@ -131,8 +131,9 @@ def test_each_of_several_positives_is_a_sample_of_its_row():
 def test_the_counts_are_shown():
     counts = of_pairs(["a", "a", "c"], ["a", "c", "d"], ["a", "b", "b"], negatives=1)
     split = {"counts": counts, "lengths": None, "samples": 2, "sources": []}
-    text = prepared_text({"splits": {"train": split}, "folder": "f"}, [], Page())
-    shown = dict(line.split()[:2] for line in text.splitlines())
-    assert {name: shown.get(name) for name in ("dropped", "rows", "pairs")} == dict(
-        dropped="1", rows="1", pairs="1"
-    )
+    table, notes = data_section({"splits": {"train": split}}).blocks
+    assert table.rows[0][table.head.index("dropped")].value == 1
+    assert [line(note).split()[:3] for note in notes.items[1:]] == [
+        ["train:", "1", "rows"],
+        ["train:", "1", "pairs"],
+    ]

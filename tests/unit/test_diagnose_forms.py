@@ -14,7 +14,7 @@ from rich.traceback import Traceback
 from launcher.errors import RecipeError
 from launcher.knowledge.diagnose.examine import Examination, diagnose
 from launcher.knowledge.failures.catalogue import FAILURES, Failure
-from launcher.report.diagnosis_text import diagnosis_text
+from launcher.report.diagnosis_sections import diagnosis_text
 
 REGISTRY = tuple(
     Failure(name, name, "cause", "mend", "test", (), patterns=(pattern,))

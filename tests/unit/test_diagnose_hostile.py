@@ -11,7 +11,7 @@ from counted_work import LINEAR, TIMES, cpu_growth
 from launcher.errors import RecipeError
 from launcher.knowledge.diagnose.examine import Examination, diagnose
 from launcher.knowledge.failures.catalogue import FAILURES
-from launcher.report.diagnosis_text import diagnosis_text
+from launcher.report.diagnosis_sections import diagnosis_text
 
 DEEP = "[" * 100_000
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    main()\n'

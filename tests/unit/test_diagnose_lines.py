@@ -11,7 +11,7 @@ from launcher.knowledge.diagnose.examine import Examination
 from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.machine.hardware import parse_hardware
 from launcher.planner.adapting import is_out_of_memory
-from launcher.report.diagnosis_text import diagnosis_text
+from launcher.report.diagnosis_sections import diagnosis_text
 
 SIGNS = {
     "max-steps-wins": "max_steps is given, it will override any value given in num_train_epochs",

@@ -14,7 +14,7 @@ from launcher.knowledge.diagnose.examine import Examination, diagnose
 from launcher.knowledge.diagnose.findings import Diagnosis
 from launcher.knowledge.diagnose.reading import clean, raw_lines
 from launcher.knowledge.failures.catalogue import FAILURES, Failure
-from launcher.report.diagnosis_text import diagnosis_text
+from launcher.report.diagnosis_sections import diagnosis_text
 
 
 def known(name, *patterns, **changes):

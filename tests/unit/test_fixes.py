@@ -20,7 +20,9 @@ from launcher.planner.fixes import FIXES, apply_fixes
 from launcher.planner.planner import make_plan
 from launcher.planner.search import record_size, search, situation_of
 from launcher.recipe.loading import load_recipe
-from launcher.report.plan_text import fix_lines
+from launcher.render.bundle import render
+from launcher.report.plan_sections import fixes_section
+from launcher.report.sections import Code, line
 from launcher.tasks import task_named
 
 TESTED = {
@@ -81,9 +83,9 @@ def test_a_fix_acts_where_its_condition_holds(tmp_path, name, given):
         assert f"disable: [{name}]" in problem.hint
         return
     told = next(told for told in made.fixes if told.id == name)
-    text = " ".join(" ".join(fix_lines(made)).split())
-    assert name in text
-    assert fix.reason in text, "the page says why"
+    section = fixes_section(render(made).to_json())
+    (_, changed, (why, source)) = next(row for row in section.blocks[0].rows if row[0][0] == [Code(name)])
+    assert (line(why), line(source)) == (fix.reason, fix.source)
     if fix.action == "warn":
         assert told.changed == {}
         assert any(line.startswith(f"{fix.title}: {fix.reason}") for line in made.warnings)
@@ -91,7 +93,7 @@ def test_a_fix_acts_where_its_condition_holds(tmp_path, name, given):
     assert told.changed[given.setting] == given.value == made.at(given.setting)
     assert (made.provenance[given.setting].source, made.provenance[given.setting].by) == ("fix", name)
     assert made.provenance[given.setting].reason == fix.reason
-    assert f"{given.setting} = " in text
+    assert f"{given.setting} = " in changed
 
 
 @pytest.mark.parametrize(("name", "given"), pairs(1))

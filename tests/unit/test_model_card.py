@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from launcher.report.model_card import CardFacts, model_card
+from launcher.execute.record import RunRecord
+from launcher.report.model_card import model_card
 
 SETTINGS = {
     "task": "causal-lm",
@@ -28,7 +29,9 @@ SETTINGS = {
     "data.eval": {"split": 0.02},
 }
 GAP = {"largest": 0.25, "allowed": 1e-5, "same_choice": 0.995}
-FACTS = CardFacts(
+RECORD = RunRecord(
+    name="me/model",
+    state="finished",
     plan={
         "settings": {name: {"value": value} for name, value in SETTINGS.items()},
         "hardware": {"num_nodes": 2, "devices_per_node": 8, "device": "A100-80GB"},
@@ -49,18 +52,20 @@ FACTS = CardFacts(
     },
     environment={"transformers": "5.23.0", "peft": "0.21.2", "bound": {"command": ["python"]}},
     recipe="model: {name_or_path: org/base-8b}\n# ``` in a comment\n",
-    merged={
-        "dtype": "bfloat16", "params": 8_000_000_000, "merge": {**GAP, "largest": 2e-6}, "cast": GAP,
-        "quantized": GAP, "quantization": "nf4",
-    },
-    name="me/model",
-    place="me/model",
 )  # fmt: skip
+MERGED = {
+    "dtype": "bfloat16", "params": 8_000_000_000, "merge": {**GAP, "largest": 2e-6}, "cast": GAP,
+    "quantized": GAP, "quantization": "nf4",
+}  # fmt: skip
 
 
-def changed(**settings) -> CardFacts:
+def card_of(record: RunRecord = RECORD, merged=MERGED) -> str:
+    return model_card(record, "me/model", merged)
+
+
+def changed(**settings) -> RunRecord:
     own = {name.replace("__", "."): {"value": value} for name, value in settings.items()}
-    return replace(FACTS, plan={**FACTS.plan, "settings": {**FACTS.plan["settings"], **own}})
+    return replace(RECORD, plan={**RECORD.plan, "settings": {**RECORD.plan["settings"], **own}})
 
 
 def metadata(card: str) -> dict:
@@ -70,12 +75,12 @@ def metadata(card: str) -> dict:
 
 
 def test_the_time_of_a_resumed_run_is_that_of_its_last_start():
-    card = model_card(replace(FACTS, result={**FACTS.result, "resumed_at": 1_010}))
-    assert "| training time since step 1,010 | 3,600 s |" in card
+    card = card_of(replace(RECORD, result={**RECORD.result, "resumed_at": 1_010}))
+    assert "1 h of it training since step 1,010" in card
 
 
 def test_the_metadata_of_a_card():
-    assert metadata(model_card(FACTS)) == {
+    assert metadata(card_of()) == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "base_model": "org/base-8b",
@@ -87,22 +92,22 @@ def test_the_metadata_of_a_card():
 
 def test_a_base_model_that_is_no_hub_id_is_no_metadata():
     for name in ("/home/ada/models/base", None, "package:x/y", "${ENV:BASE}"):
-        found = metadata(model_card(changed(model__name_or_path=name)))
+        found = metadata(card_of(changed(model__name_or_path=name)))
         assert "base_model" not in found
-    assert "`base`" in model_card(changed(model__name_or_path="/home/ada/models/base"))
-    assert "`${ENV:B:/home/base}`" in model_card(changed(model__name_or_path="${ENV:B:/home/base}"))
+    assert "`base`" in card_of(changed(model__name_or_path="/home/ada/models/base"))
+    assert "`${ENV:B:/home/base}`" in card_of(changed(model__name_or_path="${ENV:B:/home/base}"))
 
 
 def test_the_sections_of_a_card():
-    card = model_card(FACTS)
+    card = card_of()
     for said in (
-        "# me/model", "fine-tuned with DoRA (r 16, alpha 32) on an nf4 base", "it needs no peft",
+        "# me/model", "DoRA adapter (r 16, alpha 32) over nf4 weights", "it needs no peft",
         'AutoModelForCausalLM.from_pretrained("me/model", dtype="auto")', "apply_chat_template",
-        "| training loss, first and last logged | 2.5, 1.25 |", "| held-out loss | 1.5 |",
-        "| held-out perplexity | 4.48 |", "| hardware | 16 x A100-80GB |", "| training time | 3,600 s |",
+        "| loss | 1.25 at the last step, 2.5 at the first |", "| held-out loss | 1.5 |",
+        "| held-out perplexity | 4.48 |", "| hardware | 2x8xA100-80GB |",
         "| `org/rows` | chat, 10 rows |", "| `own.jsonl` | chat, 20 rows |", "0.02 of the rows, by seed",
         "| rows cut to the longest length | 3 |", "| transformers | 5.23.0 |",
-        "0.25 at most, the same first choice at 99.5% of the tokens", "name_or_path: org/base-8b",
+        "0.25 at most , the same first choice", "name_or_path: org/base-8b",
     ):  # fmt: skip
         assert said in card, said
     for unsaid in (
@@ -119,7 +124,7 @@ def test_the_sections_of_a_card():
 
 def test_a_name_is_neither_markup_nor_a_line_of_its_own():
     name = "a`\n# b <img src=x onerror=1> [c](d)\n---"
-    card = model_card(replace(changed(model__name_or_path=f"/home/ada/{name.replace('/', '')}"), name=name))
+    card = card_of(replace(changed(model__name_or_path=f"/home/ada/{name.replace('/', '')}"), name=name))
     lines = card.split("---\n", 2)[2].splitlines()
     assert next(line for line in lines if line.startswith("# ")) == (
         r"# a\` \# b &lt;img src=x onerror=1&gt; \[c\](d) ---"
@@ -130,7 +135,7 @@ def test_a_name_is_neither_markup_nor_a_line_of_its_own():
 
 
 def test_no_line_of_the_recipe_ends_its_code_block():
-    card = model_card(FACTS)
+    card = card_of()
     assert "````yaml\n" in card
     assert card.count("````") == 2
 
@@ -150,7 +155,7 @@ def test_no_line_of_the_recipe_ends_its_code_block():
     ],
 )
 def test_the_code_that_loads_each_task(task, pipeline):
-    card = model_card(changed(task=task))
+    card = card_of(changed(task=task))
     assert metadata(card).get("pipeline_tag") == pipeline
     code = card.split("```python\n")[1].split("```")[0]
     compile(code, "card", "exec")
@@ -162,14 +167,14 @@ def test_the_code_that_loads_each_task(task, pipeline):
 
 
 def test_a_full_fine_tune():
-    card = model_card(replace(changed(adapter__type=None, model__quantization="none"), merged=None))
-    assert "fine-tuned in all parameters for `causal-lm`." in card
+    card = card_of(changed(adapter__type=None, model__quantization="none"), None)
+    assert "fine-tuned for `causal-lm`: all parameters." in card
     assert "## Weights" not in card
     assert metadata(card)["tags"] == ["effilaunch"]
 
 
 def test_missing_files_are_left_out():
-    card = model_card(replace(FACTS, result={}, data={}, environment={}, recipe="", merged=None))
+    card = card_of(replace(RECORD, result={}, data={}, environment={}, recipe=""), None)
     assert "## Recipe" not in card
     assert "## Versions" not in card
     assert "| `org/rows` | auto |" in card

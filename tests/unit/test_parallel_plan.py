@@ -21,7 +21,8 @@ from launcher.planner.resuming import compare_plans, compare_settings, resume_of
 from launcher.planner.search import search
 from launcher.planner.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
 from launcher.render.bundle import render
-from launcher.report.plan_text import plan_text
+from launcher.report import plan_sections
+from launcher.report.sections import line
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 FULL = """\
@@ -47,6 +48,11 @@ def refused(folder, on="8xH100-80GB", text=FULL, **overrides):
     return problem
 
 
+def layout(made):
+    """What the facts of the plan say about it."""
+    return [line(row.value) for row in plan_sections.facts(render(made).to_json()) if row.name == "layout"]
+
+
 @pytest.mark.parametrize(
     ("size", "engine", "copies"),
     [("tp_size", "deepspeed", 4), ("sp_size", "deepspeed", 4), ("cp_size", "fsdp", 4)],
@@ -60,13 +66,13 @@ def test_copies_alone_divide_the_batch(size, engine, copies, tmp_path):
     assert made.at(f"sharding.{size}") == 2
     assert made.provenance[f"sharding.{size}"].source == "override"
     kind = {"tp_size": "tensor", "sp_size": "sequence", "cp_size": "context"}[size]
-    assert f"layout    8 devices: 4 data-parallel x 2 {kind}-parallel" in plan_text(render(made))
+    assert layout(made) == [f"8 devices: 4 data-parallel x 2 {kind}-parallel"]
 
 
 def test_without_sizes_nothing_is_said_of_a_layout(tmp_path):
     made = shared(tmp_path)
     assert [made.at(f"sharding.{name}") for name in SIZES] == [1, 1, 1]
-    assert "layout" not in plan_text(render(made))
+    assert layout(made) == []
 
 
 def test_a_batch_that_the_copies_cannot_divide_names_them(tmp_path):

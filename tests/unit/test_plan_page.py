@@ -10,8 +10,11 @@ import pytest
 from factories import plan
 from terminal import terminal
 
+from launcher.cli import main
 from launcher.render.bundle import render
+from launcher.report.plan_sections import command_section, facts
 from launcher.report.plan_text import brief_text, plan_text
+from launcher.report.sections import Text
 from launcher.report.terminal import Page, page_of
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -31,9 +34,11 @@ def without_command(text):
 
 def test_values_set_at_the_start_are_explained(bundle):
     assert "{run_dir}" in " ".join(bundle.command)
-    assert "\ncommand (values in braces are set when it starts)\n" in plan_text(bundle)
-    bound = replace(bundle, command=("python", "-m", "launcher.train.worker", "runs/{a}"))
-    assert "\ncommand\n" in plan_text(bound), "braces of a path of the user's"
+    plan = bundle.to_json()
+    bound = {**plan, "command": ["python", "-m", "launcher.train.worker", "runs/{a}"]}
+    for command, late in ((plan, True), (bound, False)):  # braces of a path of the user's
+        blocks = command_section(command, {}, "").blocks
+        assert any(isinstance(block, Text) for block in blocks) is late
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 120, 200])
@@ -58,15 +63,14 @@ def test_colours_change_nothing_else(bundle):
 
 def test_a_run_says_in_a_few_lines_what_it_will_do(bundle):
     made = replace(bundle.plan, warnings=("rows are short",))
-    lines = brief_text(made, "runs/a/report.html").splitlines()
-    assert [line.split()[0] for line in lines] == [
-        "recipes/a.yaml", "model", "batch", "length", "memory", "time", "plan", "warning:",
-    ]  # fmt: skip
-    whole = plan_text(bundle)
-    assert all(line in whole for line in lines[:4])
-    assert lines[4].split(maxsplit=1)[1] in whole
-    assert lines[6].endswith("runs/a/report.html")
-    assert max(map(len, brief_text(made, "p", Page(60)).splitlines())) <= 60
+    lines = brief_text(render(made), "runs/a/report.html").splitlines()
+    shown = [row.name for row in facts(bundle.to_json())]
+    first = [word.split()[0] for word in ("recipes/a.yaml", *shown, "plan", "warning:")]
+    assert [line.split()[0] for line in lines] == first
+    whole = " ".join(plan_text(bundle).split())
+    assert all(" ".join(line.split()) in whole for line in lines[:5])
+    assert lines[-2].endswith("runs/a/report.html")
+    assert max(map(len, brief_text(render(made), "p", Page(60)).splitlines())) <= 60
 
 
 def test_what_does_not_fit_is_red(tmp_path):
@@ -92,3 +96,22 @@ def test_a_terminal_has_its_width_and_colours(monkeypatch):
         assert page_of(shown.stream) == Page(72)
         shown.resize(10)
         assert page_of(shown.stream).columns == 40
+
+
+SETS = ["on_oom=adapt", "runtime.mirror=s3://bucket/runs"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "names"),
+    [
+        ("mixtral_8x7b_lora", {"model", "trained", "adapters", "router", "batch", "length"}),
+        ("smolvlm_lora", {"frozen", "images"}),
+        ("qwen3_embedding_0_6b", {"texts", "negatives"}),
+        ("qwen3_8b_lora", {"on oom", "mirror"}),
+    ],
+)
+def test_what_a_plan_has_is_among_its_facts(capsys, recipe, names):
+    sets = [word for one in SETS if "mirror" in names for word in ("--set", one)]
+    assert main(["plan", recipe, "--on", "8xA100-80GB", *sets]) == 0
+    lines = capsys.readouterr().out.partition("\n\ndecisions")[0].splitlines()
+    assert names <= {re.split(r"  +", line.strip())[0] for line in lines[1:]}

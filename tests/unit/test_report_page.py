@@ -9,7 +9,6 @@ import xml.etree.ElementTree as ET
 from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -18,11 +17,13 @@ from reports import GIB, SAMPLE, data, metrics, result, write_finished, write_ru
 
 from launcher.errors import RecipeError
 from launcher.execute.record import RunRecord, keep_end, read_run, total_seconds, without_secrets
-from launcher.report.html import compare
-from launcher.report.html.elements import apart, code, duration, figure, number, size
-from launcher.report.html.memory import measured_parts, memory_section
-from launcher.report.html.run_sections import recent_loss, steps_done
+from launcher.report import compare
+from launcher.report.html.elements import code
+from launcher.report.memory_sections import measured_parts, memory_section
 from launcher.report.run_pages import compare_page, run_page
+from launcher.report.run_sections import recent_loss, run_rows, steps_done
+from launcher.report.sections import Figure, line
+from launcher.report.values import apart, duration, figure, number, size
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</script></style></pre>\"'><img src=x onerror=alert(1)><!-- & \x00\x1b[31m\x9b\r\ud800\u202e ]]>"
@@ -104,11 +105,11 @@ def test_gradients_are_compared_where_they_were_measured():
             "gradients": {"predicted": 2**24, "measured": 2**24},
         },
     }
-    record = SimpleNamespace(plan={"memory": {"components": parts}}, result={"memory": measured})
-    assert measured_parts(record) == {"weights": GIB, "activations and the rest": GIB}
-    page = f"<main>{memory_section(record).body}</main>"
-    rows = re.findall(r"gradients</.*?</tr>", page, re.DOTALL)
-    assert [row.count(size(2**24)) for row in rows] == [2]
+    plan, result = {"memory": {"components": parts}}, {"memory": measured}
+    assert measured_parts(plan, result) == {"weights": GIB, "activations and the rest": GIB}
+    (beside,) = [block for block in memory_section(plan, result).blocks if hasattr(block, "blocks")]
+    rows = [row for table in beside.blocks for row in table.rows if row[0] == "gradients"]
+    assert [[cell.value for cell in row[1:3]] for row in rows] == [[2**24, 2**24]]
 
 
 def test_the_page_of_a_finished_run(finished):
@@ -116,16 +117,17 @@ def test_the_page_of_a_finished_run(finished):
     assert_harmless(page)
     said = text(page)
     assert "✓ finished" in said
-    assert "40 of 40 planned" in said
-    assert "held-out loss 0.57" in section(page, "result")
+    for row in run_rows(finished):
+        assert " ".join(f"{row.name} {line(row.parts)}".split()) in section(page, "result")
+        assert not row.is_main or " ".join(f"{line(row.value)} {line(row.note)}".split()) in said
     mean, count = recent_loss(finished)
     rows = [row["loss"] for row in finished.metrics if row.get("loss") is not None]
     assert (count, mean) == (len(rows) // 5, pytest.approx(sum(rows[-count:]) / count))
-    assert f"{figure(mean)} mean of the last {count} logged; 1.4 at the first step" in said
+    loss, *_ = run_rows(finished)
+    assert [part.value for part in loss.parts if isinstance(part, Figure)] == [0.52, 1.4, mean, count]
     few = replace(finished, metrics=finished.metrics[:3])
     assert recent_loss(few)[1] == 1, "too few to average"
-    assert "0.52 1.4 at the first step" in text(run_page(few, "made now"))
-    assert "3.80 GiB 4.00 GiB predicted (−5.0" in said  # noqa: RUF001 what the page shows
+    assert [part.value for part in run_rows(few)[0].parts if isinstance(part, Figure)] == [0.52, 1.4]
     assert "All 1" in said or re.search(r"All \d+ settings", said)
     assert [node.get("aria-label") for node in parsed(page).iter(f"{SVG}svg") if node.get("role")] == [
         "Loss", "Learning rate", "Tokens per second", "Gradient norm",
@@ -149,7 +151,7 @@ def test_the_page_says_how_many_samples_are_held_out(finished):
 def test_target_pieces_are_marked_by_more_than_colour(finished):
     page = run_page(finished, "")
     marks = [node for node in parsed(page).iter("mark")]
-    assert [node.text for node in marks] == ["Underlined", *["It is_4."] * 3]
+    assert [node.text for node in marks] == ["It is_4."] * 3
     assert "mark{background:var(--target);color:inherit;border-bottom:2px" in page
     assert 'mark::before{content:" [target: "}' in page, "and a screen reader is told"
 
@@ -160,7 +162,7 @@ def test_all_files_except_the_plan_may_be_missing(tmp_path, finished):
     page = run_page(record, "")
     assert "○ not started" in text(page)
     ids = [node.get("id") for node in parsed(page).iter("section")]
-    assert ids == ["memory", "decisions", "fixes", "environment", "command"]
+    assert ids == ["memory", "decisions", "fixes", "warnings", "environment", "command"]
     bare = RunRecord("x", "failed", {"recipe": "x.yaml"})
     assert "No step was logged" in text(run_page(bare, ""))
     assert_harmless(compare_page([finished, bare], ["a", "b"], ""))
@@ -366,7 +368,7 @@ def test_runs_are_compared(finished):
     assert_harmless(page)
     assert compare.differing([finished, slower]) == {"trainer.learning_rate": [1e-3, 3e-4]}
     assert "trainer.learning_rate 0.001 0.0003" in section(page, "settings")
-    assert "tokens per second 228 111" in section(page, "results")
+    assert "speed 228 tokens/s (padding not counted) 111 tokens/s" in section(page, "results")
     assert "held-out loss 0.57 0.57" in section(page, "results")
     loss = next(node for node in parsed(page).iter(f"{SVG}svg") if node.get("aria-label") == "Loss")
     drawn = {p.get("class") for p in loss.iter(f"{SVG}path")}

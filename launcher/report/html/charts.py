@@ -6,12 +6,14 @@ Texts keep their size; only the plot stretches. Colours are variables of the pag
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from launcher.report.html.elements import Markup, figure, joined, several, size, tag
+from launcher.report.html.elements import Markup, joined, tag
+from launcher.report.sections import COMPONENTS, Curve, Event, Point, StackedBar
 from launcher.report.tables import BYTES, amount, divisor
+from launcher.report.values import figure, several, size
 
 HEIGHT = 220.0
 """Pixels of the plot of curves, without its axes."""
@@ -26,19 +28,11 @@ _COLOURS = 6
 _LEAST = 1e-9
 """Relative range below which values count as constant."""
 
-COMPONENTS = (
-    "weights", "gradients", "optimizer", "activations", "logits", "buffers", "temporary", "context", "nccl",
-    "activations and the rest", "all parts together",
-)  # fmt: skip
-"""Parts of a bar in stacking order; the index selects the colour."""
 _ROW, _BAR = 58.0, 26.0
 _ABOVE = 20.0
 """Pixels above a bar, for its label."""
 _LEAST_SHARE = 0.15
 """A limit is drawn only if the largest bar has at least this share of it."""
-
-Point = tuple[float, float | None]
-"""Step and value; None is a gap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,29 +79,6 @@ def _picture(
 
 
 # --- lines over steps
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One line of values, by ascending step."""
-
-    label: str
-    points: Sequence[Point]
-    marked: bool = False
-    """Whether each value gets a dot, as those of evaluations do."""
-
-    @property
-    def found(self) -> list[tuple[float, float]]:
-        """The points that are no gap."""
-        return [(step, value) for step, value in self.points if value is not None]
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened at a step."""
-
-    step: float
-    label: str
 
 
 def curves(
@@ -290,31 +261,6 @@ def _at(point: tuple[float, float]) -> str:
 
 
 # --- stacked bars
-
-
-@dataclass(frozen=True, slots=True)
-class StackedBar:
-    """One row of stacked parts."""
-
-    label: str
-    parts: Mapping[str, float]
-    """Component -> value."""
-    text: str = ""
-    """Shown after the label; the total if empty."""
-    span: tuple[float, float] | None = None
-    """The predicted range of the bar's end."""
-    measured: float | None = None
-    """A mark in the row."""
-    limit: float | None = None
-    """What this row may reach, where it is not that of all rows."""
-
-    @property
-    def total(self) -> float:
-        return sum(self.parts.values())
-
-    @property
-    def end(self) -> float:
-        return max(self.total, self.span[1] if self.span else 0.0, self.measured or 0.0, self.limit or 0.0)
 
 
 def _valued(value: float, unit: str) -> str:

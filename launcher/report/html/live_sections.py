@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from launcher.files.rank_status import RankStatus
-from launcher.report.html.elements import NONE, Markup, count, duration, joined, size, table, tag
-from launcher.report.html.page import PageSection
+from launcher.report.html.elements import Markup, joined, tag
+from launcher.report.sections import Controls, Section, table_of
 
 SCRIPT = Markup("""
 const token = new URLSearchParams(location.search).get('token');
@@ -52,33 +53,28 @@ log();
 """Sections are replaced by their ids; opened details, the chosen log and what is searched for stay."""
 
 
-def ranks_section(statuses: Mapping[int, RankStatus]) -> PageSection | None:
+_COLUMNS = {
+    "rank": "{rank}", "node": "{host}", "phase": "{doing}", "step": "{step:count}", "for": "{for_s:seconds}",
+    "median step": "{median:seconds}", "peak memory": "{memory:bytes}", "exit status": "{code:count}",
+}  # fmt: skip
+
+
+def ranks_section(statuses: Mapping[int, RankStatus]) -> Section | None:
     """The last status of every rank; None before the first has one."""
-    if not statuses:
-        return None
-    now = time.time()
-    head = ("rank", "node", "phase", "step", "for", "median step", "peak memory", "exit status")
-    rows = [
-        (
-            str(rank),
-            status.host,
-            status.title or status.phase,
-            count(status.step),
-            duration(max(0.0, now - status.since)) if status.code is None else NONE,
-            duration(status.median) if status.median is not None else NONE,
-            size(status.memory) if status.memory is not None else NONE,
-            NONE if status.code is None else str(status.code),
-        )
-        for rank, status in sorted(statuses.items())
-    ]
-    return PageSection("ranks", "Ranks", table("Ranks", head, rows, "stack"))
+    now, scopes = time.time(), []
+    for rank, status in sorted(statuses.items()):
+        for_s = max(0.0, now - status.since) if status.code is None else None
+        doing = status.title or status.phase
+        scopes.append({**asdict(status), "rank": str(rank), "doing": doing, "for_s": for_s})
+    table = table_of("Ranks", _COLUMNS, scopes, "stack")
+    return Section("ranks", "Ranks", table) if table else None
 
 
-def logs_section(names: Sequence[str]) -> PageSection:
+def logs_section(names: Sequence[str]) -> Section:
     """A log that is chosen, and a word that is searched for in it; the script fills it."""
     options = joined(tag("option", name) for name in names)
     chosen = tag("label", "log ", tag("select", options, id="log-name"))
     search = tag("label", "search ", tag("input", id="log-search", type="search"))
     seen = {"role": "region", "aria_label": "The last lines of the log"}
     text = tag("pre", tag("code", ""), id="log-text", tabindex="0", **seen)
-    return PageSection("logs", "Logs", joined([tag("p", chosen, " ", search), text]))
+    return Section("logs", "Logs", [Controls(joined([tag("p", chosen, " ", search), text]))])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from launcher.report.html.blocks import drawn
 from launcher.report.html.elements import Markup, joined, tag
+from launcher.report.sections import Section
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -161,21 +162,6 @@ _SCHEMES = (
 _STYLE = Markup(_SCHEMES + _TEXT + _PARTS + _CHARTS + _MEDIA)
 
 
-@dataclass(frozen=True, slots=True)
-class PageSection:
-    """A part of a page with an entry in its navigation."""
-
-    id: str
-    heading: str
-    body: Markup
-
-
-def drawn(section: PageSection) -> Markup:
-    """The section with its heading."""
-    heading = tag("h2", section.heading, id=f"{section.id}-heading")
-    return tag("section", heading, section.body, id=section.id, aria_labelledby=f"{section.id}-heading")
-
-
 def page_head(title: str, policy: str, *more: Markup) -> Markup:
     """What every page begins with. policy: what it may load."""
     return tag(
@@ -193,7 +179,7 @@ def page_head(title: str, policy: str, *more: Markup) -> Markup:
 def page(
     title: str,
     top: Sequence[Markup],
-    sections: Sequence[PageSection | None],
+    sections: Sequence[Section | None],
     footer: str,
     script: tuple[str, Markup] | None = None,
 ) -> str:
@@ -205,7 +191,7 @@ def page(
     if script is not None:
         policy += f"; script-src 'nonce-{script[0]}'; connect-src 'self'"
     shown = [section for section in sections if section is not None]
-    links = (tag("li", tag("a", section.heading, href=f"#{section.id}")) for section in shown)
+    links = (tag("li", tag("a", section.title, href=f"#{section.id}")) for section in shown)
     parts = [drawn(section) for section in shown]
     body = tag(
         "div",
