@@ -490,11 +490,9 @@ def chapter_of(text: str, chapter: str) -> str:
 
 
 def test_rows_in_the_documents_have_their_format(tmp_path):
-    recognise = pytest.importorskip("launcher.train.data.recognise")
-    from launcher.train.data.sources import Row
+    from launcher.rows import recognise
+    from launcher.rows.sources import Row
 
-    if importlib.util.find_spec("trl") is None:
-        pytest.skip("preference rows need trl")
     text = DATA.read_text(encoding="utf-8")
     examples = dict(re.findall(r"^### `([a-z-]+)`\n\n```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     assert set(examples) == {fmt for known in TASK_FORMATS.values() for fmt in known}
@@ -506,8 +504,7 @@ def test_rows_in_the_documents_have_their_format(tmp_path):
             row = Row(json.loads(line), str(tmp_path / "rows.jsonl"), number)
             detected = recognise.detect([row], "auto", {}, task, row.file)
             assert detected.format == fmt
-            if fmt != "preference":  # whose shape is trl's, which is slow to import
-                assert recognise.canonical(row, detected).values
+            assert recognise.canonical(row, detected).values
 
 
 def test_the_page_on_engines_names_what_is_taken_and_refused():

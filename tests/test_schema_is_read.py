@@ -329,7 +329,7 @@ def modules(*folders: str) -> dict[str, str]:
 
 
 def all_read(found: dict[str, str]) -> set[str]:
-    tasks = {file: Path(file).stem if file.startswith("train/tasks/") else "" for file in found}
+    tasks = {file: Path(file).stem if Path(file).parent.name == "tasks" else "" for file in found}
     return {name for file, code in found.items() for name in settings_read(code, tasks[file])} | {
         name for names in SPOTS.values() for name in names
     }
@@ -343,8 +343,11 @@ def is_read(name: str, read: set[str]) -> bool:
 OF_THE_RUN = ("execute/attempts.py", "execute/fewer_nodes.py", "execute/start.py")
 # The engine of a plan renders its configuration; `engine_of` finds it.
 RENDERED = ("engines/__init__.py", "engines/deepspeed_config.py")
-OTHERS = modules("execute", "engines")
-READERS = {**modules("train", "render"), **{name: OTHERS[name] for name in (*OF_THE_RUN, *RENDERED)}}
+# The encoders of the worker ask whether the section fits a row.
+ROW_CHECKS = ("tasks/embedding.py", "tasks/reranker.py")
+OTHERS = modules("execute", "engines", "tasks")
+NAMED = (*OF_THE_RUN, *RENDERED, *ROW_CHECKS)
+READERS = {**modules("train", "rows", "render"), **{name: OTHERS[name] for name in NAMED}}
 
 
 @cache  # not at import: seconds of CPU in every process that collects
@@ -407,7 +410,7 @@ def test_the_table_has_every_leaf_of_the_schema():
 def test_the_worker_reads_every_field_of_a_source():
     from launcher.recipe.schema import DataSource
 
-    read = {name for code in modules("train").values() for name in fields_read(code, SOURCES)}
+    read = {name for code in modules("train", "rows").values() for name in fields_read(code, SOURCES)}
     assert set(DataSource.model_fields) <= read
 
 
@@ -593,7 +596,7 @@ def test_auto_is_filled_in_by_the_search(leaf, tmp_path):
 
 @cache
 def keys_of_mappings() -> set[str]:
-    return {name for code in modules("train").values() for name in fields_read(code, MAPPINGS)}
+    return {name for code in modules("train", "rows").values() for name in fields_read(code, MAPPINGS)}
 
 
 def prefixes(leaf: str) -> list[str]:

@@ -17,18 +17,18 @@ from launcher.files.safe_files import expanded
 from launcher.planner.starting import GOALS, Rows, task_of
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.suggestions import listed
+from launcher.rows.class_names import collect_labels
+from launcher.rows.formats import every_text
+from launcher.rows.image_rows import has_image
+from launcher.rows.recognise import PEEK, LaterRows, detect, match, propose_columns
+from launcher.rows.sources import Detected, Row, iter_rows
+from launcher.rows.targets import PROBLEM_TYPES
+from launcher.rows.unread import lost_columns
 from launcher.tasks import FORMATS, TASKS, task_named
 from launcher.tasks.causal_lm import CausalLM
 from launcher.tasks.grpo import KEY
 from launcher.tasks.rows import TEXT
 from launcher.tasks.sequence_classification import problem_type_of
-from launcher.train.data.class_names import collect_labels
-from launcher.train.data.formats import every_text
-from launcher.train.data.image_rows import has_image
-from launcher.train.data.recognise import PEEK, LaterRows, detect, match, propose_columns
-from launcher.train.data.sources import Detected, Row, iter_rows
-from launcher.train.data.targets import PROBLEM_TYPES
-from launcher.train.data.unread import lost_columns
 
 _MOST = 200_000
 """Largest number of rows that are read; the others are read when the run starts."""

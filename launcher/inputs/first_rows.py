@@ -26,13 +26,12 @@ from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.reward_columns import unread
 from launcher.recipe.schema import DataSource, Recipe
 from launcher.recipe.suggestions import listed
+from launcher.rows.files import data_suffix, read_file
+from launcher.rows.lines import CutOffError
+from launcher.rows.recognise import PEEK, LaterRows, detect, refuse_misfit
+from launcher.rows.sources import Detected, Row, image_row, is_image, source_files, source_lines
+from launcher.rows.unread import unread_columns
 from launcher.tasks import FORMATS, task_named
-from launcher.train.data.files import data_suffix, read_file
-from launcher.train.data.lines import CutOffError
-from launcher.train.data.recognise import PEEK, LaterRows, detect
-from launcher.train.data.sources import Detected, Row, image_row, is_image, source_files, source_lines
-from launcher.train.data.unread import unread_columns
-from launcher.train.tasks import train_task
 
 _ROWS = 100
 _BYTES = 4 << 20
@@ -259,7 +258,7 @@ def _check_rows(
     for row in rows:
         shaped = later.read(row)
         if section is not None:
-            train_task(task).check_row(section, shaped)
+            refuse_misfit(shaped, task_named(task), section)
     if len(rows) < _ROWS:  # else the column may have other values below
         later.end()
 

@@ -27,7 +27,6 @@ from launcher.machine.hardware import (
 )
 from launcher.machine.software import installed_versions
 from launcher.memory.allocator import VARIABLES
-from launcher.models import prepared_images
 from launcher.models.lora import adapter_fields, is_all_linear, without_adapter
 from launcher.models.measured_runs import Calibration, read_calibration
 from launcher.models.model import ModelSpec
@@ -39,6 +38,7 @@ from launcher.recipe.data_paths import is_url
 from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
+from launcher.rows import prepared_images
 from launcher.schedulers.hostfile import equal_hosts
 from launcher.schedulers.slurm_allocation import read_allocation
 from launcher.tasks import task_named
@@ -46,8 +46,8 @@ from launcher.tasks.embedding import prompts_unused
 
 if TYPE_CHECKING:
     from launcher.knowledge.lint.document import LintFinding
-    from launcher.models.prepared_images import PreparedImages
     from launcher.plan.plan import Plan
+    from launcher.rows.prepared_images import PreparedImages
 
 
 _HIDDEN_PEERS = (
@@ -250,7 +250,7 @@ def find_images(recipe: Recipe) -> PreparedImages | None:
     sources = settings["data.train"] = [source.model_dump() for source in data.train]
     if any(is_url(source.path) for source in data.train):  # no plan reads them
         return None
-    from launcher.train.data.sources import source_files  # rarely needed
+    from launcher.rows.sources import source_files  # rarely needed
 
     try:
         files = [str(file) for source in sources for file in source_files(source)]

@@ -12,7 +12,7 @@ from launcher.models.model import ModelSpec
 if TYPE_CHECKING:
     from launcher.models.measured_runs import Calibration
     from launcher.models.memory_trace import Trace
-    from launcher.models.prepared_images import PreparedImages
+    from launcher.rows.prepared_images import PreparedImages
 
 
 @dataclass(frozen=True, slots=True)

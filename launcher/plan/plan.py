@@ -12,10 +12,10 @@ from launcher.memory.job import MemoryJob
 from launcher.models.adapted import Reach
 from launcher.models.lora import adapted_by, reach_of
 from launcher.models.model import ModelSpec
-from launcher.models.prepared_images import PreparedImages
 from launcher.plan.inputs import Pace
 from launcher.plan.settings import HasSettings, Settings
 from launcher.recipe.env import Kept
+from launcher.rows.prepared_images import PreparedImages
 
 Source = Literal["default", "recipe", "parent", "override", "search", "fix", "hardware"]
 

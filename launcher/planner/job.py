@@ -15,9 +15,9 @@ from launcher.models.adapted import Adapted
 from launcher.models.layers.layout import WIDTHS
 from launcher.models.lora import adapted_by
 from launcher.models.model import ModelSpec
-from launcher.models.prepared_images import PreparedImages
 from launcher.plan.draft import Draft
 from launcher.planner.rollouts import rollout_of
+from launcher.rows.prepared_images import PreparedImages
 
 KERNEL_WIDTHS = 256
 """The widest head that torch's varlen kernel accepts; widths are multiples of 8."""

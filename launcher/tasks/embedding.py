@@ -192,6 +192,20 @@ class Embedding(Task):
     def misfit(self, form: str, section: Any) -> Problem | None:
         return loss_misfit(self.section, LOSSES, section.loss, form)
 
+    def row_misfit(self, values: Mapping[str, Any], section: Any) -> Problem | None:
+        if "score" in values:
+            if section.loss != "CosineSimilarityLoss" or -1 <= values["score"] <= 1:
+                return None
+            message = f"the score is {values['score']:g}, and a cosine similarity is -1 to 1"
+            return Problem("score-range", message, hint="divide the scores by their largest value")
+        wanted, found = section.negatives, len(values["negatives"])
+        if wanted == found:
+            return None
+        message = f"the row has {found} negatives, the recipe trains {wanted} of each row"
+        hint = f"set embedding.negatives: {found} (every row needs as many), or leave columns out with "
+        hint += "`columns: {NAME: null}`"
+        return Problem("negatives", message, hint=hint)
+
     def least_batch_of(self, settings: Any) -> tuple[int, str]:
         return (2, _NOTHING) if self.compares(settings) and not settings.embedding.negatives else (1, "")
 

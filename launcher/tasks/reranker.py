@@ -56,6 +56,20 @@ _METRICS = {
 }
 
 
+def as_list(values: Mapping[str, Any]) -> tuple[str, list[str], list[float]]:
+    """Query, documents and labels of a canonical row; of a positive pair a positive has the label 1."""
+    if "anchor" not in values:
+        return values["query"], values["documents"], values["labels"]
+    documents = [*values["positives"], *values["negatives"]]
+    labels = [*[1.0] * len(values["positives"]), *[0.0] * len(values["negatives"])]
+    return values["anchor"], documents, labels
+
+
+def is_empty(query: str, documents: Sequence[str]) -> bool:
+    """Whether a row has nothing to rank: no documents, or an empty text."""
+    return not documents or not all(text.strip() for text in (query, *documents))
+
+
 class Reranker(Task):
     name = "reranker"
     aliases = ("rerank", "cross-encoder", "crossencoder", "ranker")
@@ -104,6 +118,26 @@ class Reranker(Task):
 
     def misfit(self, form: str, section: Any) -> Problem | None:
         return loss_misfit(self.section, LOSSES, section.loss, form)
+
+    def row_misfit(self, values: Mapping[str, Any], section: Any) -> Problem | None:
+        query, documents, labels = as_list(values)
+        if is_empty(query, documents):  # left out
+            return None
+        if len(documents) > section.documents:
+            message = f"the row has {len(documents)} documents, memory is planned for {section.documents}"
+            return Problem("documents", message, hint=f"set reranker.documents: {len(documents)}")
+        if section.loss == "BinaryCrossEntropyLoss" and not 0 <= labels[0] <= 1:
+            message = f"the score is {labels[0]:g}, and BinaryCrossEntropyLoss takes 0 to 1"
+            hint = "divide the scores by their largest value, or use MSELoss"
+            return Problem("score-range", message, hint=hint)
+        if section.documents == 1:
+            return None
+        if min(labels) < 0:
+            return Problem("score-range", f"a label is {min(labels):g}, expected 0 or more")
+        if len(documents) < 2 or len(set(labels)) < 2:
+            message = f"all {len(documents)} documents of the row have the same label: nothing is ranked"
+            return Problem("one-label", message, hint="give each row documents of different labels")
+        return None
 
     def section_values(self, given: Any) -> dict[str, tuple[Any, str]]:
         name = getattr(given, "loss", next(iter(LOSSES)))

@@ -10,7 +10,7 @@ FieldKind = Literal[
     "text", "text or texts", "text or messages", "messages", "tools", "label", "number", "list", "image",
     "images", "score",
 ]  # fmt: skip
-"""What the column of a field holds; `launcher/train/data/recognise.py` checks them."""
+"""What the column of a field holds; `launcher/rows/recognise.py` checks them."""
 
 
 @dataclass(frozen=True, slots=True)

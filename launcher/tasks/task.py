@@ -225,6 +225,10 @@ class Task:
         """The problem of rows of one of its formats with its own section, in which every key has a value."""
         return None
 
+    def row_misfit(self, values: Mapping[str, Any], section: Any) -> Problem | None:
+        """The same of the canonical values of a row."""
+        return None
+
     def check_section(self, given: Mapping[str, Any], rest: Mapping[str, Any]) -> list[Problem]:
         """Problems of the task's own section of a recipe. rest: the recipe as it is written."""
         return []

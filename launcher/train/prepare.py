@@ -147,7 +147,7 @@ def _print_notices(
     job: Job, processing: Any, record: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]
 ) -> None:
     """What people should know of the data; shown: at least its first sample."""
-    from launcher.train.data.formats import label_twins
+    from launcher.rows.class_names import label_twins
     from launcher.train.data.special_tokens import warning
     from launcher.train.data.template import dates_written
     from launcher.train.model.processors import tokenizer_of

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, TrainerCallback
 from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 
+from launcher.rows.class_names import IGNORED
 from launcher.train.callbacks import EvaluationCut, Stopping
 from launcher.train.checkpoint.pushing import Pusher
 from launcher.train.checkpoint.resuming import (
@@ -27,7 +28,6 @@ from launcher.train.checkpoint.resuming import (
     restore_state,
 )
 from launcher.train.checkpoint.saving import Saver, SaveSkipped
-from launcher.train.data.encoded import IGNORED
 from launcher.train.data.host_counts import hand_over
 from launcher.train.engines.engine import TrainEngine
 from launcher.train.evaluation import EvaluationBatches, EvaluationLoader, LossSum

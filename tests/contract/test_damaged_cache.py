@@ -14,7 +14,7 @@ pytest.importorskip("datasets")
 
 from launcher.errors import MachineError, RecipeError
 from launcher.train.data.build import build_data
-from launcher.train.data.recognise import recognise
+from launcher.train.data.job_sources import recognise
 from launcher.train.data.store import _state, content_key, open_samples, read_record
 from launcher.train.hooks import load_hooks
 from launcher.train.prepare import main, prepare_run

@@ -46,7 +46,7 @@ def pairs(count: int) -> list[dict[str, str]]:
 
 def encoded(folder: Path, rows: list[dict], words=None, **changes):
     """The rows as `encode_preferences` gives them."""
-    from launcher.train.data.sources import Row
+    from launcher.rows.sources import Row
     from launcher.train.tasks.dpo import encode_preferences
 
     numbered = [Row(values, "pairs.jsonl", number) for number, values in enumerate(rows, 1)]
@@ -188,8 +188,8 @@ def log_probabilities(model, batch) -> torch.Tensor:
 def test_the_shared_beginning_is_that_of_trl():
     from trl.data_utils import extract_prompt
 
-    from launcher.train.data.formats import canonical
-    from launcher.train.data.sources import Detected, Row
+    from launcher.rows.recognise import canonical
+    from launcher.rows.sources import Detected, Row
 
     found = Detected("preference", {"chosen": "chosen", "rejected": "rejected"})
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

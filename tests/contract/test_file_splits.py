@@ -12,8 +12,8 @@ pytest.importorskip("datasets")
 from datasets.data_files import DataFilesDict, get_data_patterns
 from datasets.packaged_modules import _EXTENSION_TO_MODULE
 
-from launcher.train.data.files import KINDS, rows_kind
-from launcher.train.data.splits import splits_of
+from launcher.rows.files import KINDS, rows_kind
+from launcher.rows.splits import splits_of
 
 FOLDERS = (
     "", "data/", "train/", "dev/", "my-test/", "eval set/", "val2/", "validate/", "deep/testing_a/", "a/b/",

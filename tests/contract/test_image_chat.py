@@ -24,11 +24,11 @@ from vision_models import EVERY, chat, colour_rows, config, image_bytes, save_ba
 
 from launcher.errors import RecipeError
 from launcher.report.result_text import prepared_text
+from launcher.rows.image_rows import has_image, made_up_chat, made_up_prompt
+from launcher.rows.sources import Row
 from launcher.train.data.build import build_data
 from launcher.train.data.gate import check_first_batch
 from launcher.train.data.image_chat import ImageBatches, image_inputs, image_tokens
-from launcher.train.data.image_rows import has_image, made_up_chat, made_up_prompt
-from launcher.train.data.sources import Row
 from launcher.train.data.store import open_samples
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing

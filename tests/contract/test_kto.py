@@ -57,7 +57,7 @@ def talking():
 
 
 def encoded(folder: Path, rows: list[dict], words=None, **changes):
-    from launcher.train.data.sources import Row
+    from launcher.rows.sources import Row
     from launcher.train.tasks.kto import encode_labelled
 
     numbered = [Row(values, "answers.jsonl", number) for number, values in enumerate(rows, 1)]
@@ -283,9 +283,8 @@ def test_resume_continues_exactly(tmp_path, monkeypatch, kind):
 
 
 def canonical_of(values: dict):
-    from launcher.train.data.formats import canonical
-    from launcher.train.data.recognise import detect
-    from launcher.train.data.sources import Row
+    from launcher.rows.recognise import canonical, detect
+    from launcher.rows.sources import Row
 
     row = Row(values, "answers.jsonl", 3)
     detected = detect([row], "auto", {}, "kto", "answers.jsonl")

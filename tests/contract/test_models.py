@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.train.data.sources import Detected, Row
+from launcher.rows.sources import Detected, Row
 from launcher.train.model.adapters import attach_adapter, linear_suffixes
 from launcher.train.model.models import head_modules, label_order, load_model
 from launcher.train.model.processing import load_processing

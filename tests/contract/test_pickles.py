@@ -246,7 +246,7 @@ def test_an_adapter_in_a_pickle_is_read_and_code_in_it_is_not_run(tmp_path, trac
 
 @pytest.mark.parametrize("name", ["rows.pkl", "rows.pt", "rows.npy", "rows.pickle"])
 def test_rows_are_never_read_from_a_pickle(tmp_path, trace, name):
-    from launcher.train.data.sources import iter_rows
+    from launcher.rows.sources import iter_rows
 
     (tmp_path / name).write_bytes(pickle.dumps(Evil(trace)))
     with pytest.raises(RecipeError):

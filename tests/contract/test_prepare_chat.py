@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("datasets")
 
 from launcher.errors import RecipeError
+from launcher.rows.class_names import IGNORED
 from launcher.train.data.build import build_data
-from launcher.train.data.encoded import IGNORED
 from launcher.train.data.store import open_samples, read_record
 from launcher.train.data.stream import Stream
 from launcher.train.data.template import dates_written

@@ -161,12 +161,12 @@ def test_commands_refuse_it_by_name(model, trace, tmp_path, command):
 
 def test_datasets_runs_no_script(tmp_path, trace, monkeypatch):
     """A folder like one of the hub's data sets whose rows a script of its own would make."""
-    from launcher.train.data.sources import iter_rows
+    from launcher.train.data.hub_rows import hub_rows
 
     folder = tmp_path / "owner" / "rows"
     folder.mkdir(parents=True)
     (folder / "rows.py").write_text(CODE.format(trace=str(trace), what="d"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises((RecipeError, RuntimeError), match="scripts are no longer supported"):
-        list(iter_rows({"path": "owner/rows"}))
+        list(hub_rows({"path": "owner/rows"}, None))
     assert not trace.exists()

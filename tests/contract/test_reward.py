@@ -45,7 +45,7 @@ def talking():
 
 
 def encoded(folder: Path, rows: list[dict], words=None, **changes):
-    from launcher.train.data.sources import Row
+    from launcher.rows.sources import Row
     from launcher.train.tasks.reward import encode_pairs
 
     numbered = [Row(values, "pairs.jsonl", number) for number, values in enumerate(rows, 1)]
@@ -147,9 +147,8 @@ def test_a_margin_is_what_the_loss_asks_for(tmp_path):
 @pytest.mark.parametrize("held", ["much", "nan", True, [1]])
 def test_a_margin_that_is_no_number_is_refused(held):
     from launcher.errors import RecipeError
-    from launcher.train.data.formats import canonical
-    from launcher.train.data.recognise import detect
-    from launcher.train.data.sources import Row
+    from launcher.rows.recognise import canonical, detect
+    from launcher.rows.sources import Row
 
     row = Row({**pairs(1)[0], "margin": held}, "pairs.jsonl", 7)
     with pytest.raises(RecipeError) as caught:

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from torch.utils.data import DataLoader
 
 from launcher.errors import RecipeError
-from launcher.train.data.recognise import PEEK
+from launcher.rows.recognise import PEEK
 from launcher.train.data.stream import Stream
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing
@@ -149,7 +149,7 @@ def test_a_source_smaller_than_the_number_of_processes_reaches_all_of_them(job, 
 
 
 def test_rows_pass_through_datasets_as_they_are():
-    from launcher.train.data.sources import Row
+    from launcher.rows.sources import Row
     from launcher.train.data.stream import shuffled
 
     rows = [

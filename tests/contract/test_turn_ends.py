@@ -13,10 +13,10 @@ import pytest
 trl = pytest.importorskip("trl")
 
 from launcher.errors import RecipeError  # noqa: E402
+from launcher.rows.sources import Row  # noqa: E402
 from launcher.train.data.chat import EncodeChat, turns_end_open  # noqa: E402
 from launcher.train.data.encoded import IGNORED  # noqa: E402
 from launcher.train.data.image_chat import ImageTemplate  # noqa: E402
-from launcher.train.data.sources import Row  # noqa: E402
 from launcher.train.data.template import Template  # noqa: E402
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"

@@ -27,7 +27,7 @@ from patience import Deadline, patience, wait_until
 from safetensors.torch import load_file
 from store import BUCKET, SECRET, Server, s3_server
 
-from launcher.train.data.remote import remote_files
+from launcher.rows.remote import remote_files
 
 URL = f"s3://{BUCKET}/runs/tune"
 PREFIX = "runs/tune/checkpoints/"

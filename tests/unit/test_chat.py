@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch")
 
 from launcher.errors import RecipeError
+from launcher.rows.sources import Row
 from launcher.train.data.chat import EncodeChat
-from launcher.train.data.sources import Row
 from launcher.train.data.template import Template, find_spans
 from launcher.train.tiny import tiny_tokenizer
 

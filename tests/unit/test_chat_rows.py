@@ -15,9 +15,9 @@ from every import every
 pytest.importorskip("torch")
 
 from launcher.errors import RecipeError
+from launcher.rows.recognise import canonical
+from launcher.rows.sources import Detected, Row
 from launcher.train.data.chat import EncodeChat
-from launcher.train.data.formats import canonical
-from launcher.train.data.sources import Detected, Row
 from launcher.train.tiny import tiny_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -14,8 +14,8 @@ pytest.importorskip("datasets")
 import datasets
 
 from launcher.errors import RecipeError
-from launcher.train.data.class_names import declared
-from launcher.train.data.sources import hub_features
+from launcher.rows.class_names import declared
+from launcher.train.data.hub_rows import hub_features
 from launcher.train.job import read_job
 from launcher.train.prepare import prepare_run
 

@@ -9,10 +9,9 @@ import pytest
 pytest.importorskip("transformers")
 
 from launcher.errors import RecipeError
-from launcher.train.data.class_names import collect_labels
-from launcher.train.data.formats import canonical
-from launcher.train.data.recognise import detect
-from launcher.train.data.sources import Row, iter_rows
+from launcher.rows.class_names import collect_labels
+from launcher.rows.recognise import canonical, detect
+from launcher.rows.sources import Row, iter_rows
 from launcher.train.tasks.token_classification import EncodeWords, is_scheme, is_valid
 from launcher.train.tiny import tiny_tokenizer
 

@@ -13,7 +13,8 @@ from launcher.inputs.planning_facts import gather
 from launcher.planner.planner import make_plan
 from launcher.planner.tiny import tiny_recipe
 from launcher.recipe.loading import load_recipe
-from launcher.train.tasks.embedding import EncodeTexts, made_up_positive
+from launcher.rows.own_formats import OWN_FORMATS
+from launcher.train.tasks.embedding import EncodeTexts
 from launcher.train.tiny import tiny_tokenizer
 
 RECIPE = """\
@@ -110,7 +111,7 @@ def test_label_smoothing_that_no_loss_reads_is_refused(tmp_path, task):
 def test_made_up_rows_have_the_negatives_that_are_trained():
     settings = SimpleNamespace(loss="MultipleNegativesRankingLoss", prompts={}, negatives=1)
     job = SimpleNamespace(tiny=True, embedding=settings)
-    made = made_up_positive(random.Random(0), 0)
+    made = OWN_FORMATS["positive-pair"].make(random.Random(0), 0)
     negatives = [made[f"negative_{n}"] for n in range(1, 33)]
     row = SimpleNamespace(values={**made, "positives": [made["positive"]], "negatives": negatives})
     encode = EncodeTexts(job, tiny_tokenizer(512), ("anchor", "positive", "negative_1"), 64, False)

@@ -10,8 +10,8 @@ pytest.importorskip("transformers")
 
 from launcher.report.data_sections import data_section
 from launcher.report.sections import line
+from launcher.rows.sources import Row
 from launcher.train.data.encoded import Counts
-from launcher.train.data.sources import Row
 from launcher.train.tasks.embedding import EncodeTexts
 from launcher.train.tasks.reranker import EncodeDocuments
 from launcher.train.tiny import tiny_tokenizer

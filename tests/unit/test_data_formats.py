@@ -14,11 +14,12 @@ pytest.importorskip("datasets")
 
 from launcher.errors import MachineError, RecipeError
 from launcher.recipe.field_tables import TASK_FORMATS
+from launcher.rows.class_names import collect_labels
+from launcher.rows.formats import instruction_prompt, label_id
+from launcher.rows.recognise import canonical, detect
+from launcher.rows.sources import Row
 from launcher.tasks import FORMATS
-from launcher.train.data.class_names import collect_labels
-from launcher.train.data.formats import canonical, instruction_prompt, label_id
-from launcher.train.data.recognise import detect, require_packages
-from launcher.train.data.sources import Row
+from launcher.train.data.job_sources import require_packages
 from launcher.train.tiny import tiny_tokenizer
 
 CAUSAL, DPO = "causal-lm", "dpo"

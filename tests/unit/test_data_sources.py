@@ -18,8 +18,9 @@ import pyarrow
 from pyarrow import parquet
 
 from launcher.errors import MachineError, RecipeError
-from launcher.train.data.remote import remote_files
-from launcher.train.data.sources import _hub_rows, iter_rows, source_bytes, source_files, source_lines
+from launcher.rows.remote import remote_files
+from launcher.rows.sources import iter_rows, source_bytes, source_files, source_lines
+from launcher.train.data.hub_rows import hub_rows
 
 ROWS = [{"prompt": "a", "completion": "b"}, {"prompt": "ü\u2028c", "completion": "d"}]
 PACKERS = {
@@ -513,7 +514,7 @@ def test_reading_keeps_pace(tmp_path):
 
 def test_the_hub_out_of_reach():
     with pytest.raises(MachineError, match=r"org/none-of-these: .*effilaunch prepare"):
-        read("org/none-of-these")
+        list(hub_rows({"path": "org/none-of-these"}, None))
     assert source_files({"path": "org/none-of-these"}) == []
     assert source_bytes({"path": "org/none-of-these"}) is None
 
@@ -525,19 +526,19 @@ def test_rows_as_the_hub_streams_them(tmp_path):
     calls = [{"turns": [{"call": {"city": "Rome"}}]}, {"turns": [{"call": {"sum": 1}}]}]
     (tmp_path / "calls").mkdir()
     parquet.write_table(pyarrow.Table.from_pylist(calls), tmp_path / "calls/train.parquet")
-    rows = list(_hub_rows({"path": str(tmp_path / "calls")}, tmp_path / "cache"))
+    rows = list(hub_rows({"path": str(tmp_path / "calls")}, tmp_path / "cache"))
     assert [row.values for row in rows] == calls
     assert [row.number for row in rows] == [1, 2]
     (tmp_path / "pictures/cat").mkdir(parents=True)
     Image.new("RGB", (2, 2)).save(tmp_path / "pictures/cat/1.png")
-    (row,) = _hub_rows({"path": str(tmp_path / "pictures")}, tmp_path / "cache")
+    (row,) = hub_rows({"path": str(tmp_path / "pictures")}, tmp_path / "cache")
     assert row.values["image"]["path"].endswith("1.png")
     with pytest.raises(RecipeError, match=r"calls: .*nosuch.*check the id, `split`"):
-        list(_hub_rows({"path": str(tmp_path / "calls"), "split": "nosuch"}, tmp_path / "cache"))
+        list(hub_rows({"path": str(tmp_path / "calls"), "split": "nosuch"}, tmp_path / "cache"))
 
 
 def test_addresses_of_pictures_are_fetched(tmp_path):
-    from launcher.train.data.sources import _own_keys
+    from launcher.train.data.hub_rows import _own_keys
 
     (tmp_path / "1.png").write_bytes(b"picture")
     address = (tmp_path / "1.png").as_uri()

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import RecipeError
+from launcher.rows.sources import Row
 from launcher.train.data.fim import SENTINELS, Cut, EncodeFim, _Sample, draw, find_sentinels
-from launcher.train.data.sources import Row
 from launcher.train.data.tokenize import make_encoder
 from launcher.train.job import Job
 from launcher.train.tiny import tiny_tokenizer

@@ -9,10 +9,10 @@ from memory_cases import JOB_1B, LLAMA_1B
 
 from launcher.memory.images import image_note, knows_images, with_images
 from launcher.memory.job import Components
-from launcher.models import prepared_images
 from launcher.models.model import Vision
-from launcher.models.prepared_images import PreparedImages
 from launcher.plan.settings import deciding_images
+from launcher.rows import prepared_images
+from launcher.rows.prepared_images import PreparedImages
 
 TOWER = Vision(
     params=3_000, frozen=3_000, trains_tower=False, hidden=10, inner=40, layers=5, widths=8, inners=2,

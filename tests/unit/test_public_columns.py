@@ -13,10 +13,9 @@ import yaml
 from every import every
 
 from launcher.errors import RecipeError
-from launcher.train.data.formats import canonical
-from launcher.train.data.recognise import LaterRows, detect, match, propose_columns, refuse_lost
-from launcher.train.data.sources import Row
-from launcher.train.data.unread import is_text
+from launcher.rows.recognise import LaterRows, canonical, detect, match, propose_columns, refuse_lost
+from launcher.rows.sources import Row
+from launcher.rows.unread import is_text
 
 ASK = (
     "Where do the two rivers meet?", "Who wrote the long letter?", "How many stones are in it?",

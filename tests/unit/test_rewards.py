@@ -6,7 +6,7 @@ import pytest
 
 from launcher.errors import RecipeError
 from launcher.recipe.reward_columns import columns_needed, columns_read, unread
-from launcher.train.data.sources import Row
+from launcher.rows.sources import Row
 from launcher.train.rewards.calls import load_rewards
 from launcher.train.rewards.rollouts import Rollouts
 from launcher.train.rewards.shipped import SHIPPED

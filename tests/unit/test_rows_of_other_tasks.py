@@ -13,10 +13,9 @@ from every import every
 import launcher.tasks
 from launcher.errors import RecipeError
 from launcher.recipe.suggestions import listed
-from launcher.train.data.formats import canonical
-from launcher.train.data.recognise import detect, refuse_lost
-from launcher.train.data.sources import Row
-from launcher.train.data.unread import unread_columns
+from launcher.rows.recognise import canonical, detect, refuse_lost
+from launcher.rows.sources import Row
+from launcher.rows.unread import unread_columns
 
 CHAT = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
 PAIR = {"prompt": "Which? ", "completion": "This one."}

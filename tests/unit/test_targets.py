@@ -10,9 +10,9 @@ from every import every
 from factories import plan
 
 from launcher.errors import RecipeError
+from launcher.rows.sources import Row
+from launcher.rows.targets import PROBLEM_TYPES
 from launcher.tasks.sequence_classification import MULTI, REGRESSION, SINGLE
-from launcher.train.data.sources import Row
-from launcher.train.data.targets import PROBLEM_TYPES
 from launcher.train.metrics import label_scores, regression_scores
 
 pytest.importorskip("numpy")

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 
 import pytest
 
-pytest.importorskip("datasets")
-
 from launcher.recipe.field_tables import TASK_FORMATS
-from launcher.train.data.class_names import collect_labels
-from launcher.train.data.formats import canonical
+from launcher.rows.class_names import collect_labels
+from launcher.rows.recognise import canonical, detect
 from launcher.train.data.made_up import tiny_rows
-from launcher.train.data.recognise import detect
 from launcher.train.tiny import ROWS, tiny_tokenizer
 
-needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is an extra")
 
-
-@needs_trl
 @pytest.mark.parametrize(
     ("task", "fmt"), [(task, fmt) for task, all_ in TASK_FORMATS.items() for fmt in all_]
 )

@@ -11,8 +11,8 @@ from every import every
 pytest.importorskip("torch")
 
 from launcher.errors import RecipeError
+from launcher.rows.sources import Row
 from launcher.train.data.encoded import _plain_backend, cut, token_ids
-from launcher.train.data.sources import Row
 from launcher.train.job import Job
 from launcher.train.model.processing import ensure_pad_token
 from launcher.train.tasks import train_task

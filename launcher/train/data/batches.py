@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import DataCollatorForSeq2Seq, DataCollatorWithFlattening, DataCollatorWithPadding
 
-from launcher.train.data.encoded import IGNORED
+from launcher.rows.class_names import IGNORED
 from launcher.train.job import Job
 from launcher.train.progress import LEAST_S, Progress
 

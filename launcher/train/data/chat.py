@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.errors import Problem, RecipeError
 from launcher.files.safe_files import parse_json
-from launcher.train.data.encoded import IGNORED, Collector, EncodedBatch
-from launcher.train.data.messages import TRAIN
-from launcher.train.data.rendered import REASONING, TOOLS_HINT, Outline, RenderCheck
-from launcher.train.data.sources import Row, bad_row
-from launcher.train.data.template import Message, Span, Template, assistant_turns, find_spans, render_errors
+from launcher.rows.class_names import IGNORED
+from launcher.rows.messages import REASONING, TRAIN, Message
+from launcher.rows.sources import Row, bad_row
+from launcher.train.data.encoded import Collector, EncodedBatch
+from launcher.train.data.rendered import TOOLS_HINT, Outline, RenderCheck
+from launcher.train.data.template import Span, Template, assistant_turns, find_spans, render_errors
 from launcher.train.job import Job
 
 if TYPE_CHECKING:
-    from launcher.train.data.sources import Row
+    from launcher.rows.sources import Row
     from launcher.train.job import Job
 
 

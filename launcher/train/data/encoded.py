@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import EffilaunchError
-from launcher.models.prepared_images import LARGEST, PreparedImages
-from launcher.train.data.sources import bad_row
+from launcher.rows.class_names import IGNORED
+from launcher.rows.prepared_images import LARGEST, PreparedImages
+from launcher.rows.sources import bad_row
 
 if TYPE_CHECKING:
-    from launcher.train.data.sources import Row
+    from launcher.rows.sources import Row
 
-IGNORED = -100
-"""The label of a token that does not contribute to the loss."""
 TOTALS = ("read", "kept", "truncated", "split", "tokens", "tokens_lost")
 """Numbers that result.json holds of the rows."""
 REASONS: Mapping[str, str] = {

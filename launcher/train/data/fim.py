@@ -28,7 +28,7 @@ from launcher.train.data.encoded import (
 )
 
 if TYPE_CHECKING:
-    from launcher.train.data.sources import Row
+    from launcher.rows.sources import Row
 
 SENTINELS: tuple[tuple[str, str, str], ...] = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, StarCoder2, Granite, StableCode

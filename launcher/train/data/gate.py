@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.train.data.encoded import IGNORED, Data, decode_pieces, dropped_text, lost_rows, mark_pieces
+from launcher.rows.class_names import IGNORED
+from launcher.train.data.encoded import Data, decode_pieces, dropped_text, lost_rows, mark_pieces
 from launcher.train.data.image_chat import image_pieces
 from launcher.train.data.special_tokens import warning
 from launcher.train.data.tokenize import loss_on_of

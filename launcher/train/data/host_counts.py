@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from launcher.train.data.encoded import IGNORED
+from launcher.rows.class_names import IGNORED
 from launcher.train.upstream.torch_seams import assert_on_device
 
 KEY = "host_counts"

@@ -14,13 +14,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.rows.class_names import IGNORED
+from launcher.rows.image_rows import MARK, WITHOUT_MARK
+from launcher.rows.images import ImageFile, Opened, open_image, open_of_row, thumbnail
+from launcher.rows.messages import Message
+from launcher.rows.sources import Row, bad_row
 from launcher.train.data.chat import EncodeChat, Talk
-from launcher.train.data.encoded import IGNORED, EncodedBatch, Piece, decode_pieces, has_target
-from launcher.train.data.image_rows import MARK, WITHOUT_MARK
-from launcher.train.data.images import ImageFile, Opened, open_image, open_of_row, thumbnail
+from launcher.train.data.encoded import EncodedBatch, Piece, decode_pieces, has_target
 from launcher.train.data.rendered import Outline
-from launcher.train.data.sources import Row, bad_row
-from launcher.train.data.template import Message, Span, Template
+from launcher.train.data.template import Span, Template
 from launcher.train.model.processors import around_image, image_mark
 
 _KINDS = "mm_token_type_ids"

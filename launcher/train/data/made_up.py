@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.recipe.field_tables import TASK_FORMATS
+from launcher.rows.own_formats import OWN_FORMATS
+from launcher.rows.sources import Row
 from launcher.tasks import FORMATS, task_named
-from launcher.train.data.sources import Row
-from launcher.train.tasks import train_task
 from launcher.train.tiny import MAKERS, ROWS
 
 
@@ -22,7 +22,7 @@ def tiny_rows(source: Mapping[str, Any], task: str, loss_on: str | None = None) 
     asked = source.get("format") or "auto"
     fmt = _likely_format(source.get("columns") or {}, task, loss_on) if asked == "auto" else asked
     draw = random.Random(0)
-    make = MAKERS[fmt] if fmt in MAKERS else train_task(task).own_formats[fmt].make
+    make = MAKERS.get(fmt) or OWN_FORMATS[fmt].make
     made = (make(draw, index) for index in range(ROWS))
     return [Row(values, str(source["path"]), number) for number, values in enumerate(made, start=1)]
 

@@ -19,18 +19,17 @@ from launcher.errors import MachineError, Problem, RecipeError
 from launcher.files.safe_files import parse_json, write_json
 from launcher.machine.probe import cache_root
 from launcher.machine.software import installed_versions
-from launcher.models import prepared_images
 from launcher.plan.settings import deciding_images, declared_keys
 from launcher.recipe.keys import ALWAYS
 from launcher.recipe.reward_columns import columns_read
+from launcher.rows import prepared_images
+from launcher.rows.sources import Row, source_bytes, source_lines
 from launcher.tasks import FORMATS
 from launcher.tasks.sequence_classification import REGRESSION
 from launcher.tasks.task import Task
 from launcher.train.data.chat import turns_end_open
 from launcher.train.data.encoded import Counts, EncodedBatch, Encoder, dropped_text, encode_rows
-from launcher.train.data.formats import label_counts
-from launcher.train.data.recognise import Source, recognise
-from launcher.train.data.sources import Row, source_bytes, source_lines
+from launcher.train.data.job_sources import Source, recognise
 from launcher.train.data.special_tokens import text_encoder
 from launcher.train.data.store import (
     RECORD,
@@ -84,7 +83,7 @@ def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
         }
         if labels and job.data.problem_type != REGRESSION:
             for split in written.values():
-                split["labels"] = label_counts(open_samples(folder / split["file"]), labels)
+                split["labels"] = _label_counts(open_samples(folder / split["file"]), labels)
         base = {"schema_version": 1, "key": key, "task": job.task.name, "labels": labels}
         write_json(folder / RECORD, {**base, "splits": written})
 
@@ -329,3 +328,21 @@ def ordered_map(
 def _call(item: Any) -> Any:
     assert _function is not None, "set before the processes are forked"
     return _function(item)
+
+
+def _label_counts(samples: Any, labels: Sequence[str]) -> dict[str, int]:
+    """Label -> prepared samples, of token classification words, that have it.
+
+    `labels` of the samples are ids, the ids of words, or a 0.0 or 1.0 for each label.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ids = samples.with_format("arrow")["labels"][:]
+    if pa.types.is_list(ids.type):
+        ids = pc.list_flatten(ids)
+        if pa.types.is_floating(ids.type):
+            sums = ids.to_numpy().reshape(-1, len(labels)).sum(axis=0)
+            return {name: int(count) for name, count in zip(labels, sums, strict=True)}
+    found = {one["values"]: one["counts"] for one in pc.value_counts(ids).to_pylist()}
+    return {name: found.get(number, 0) for number, name in enumerate(labels)}

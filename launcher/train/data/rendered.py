@@ -17,12 +17,9 @@ from typing import Any
 
 from launcher.errors import RecipeError
 from launcher.files.safe_files import parse_json
-from launcher.train.data.sources import Row, bad_row, is_content, is_empty
-from launcher.train.data.template import Message, Span, Template, assistant_turns, find_spans, render_errors
-
-REASONING = ("reasoning_content", "reasoning", "thinking", "thought")
-"""Keys under which rows hold what the assistant thinks before it answers."""
-
+from launcher.rows.messages import REASONING, Message
+from launcher.rows.sources import Row, bad_row, is_content, is_empty
+from launcher.train.data.template import Span, Template, assistant_turns, find_spans, render_errors
 
 Place = tuple[int, str, int]
 """(turn, kind, call) of a piece."""

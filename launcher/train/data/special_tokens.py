@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.rows.formats import every_text
+from launcher.rows.sources import Detected, Row, bad_row
 from launcher.train.data.encoded import EncodedBatch, Encoder
-from launcher.train.data.formats import every_text
-from launcher.train.data.sources import Detected, Row, bad_row
 from launcher.train.job import Job
 from launcher.train.model.processors import tokenizer_of
 from launcher.train.tasks import train_task

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from launcher.errors import Problem, RecipeError
+from launcher.rows.sources import Row
 from launcher.train.data.batches import join_documents, pack_lengths
 from launcher.train.data.encoded import (
     NOTES,
@@ -23,8 +24,7 @@ from launcher.train.data.encoded import (
     lost_rows,
     result_rows,
 )
-from launcher.train.data.recognise import Source, raw_rows, recognise
-from launcher.train.data.sources import Row
+from launcher.train.data.job_sources import Source, raw_rows, recognise
 from launcher.train.data.special_tokens import text_encoder
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-Message = dict[str, Any]
+from launcher.rows.messages import Message
+
 Span = tuple[int, int]
 """First character, and the one after the last."""
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.rows.class_names import IGNORED
 from launcher.tasks.task import Task
 from launcher.train.data.chat import EncodeChat, template_origin
 from launcher.train.data.encoded import (
-    IGNORED,
     Collector,
     EncodedBatch,
     Encoder,
@@ -25,7 +25,7 @@ from launcher.train.data.encoded import (
 from launcher.train.data.fim import EncodeFim, find_sentinels
 
 if TYPE_CHECKING:
-    from launcher.train.data.sources import Detected, Row
+    from launcher.rows.sources import Detected, Row
     from launcher.train.job import Job
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from launcher.train.data.encoded import IGNORED
+from launcher.rows.class_names import IGNORED
 from launcher.train.data.host_counts import as_one_document
 from launcher.train.trainers import PlannedTrainer
 from launcher.train.upstream.deepspeed_seams import give_whole_samples, rank_in_copy, rows_shared_by

@@ -47,7 +47,7 @@ def template(source: TrainedSource) -> tuple[str, list[str]]:
     """The Go template, and what it does not do. RecipeError where none was shown to render the same."""
     tokenizer = tokenizer_of(source.processing)
     if is_instruction(source.job) and not is_chat(source.job, source.processing):
-        from launcher.train.data.formats import instruction_prompt
+        from launcher.rows.formats import instruction_prompt
 
         before, after = instruction_prompt("\u2039prompt\u203a").split("\u2039prompt\u203a")
         return f"{before}{{{{ .Prompt }}}}{after}", [

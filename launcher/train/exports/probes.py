@@ -43,7 +43,7 @@ def prompts(job: Job, processing: Any) -> list[Any]:
     if is_chat(job, processing):
         return [[{"role": "user", "content": text}] for text in asked]
     if is_instruction(job):
-        from launcher.train.data.formats import instruction_prompt
+        from launcher.rows.formats import instruction_prompt
 
         return [instruction_prompt(text) for text in asked]
     return asked

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from launcher.errors import Problem, RecipeError
 from launcher.models.capabilities import chunk_rows
-from launcher.train.data.encoded import IGNORED
+from launcher.rows.class_names import IGNORED
 from launcher.train.data.host_counts import target_places
 
 

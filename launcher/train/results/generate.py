@@ -292,7 +292,7 @@ def _encode(
             turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
     if is_instruction(job):
-        from launcher.train.data.formats import instruction_prompt
+        from launcher.rows.formats import instruction_prompt
 
         prompt = instruction_prompt(prompt)
     return processing(prompt, return_tensors="pt", return_token_type_ids=False)
@@ -301,9 +301,9 @@ def _encode(
 def _about_images(processor: Any, turns: Turns) -> Any:
     """The inputs of a conversation with images. RecipeError for an image that cannot be read, and where
     their number is not that of the marks."""
+    from launcher.rows.image_rows import MARK, TAG
+    from launcher.rows.images import ImageFile, open_image
     from launcher.train.data.image_chat import prompt_inputs
-    from launcher.train.data.image_rows import MARK, TAG
-    from launcher.train.data.images import ImageFile, open_image
 
     messages, opened = [], []
     for turn in turns:

@@ -495,8 +495,8 @@ def probes(job: Job, processing: Any, record: Mapping[str, Any]) -> list[dict[st
 
 def _with_images(job: Job, processor: Any) -> list[dict[str, Any]]:
     """A question about two images that has all added tokens."""
+    from launcher.rows.image_rows import MARK
     from launcher.train.data.image_chat import prompt_inputs
-    from launcher.train.data.image_rows import MARK
 
     added = processor.tokenizer.decode(added_ids(job, processor.tokenizer))
     turns = [{"role": "user", "content": MARK * 2 + _TEXT + added}]

@@ -19,8 +19,8 @@ from typing import Any
 from launcher.errors import EffilaunchError, Problem, RecipeError
 from launcher.files.redaction import hide_in, hider, secret_values
 from launcher.files.safe_files import parse_json
+from launcher.rows.sources import Row, bad_row, kind_of
 from launcher.tasks.grpo import KEY, SHIPPED_REWARDS
-from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.job import Job
 
 ROWS = 10

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from launcher.rows.sources import Row
 from launcher.tasks.dpo import is_reference_free
 from launcher.train.data.encoded import EncodedBatch
-from launcher.train.data.sources import Row
 from launcher.train.job import Job
 from launcher.train.tasks.pairs import TrainAgainstReference, importing_trl, refuse_mixture
 from launcher.train.tasks.reference import ReferenceTrainer, frozen_copy, make_reference

@@ -10,36 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import RecipeError
-from launcher.tasks import FORMATS
-from launcher.tasks.embedding import BY_RANK, LOSSES, NEGATIVES, POSITIVE_PAIR, SCORED_PAIR, prompts_unused
+from launcher.rows.own_formats import OWN_FORMATS
+from launcher.rows.recognise import refuse_misfit
+from launcher.rows.sources import Row
+from launcher.tasks import FORMATS, task_named
+from launcher.tasks.embedding import BY_RANK, LOSSES, NEGATIVES, SCORED_PAIR, Embedding, prompts_unused
 from launcher.train.data.encoded import EncodedBatch
-from launcher.train.data.sources import Row, bad_row, is_empty, kind_of
-from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask
+from launcher.train.tasks.task import Evaluated, Shown, TrainTask
 
 if TYPE_CHECKING:
+    from launcher.rows.sources import Detected
     from launcher.train.data.encoded import Data, Encoder
-    from launcher.train.data.sources import Detected
     from launcher.train.job import Job
-
-_THINGS = ("stone", "river", "lamp", "road", "bird", "cup", "tree", "boat")
-_COLOURS = ("red", "green", "blue", "white", "black", "grey", "brown", "pink")
-
-
-def shape_positive(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    """{anchor, positives, negatives: the texts of all columns of negatives, in their order}."""
-    from launcher.train.data.formats import text_in, value_in
-
-    negatives = [
-        text
-        for name in (*NEGATIVES, "negatives")
-        if name in columns and not is_empty(held := row.values.get(columns[name]))
-        for text in texts_in(
-            row, [held] if isinstance(held, str) and name in NEGATIVES else held, columns[name]
-        )
-    ]
-    positives = value_in(row, columns["positive"])
-    positives = [positives] if isinstance(positives, str) else texts_in(row, positives, columns["positive"])
-    return {"anchor": text_in(row, columns["anchor"]), "positives": positives, "negatives": negatives}
 
 
 def note_repeated(batch: EncodedBatch, row: Row) -> None:
@@ -49,49 +31,15 @@ def note_repeated(batch: EncodedBatch, row: Row) -> None:
         batch.notes["anchor-repeated"] += 1
 
 
-def texts_in(row: Row, value: Any, column: str) -> list[str]:
-    """A list of texts. RecipeError for anything else."""
-    if not isinstance(value, list | tuple):
-        raise bad_row(row, f"column {column} holds {kind_of(value)}, expected a list of texts")
-    for one in value:
-        if not isinstance(one, str):
-            raise bad_row(row, f"the list in column {column} holds {kind_of(one)}, expected texts")
-    return list(value)
-
-
-def _shape_scored(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    from launcher.train.data.formats import number_in, text_in
-
-    texts = {name: text_in(row, columns[name]) for name in ("sentence1", "sentence2")}
-    return {**texts, "score": number_in(row, columns["score"])}
-
-
-def made_up_positive(draw: random.Random, index: int) -> dict[str, Any]:
-    colour, thing = _COLOURS[index % 8], _THINGS[index // 8 % 8]
-    found = {"anchor": f"Which {thing} is {colour}?", "positive": f"The {colour} one of the {thing}s."}
-    return found | {f"negative_{n}": f"{draw.choice(_THINGS)} {n}, not {colour}." for n in range(1, 33)}
-
-
-def _made_up_scored(draw: random.Random, index: int) -> dict[str, Any]:
-    colour, other, thing = draw.choice(_COLOURS), draw.choice(_COLOURS), draw.choice(_THINGS)
-    texts = {"sentence1": f"The {thing} is {colour}.", "sentence2": f"It is a {other} {thing}."}
-    return {**texts, "score": 1.0 if colour == other else 0.2}
-
-
-def fitting(own: Mapping[str, OwnFormat], formats: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
+def fitting(formats: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
     """A made-up row that the loss takes: the values, or a row of the first of `formats`."""
     if any(FORMATS[name].needed.keys() <= values.keys() for name in formats):
         return values
     draw = random.Random(json.dumps(values))
-    return own[formats[0]].make(draw, draw.randrange(64))
+    return OWN_FORMATS[formats[0]].make(draw, draw.randrange(64))
 
 
 class TrainEmbedding(TrainTask):
-    own_formats = {
-        POSITIVE_PAIR.name: OwnFormat(shape_positive, made_up_positive),
-        SCORED_PAIR.name: OwnFormat(_shape_scored, _made_up_scored),
-    }
-
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
         from launcher.train.data.tokenize import max_length_of, overlong_of
 
@@ -100,22 +48,8 @@ class TrainEmbedding(TrainTask):
         drops = overlong_of(job, detected.format) == "drop"
         return EncodeTexts(job, processing, columns_of(job), max_length_of(job), drops)
 
-    def check_row(self, section: Any, row: Row) -> None:
-        values = row.values
-        if "score" in values:
-            if section.loss == "CosineSimilarityLoss" and not -1 <= values["score"] <= 1:
-                message = f"the score is {values['score']:g}, and a cosine similarity is -1 to 1"
-                raise bad_row(row, message, "divide the scores by their largest value", code="score-range")
-            return
-        wanted, found = section.negatives, len(values["negatives"])
-        if wanted != found:
-            message = f"the row has {found} negatives, the recipe trains {wanted} of each row"
-            hint = f"set embedding.negatives: {found} (every row needs as many), or leave columns out with "
-            hint += "`columns: {NAME: null}`"
-            raise bad_row(row, message, hint, code="negatives")
-
     def rehearsed(self, job: Job, values: dict[str, Any]) -> dict[str, Any]:
-        return fitting(self.own_formats, LOSSES[job.embedding.loss].formats, values)
+        return fitting(LOSSES[job.embedding.loss].formats, values)
 
     def samples(self, job: Job, samples: Any, processing: Any) -> Any:
         from launcher.train.contrast import TextRows
@@ -282,7 +216,7 @@ class EncodeTexts:
         """The texts of each sample of a row: one for each of its positives."""
         values = row.values
         if not self.job.tiny:  # made-up rows have as many negatives as any recipe trains
-            TRAIN_TASK.check_row(self.job.embedding, row)
+            refuse_misfit(row, task_named(Embedding.name), self.job.embedding)
         if "score" in values:
             return [[values["sentence1"], values["sentence2"]]]
         negatives = values["negatives"][: len(self.columns) - 2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,47 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.recipe.reward_columns import columns_needed, unread
 from launcher.recipe.suggestions import listed
-from launcher.tasks.grpo import PROMPT
+from launcher.rows.messages import Message
+from launcher.rows.sources import Row, bad_row, kind_of
 from launcher.train.data.chat import in_forms, plain_message, require_template, template_origin
 from launcher.train.data.encoded import EncodedBatch, token_ids
-from launcher.train.data.formats import text_in
-from launcher.train.data.messages import is_conversation, messages_of, tools_of
 from launcher.train.data.rendered import RenderCheck
-from launcher.train.data.sources import Row, bad_row, kind_of
-from launcher.train.data.template import Message, Template
+from launcher.train.data.template import Template
 from launcher.train.job import Job
 from launcher.train.rewards.calls import ROW
 from launcher.train.rewards.trial import ROWS, reference_of, try_rewards
 from launcher.train.tasks.pairs import HasReference
-from launcher.train.tasks.task import OwnFormat, Shown
+from launcher.train.tasks.task import Shown
 
 if TYPE_CHECKING:
+    from launcher.rows.sources import Detected
     from launcher.train.data.encoded import Encoder
-    from launcher.train.data.sources import Detected
 
 _ROW = "row"
 """The column of a prepared sample with prompt, place and columns, as JSON: rows may differ in their types."""
-
-
-def shape(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    """{prompt: text or messages, columns: the others} of a row."""
-    column = columns["prompt"]
-    value = row.values.get(column)
-    prompt = messages_of(row, column) if is_conversation(value) else text_in(row, column)
-    if not isinstance(prompt, str) and prompt[-1].get("role") == "assistant":
-        hint = "leave the answer out of the prompt, or put it into a column of its own"
-        raise bad_row(row, f"column {column} ends with a message of the assistant", hint)
-    tools = tools_of(row, "tools") if row.values.get("tools") else None
-    if tools:
-        raise bad_row(
-            row, "column tools holds tools, which task grpo does not support", "write `tools: null`"
-        )
-    return {"prompt": prompt, "columns": {k: v for k, v in row.values.items() if k != column}}
-
-
-def _made_up(draw: random.Random, _: int) -> dict[str, Any]:
-    first, second = draw.randint(2, 9), draw.randint(2, 9)
-    return {"prompt": f"{first} + {second} = ", "answer": str(first + second)}
 
 
 class PromptEncoder:
@@ -135,8 +111,6 @@ def _decoded(batch: Mapping[str, list[Any]], names: Sequence[str]) -> dict[str, 
 
 
 class TrainGRPO(HasReference):
-    own_formats = {PROMPT.name: OwnFormat(shape, _made_up)}
-
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
         return PromptEncoder(job, processing)
 

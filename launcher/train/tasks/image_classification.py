@@ -3,58 +3,23 @@
 from __future__ import annotations
 
 import io
-import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.tasks.image_classification import IMAGE
+from launcher.rows.formats import label_id
+from launcher.rows.images import ImageFile, open_image, thumbnail
+from launcher.rows.sources import Row
 from launcher.train.data.encoded import EncodedBatch
-from launcher.train.data.formats import label_id, label_of
-from launcher.train.data.images import COLOURS, ImageFile, coloured, open_image, thumbnail
-from launcher.train.data.sources import Row, bad_row, kind_of
-from launcher.train.tasks.task import OwnFormat, Shown, TrainTask
+from launcher.train.tasks.task import Shown, TrainTask
 
 if TYPE_CHECKING:
+    from launcher.rows.sources import Detected
     from launcher.train.data.encoded import Encoder
-    from launcher.train.data.sources import Detected
     from launcher.train.job import Job
 
 
-def _shape(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    from launcher.train.data.formats import value_in
-
-    image = _image(row, value_in(row, columns["image"]), columns["image"])
-    return {"image": image, "label": label_of(row, value_in(row, columns["label"]), columns["label"])}
-
-
-def _image(row: Row, value: Any, column: str) -> str | bytes:
-    """The absolute path of an image, or the bytes of its file."""
-    if isinstance(value, dict):  # as datasets writes images into Parquet
-        value = value.get("bytes") or value.get("path")
-    if isinstance(value, bytes):
-        return value
-    if hasattr(value, "save"):  # a PIL image, from a `format_row` hook
-        buffer = io.BytesIO()
-        value.save(buffer, format="PNG")
-        return buffer.getvalue()
-    if not isinstance(value, str):
-        raise bad_row(row, f"column {column} holds {kind_of(value)}, expected an image's path or bytes")
-    path = (Path(row.file).parent / value).absolute()
-    if not path.is_file():
-        raise bad_row(row, f"there is no image {value}", "paths start from the folder of the data file")
-    return str(path)
-
-
-def _made_up(draw: random.Random, index: int) -> dict[str, Any]:
-    name = list(COLOURS)[index % len(COLOURS)]
-    return {"image": coloured(draw, name), "label": name}
-
-
 class TrainImageClassification(TrainTask):
-    own_formats = {IMAGE.name: OwnFormat(_shape, _made_up)}
-
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
         assert labels is not None, "classification knows its labels before it encodes"
         return ImageEncoder(labels)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.tasks.image_text_to_text import IMAGE_CHAT, IMAGE_PROMPT
-from launcher.train.data.encoded import IGNORED
-from launcher.train.data.image_rows import made_up_chat, made_up_prompt, shape_chat, shape_prompt
-from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask
+from launcher.rows.class_names import IGNORED
+from launcher.train.tasks.task import Evaluated, Shown, TrainTask
 
 if TYPE_CHECKING:
+    from launcher.rows.sources import Detected
     from launcher.train.data.encoded import Data, Encoder
-    from launcher.train.data.sources import Detected
     from launcher.train.job import Job
 
 
@@ -21,10 +19,6 @@ _REQUIRE_KINDS = ("molmo2",)
 
 
 class TrainImageTextToText(TrainTask):
-    own_formats = {
-        IMAGE_CHAT.name: OwnFormat(shape_chat, made_up_chat),
-        IMAGE_PROMPT.name: OwnFormat(shape_prompt, made_up_prompt),
-    }
     counts_targets = True
     shifts_labels = True
 

@@ -5,42 +5,22 @@ Commands read rows with this module, so it imports neither torch nor trl.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.tasks.kto import LABELLED, LABELLED_CHAT, LABELLED_INSTRUCTION
+from launcher.rows.sources import Row
 from launcher.train.data.encoded import EncodedBatch
-from launcher.train.data.formats import (
-    after_prompt,
-    instruction_prompt,
-    opening,
-    optional_text_in,
-    refuse_outside,
-    text_in,
-    value_in,
-)
-from launcher.train.data.messages import is_conversation, messages_of, refuse_masks, tools_of
-from launcher.train.data.sources import Row, bad_row, kind_of
-from launcher.train.data.template import Message
 from launcher.train.job import Job
 from launcher.train.tasks.pairs import TrainAgainstReference, importing_trl, refuse_mixture
-from launcher.train.tasks.task import OwnFormat, Shown
+from launcher.train.tasks.task import Shown
 from launcher.train.upstream.trl_seams import labelled_samples
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Data
 
 _COLUMNS = ["prompt_ids", "completion_ids", "label"]
-_FLAGS: Mapping[Any, bool] = {
-    **{1: True, 0: False},
-    **dict.fromkeys(("true", "1", "desirable", "good"), True),
-    **dict.fromkeys(("false", "0", "undesirable", "bad"), False),
-}
-"""A label as rows hold it, text in lower case -> whether the answer is good."""
-_HINT = "write true or false"
 
 
 def encode_labelled(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:
@@ -66,87 +46,6 @@ def encode_labelled(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBat
 
 
 # --- rows
-
-
-def shape_labelled(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    """{prompt, completion, label}, and tools: both text, or both messages."""
-    asked, answer = columns["prompt"], columns["completion"]
-    label = _label(row, columns["label"])
-    if not (is_conversation(value_in(row, asked)) or is_conversation(value_in(row, answer))):
-        return {"prompt": text_in(row, asked), "completion": text_in(row, answer), "label": label}
-    prompt, completion = _turns(row, asked, "user"), _turns(row, answer, "assistant")
-    completion = after_prompt(prompt, completion)
-    if asking := opening(completion):
-        if not is_conversation(row.values[asked]):
-            refuse_outside(row, asked, asking, [answer], f"columns: {{messages: {answer}, {asked}: null}}")
-            prompt = []
-        prompt, completion = prompt + asking, completion[len(asking) :]
-    return _of_messages(row, prompt, completion, label, columns)
-
-
-def shape_instruction(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    given = optional_text_in(row, columns.get("input"))
-    prompt = instruction_prompt(text_in(row, columns["instruction"]), given)
-    label = _label(row, columns["label"])
-    return {"prompt": prompt, "completion": text_in(row, columns["output"]), "label": label}
-
-
-def shape_chat(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    """The last message is the answer, those before it are the prompt."""
-    value_in(row, columns["messages"])
-    messages = messages_of(row, columns["messages"])
-    return _of_messages(row, messages[:-1], messages[-1:], _label(row, columns["label"]), columns)
-
-
-def _turns(row: Row, column: str, role: str) -> list[Message]:
-    """The messages of a column; text is one of `role`."""
-    if is_conversation(row.values[column]):
-        return messages_of(row, column)
-    return [{"role": role, "content": text_in(row, column)}]
-
-
-def _of_messages(
-    row: Row, prompt: list[Message], completion: list[Message], label: bool, columns: Mapping[str, str]
-) -> dict[str, Any]:
-    if not prompt or not completion or completion[-1]["role"] != "assistant":
-        message = "the label is about the last message, which must be the assistant's and follow another one"
-        raise bad_row(row, message, "delete the row")
-    shaped: dict[str, Any] = {"prompt": prompt, "completion": completion}
-    refuse_masks(row, shaped)
-    tools = tools_of(row, columns["tools"]) if "tools" in columns else None
-    return {**shaped, "label": label, **({} if tools is None else {"tools": tools})}
-
-
-def _label(row: Row, column: str) -> bool:
-    """Whether the answer is good. RecipeError for a value that says neither."""
-    value = value_in(row, column)
-    is_plain = isinstance(value, str | int | float)
-    known = _FLAGS.get(value.strip().lower() if isinstance(value, str) else value) if is_plain else None
-    if known is None:
-        held = repr(value) if is_plain else kind_of(value)
-        raise bad_row(row, f"column {column} holds {held}, expected whether the answer is good", _HINT)
-    return known
-
-
-def _made_up(draw: random.Random, index: int) -> tuple[str, str, bool]:
-    """A question, its answer, and whether that is good: two thirds are."""
-    noun, count = draw.choice(("stone", "river", "lamp", "cup")), draw.randint(2, 9)
-    good = index % 3 != 0
-    return f"How many {noun}s are there? ", f"There are {count}." if good else "I do not want to count.", good
-
-
-def _made_up_labelled(draw: random.Random, index: int) -> dict[str, Any]:
-    return dict(zip(("prompt", "completion", "label"), _made_up(draw, index), strict=True))
-
-
-def _made_up_instruction(draw: random.Random, index: int) -> dict[str, Any]:
-    return dict(zip(("instruction", "output", "label"), _made_up(draw, index), strict=True))
-
-
-def _made_up_chat(draw: random.Random, index: int) -> dict[str, Any]:
-    prompt, answer, label = _made_up(draw, index)
-    turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
-    return {"messages": turns, "label": label}
 
 
 # --- the balance of the classes
@@ -182,11 +81,6 @@ def check_labels(job: Job, labels: Any) -> str:
 class TrainKTO(TrainAgainstReference):
     encode = staticmethod(encode_labelled)
     answers = ("completion",)
-    own_formats = {
-        LABELLED.name: OwnFormat(shape_labelled, _made_up_labelled),
-        LABELLED_INSTRUCTION.name: OwnFormat(shape_instruction, _made_up_instruction),
-        LABELLED_CHAT.name: OwnFormat(shape_chat, _made_up_chat),
-    }
 
     def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
         answer = "good" if sample["label"] else "bad"

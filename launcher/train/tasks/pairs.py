@@ -9,17 +9,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import MachineError, Problem, RecipeError
+from launcher.rows.messages import Message
+from launcher.rows.sources import Row
 from launcher.train.data.chat import has_answer, in_forms, plain_message, require_template, template_origin
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.rendered import RenderCheck
-from launcher.train.data.sources import Row
-from launcher.train.data.template import Message, Template
+from launcher.train.data.template import Template
 from launcher.train.job import Job
 from launcher.train.tasks.task import TrainTask
 
 if TYPE_CHECKING:
+    from launcher.rows.sources import Detected
     from launcher.train.data.encoded import Encoder
-    from launcher.train.data.sources import Detected
 
 
 @contextlib.contextmanager

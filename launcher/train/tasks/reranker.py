@@ -2,100 +2,29 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.tasks.embedding import BY_RANK, BY_SCORE, POSITIVE_PAIR
-from launcher.tasks.reranker import LOSSES, RANKING, RELEVANCE
+from launcher.rows.recognise import refuse_misfit
+from launcher.rows.sources import Row
+from launcher.tasks import task_named
+from launcher.tasks.embedding import BY_RANK, BY_SCORE, NEGATIVES
+from launcher.tasks.reranker import LOSSES, Reranker, as_list, is_empty
 from launcher.train.data.encoded import EncodedBatch, refuse_padded_end
-from launcher.train.data.sources import Row, bad_row, kind_of
-from launcher.train.tasks.embedding import (
-    best_first,
-    fitting,
-    made_up_positive,
-    note_repeated,
-    rank_scores,
-    shape_positive,
-    texts_in,
-)
-from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask
+from launcher.train.tasks.embedding import best_first, fitting, note_repeated, rank_scores
+from launcher.train.tasks.task import Evaluated, Shown, TrainTask
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from launcher.rows.sources import Detected
     from launcher.train.data.encoded import Data, Encoder
-    from launcher.train.data.sources import Detected
     from launcher.train.job import Job
 
 
-def _shape_relevance(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    from launcher.train.data.formats import number_in, text_in
-
-    documents = [text_in(row, columns["document"])]
-    return {
-        "query": text_in(row, columns["query"]),
-        "documents": documents,
-        "labels": [number_in(row, columns["score"])],
-    }
-
-
-def _shape_ranking(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    from launcher.train.data.formats import is_number, text_in, value_in
-
-    documents = texts_in(row, value_in(row, columns["documents"]), columns["documents"])
-    labels = value_in(row, columns["labels"])
-    if not isinstance(labels, list | tuple) or not all(map(is_number, labels)):
-        message = f"column {columns['labels']} holds {kind_of(labels)}, expected a list of numbers"
-        raise bad_row(row, message)
-    if len(documents) != len(labels):
-        raise bad_row(row, f"there are {len(documents)} documents and {len(labels)} labels")
-    return {
-        "query": text_in(row, columns["query"]),
-        "documents": documents,
-        "labels": [float(one) for one in labels],
-    }
-
-
-def _as_list(values: Mapping[str, Any]) -> tuple[str, list[str], list[float]]:
-    """Query, documents and labels of a row; of a positive pair a positive has the label 1."""
-    if "anchor" not in values:
-        return values["query"], values["documents"], values["labels"]
-    documents = [*values["positives"], *values["negatives"]]
-    labels = [*[1.0] * len(values["positives"]), *[0.0] * len(values["negatives"])]
-    return values["anchor"], documents, labels
-
-
-def _is_empty(query: str, documents: Sequence[str]) -> bool:
-    return not documents or not all(text.strip() for text in (query, *documents))
-
-
-def _made_up_relevance(draw: random.Random, index: int) -> dict[str, Any]:
-    row = made_up_positive(draw, index // 2)  # two documents of each query
-    good = index % 2 == 0
-    document = row["positive"] if good else row["negative_1"]
-    return {"query": row["anchor"], "document": document, "score": float(good)}
-
-
-def _made_up_ranking(draw: random.Random, index: int) -> dict[str, Any]:
-    row = made_up_positive(draw, index)
-    return {"query": row["anchor"], "documents": [row["negative_1"], row["positive"]], "labels": [0.0, 1.0]}
-
-
-def _made_up_pair(draw: random.Random, index: int) -> dict[str, Any]:
-    row = made_up_positive(draw, index)
-    return {name: row[name] for name in ("anchor", "positive", "negative_1")}
-
-
 class TrainReranker(TrainTask):
-    own_formats = {
-        RELEVANCE.name: OwnFormat(_shape_relevance, _made_up_relevance),
-        RANKING.name: OwnFormat(_shape_ranking, _made_up_ranking),
-        POSITIVE_PAIR.name: OwnFormat(shape_positive, _made_up_pair),
-    }
-
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
         from launcher.train.data.tokenize import max_length_of, overlong_of
 
@@ -104,27 +33,12 @@ class TrainReranker(TrainTask):
         drops = overlong_of(job, detected.format) == "drop"
         return EncodeDocuments(processing, job.reranker, max_length_of(job), drops)
 
-    def check_row(self, section: Any, row: Row) -> None:
-        query, documents, labels = _as_list(row.values)
-        if _is_empty(query, documents):  # left out
-            return
-        if len(documents) > section.documents:
-            message = f"the row has {len(documents)} documents, memory is planned for {section.documents}"
-            hint = f"set reranker.documents: {len(documents)}"
-            raise bad_row(row, message, hint, code="documents")
-        if section.loss == "BinaryCrossEntropyLoss" and not 0 <= labels[0] <= 1:
-            message = f"the score is {labels[0]:g}, and BinaryCrossEntropyLoss takes 0 to 1"
-            hint = "divide the scores by their largest value, or use MSELoss"
-            raise bad_row(row, message, hint, code="score-range")
-        if section.documents > 1:
-            if min(labels) < 0:
-                raise bad_row(row, f"a label is {min(labels):g}, expected 0 or more", code="score-range")
-            if len(documents) < 2 or len(set(labels)) < 2:
-                message = f"all {len(documents)} documents of the row have the same label: nothing is ranked"
-                raise bad_row(row, message, "give each row documents of different labels", code="one-label")
-
     def rehearsed(self, job: Job, values: dict[str, Any]) -> dict[str, Any]:
-        return fitting(self.own_formats, LOSSES[job.reranker.loss].formats, values)
+        return {
+            name: value
+            for name, value in fitting(LOSSES[job.reranker.loss].formats, values).items()
+            if name not in NEGATIVES[2:]
+        }
 
     def samples(self, job: Job, samples: Any, processing: Any) -> Any:
         return samples
@@ -206,11 +120,11 @@ class EncodeDocuments:
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
         batch = EncodedBatch(columns={"input_ids": [], "lengths": [], "relevance": []})
         for index, row in enumerate(rows):
-            query, documents, labels = _as_list(row.values)
-            if _is_empty(query, documents):
+            query, documents, labels = as_list(row.values)
+            if is_empty(query, documents):
                 batch.dropped["empty"] += 1
                 continue
-            TRAIN_TASK.check_row(self.section, row)
+            refuse_misfit(row, task_named(Reranker.name), self.section)
             sample = self._call([query] * len(documents), documents)
             lengths = [len(one) for one in sample["input_ids"]]
             batch.tokens += sum(lengths)

@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.rows.messages import Message, is_conversation, messages_of
+from launcher.rows.sources import Row
 from launcher.train.data.chat import require_template
 from launcher.train.data.encoded import EncodedBatch, refuse_padded_end, token_ids, with_eos
-from launcher.train.data.messages import is_conversation, messages_of
-from launcher.train.data.sources import Row
-from launcher.train.data.template import Message
 from launcher.train.job import Job
 from launcher.train.tasks.pairs import TrainPairs, importing_trl, refuse_mixture
 from launcher.train.tasks.task import Shown

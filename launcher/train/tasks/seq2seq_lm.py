@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.train.data.encoded import IGNORED
+from launcher.rows.class_names import IGNORED
 from launcher.train.tasks.task import Evaluated, Shown, TrainTask
 
 if TYPE_CHECKING:
+    from launcher.rows.sources import Detected
     from launcher.train.data.encoded import Data, Encoder
-    from launcher.train.data.sources import Detected
     from launcher.train.job import Job
 
 

@@ -2,56 +2,36 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from launcher.tasks.sequence_classification import CLASSIFICATION, MULTI, REGRESSION, SINGLE
-from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask, traced_tokens
+from launcher.rows.own_formats import MOODS
+from launcher.tasks.sequence_classification import MULTI, REGRESSION, SINGLE
+from launcher.train.tasks.task import Evaluated, Shown, TrainTask, traced_tokens
 
 if TYPE_CHECKING:
+    from launcher.rows.sources import Detected, Row
     from launcher.train.data.encoded import Encoder
-    from launcher.train.data.sources import Detected, Row
     from launcher.train.job import Job
 
 THRESHOLD = 0.5
 """Probability from which on a label of several applies."""
-_NOUNS = ("stone", "river", "lamp", "road", "bird", "cup")
-_MOODS = {"bad": ("broken", "dull"), "fine": ("plain", "usual"), "good": ("lovely", "bright")}
-
-
-def _shape(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    from launcher.train.data.formats import label_of, optional_text_in, text_in, value_in
-
-    pair = optional_text_in(row, columns.get("text_pair"))
-    text = text_in(row, columns["text"])
-    label = value_in(row, columns["label"])
-    if not isinstance(label, float | list | tuple):  # of which `data.problem_type` decides
-        label_of(row, label, columns["label"])
-    return {"text": text, "text_pair": pair, "label": label}
-
-
-def _made_up(draw: random.Random, index: int) -> dict[str, Any]:
-    mood = list(_MOODS)[index % len(_MOODS)]
-    return {"text": f"This {draw.choice(_NOUNS)} is {draw.choice(_MOODS[mood])}.", "label": mood}
 
 
 class TrainSequenceClassification(TrainTask):
-    own_formats = {CLASSIFICATION.name: OwnFormat(_shape, _made_up)}
-
     def labels(self, job: Job, rows: Iterable[Row]) -> tuple[str, ...]:
-        from launcher.train.data.targets import PROBLEM_TYPES
+        from launcher.rows.targets import PROBLEM_TYPES
 
         return PROBLEM_TYPES[job.data.problem_type].names(rows)
 
     def rehearsed(self, job: Job, values: dict[str, Any]) -> dict[str, Any]:
         mood = values["label"]
-        made = {SINGLE: mood, REGRESSION: list(_MOODS).index(mood) / 2, MULTI: [mood]}
+        made = {SINGLE: mood, REGRESSION: list(MOODS).index(mood) / 2, MULTI: [mood]}
         return {**values, "label": made[job.data.problem_type]}
 
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
-        from launcher.train.data.targets import PROBLEM_TYPES
+        from launcher.rows.targets import PROBLEM_TYPES
         from launcher.train.data.tokenize import EncodeClasses, max_length_of, overlong_of
 
         overlong = overlong_of(job, detected.format)

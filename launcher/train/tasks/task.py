@@ -6,27 +6,16 @@ that need torch are imported where they are used: preparing data does without mo
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from launcher.rows.sources import Detected, Row
     from launcher.train.data.encoded import Data, Encoder
-    from launcher.train.data.sources import Detected, Row
     from launcher.train.job import Job
-
-
-@dataclass(frozen=True, slots=True)
-class OwnFormat:
-    """A row format of one task."""
-
-    shape: Callable[[Row, Mapping[str, str]], dict[str, Any]]
-    """A row and the column of each field -> the canonical values. RecipeError names file and line."""
-    make: Callable[[random.Random, int], dict[str, Any]]
-    """A row made up for `--tiny`, with the format's own names as columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +37,6 @@ class TrainTask:
     """The worker half of a task; a subclass overrides what is different."""
 
     # --- data -----------------------------------------------------------------------------------
-    own_formats: ClassVar[Mapping[str, OwnFormat]] = {}
-    """Row formats that no other task has; those of several are in train/data/formats.py."""
-
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
         """What turns canonical rows of a format into samples.
 
@@ -59,15 +45,12 @@ class TrainTask:
         """
         raise NotImplementedError
 
-    def check_row(self, section: Any, row: Row) -> None:
-        """RecipeError for a canonical row that the task's own section does not take."""
-
     def labels(self, job: Job, rows: Iterable[Row]) -> tuple[str, ...]:
         """Names of the labels in canonical rows of training, in the order of their ids.
 
         RecipeError where the rows cannot be learned from.
         """
-        from launcher.train.data.class_names import collect_labels
+        from launcher.rows.class_names import collect_labels
 
         return collect_labels(rows)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,15 +9,15 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.tasks.token_classification import WORDS
-from launcher.train.data.encoded import IGNORED, EncodedBatch
-from launcher.train.data.formats import label_id, label_of
-from launcher.train.data.sources import Row, bad_row, kind_of
-from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask
+from launcher.rows.class_names import IGNORED
+from launcher.rows.formats import label_id
+from launcher.rows.sources import Row
+from launcher.train.data.encoded import EncodedBatch
+from launcher.train.tasks.task import Evaluated, Shown, TrainTask
 
 if TYPE_CHECKING:
+    from launcher.rows.sources import Detected
     from launcher.train.data.encoded import Encoder
-    from launcher.train.data.sources import Detected
     from launcher.train.job import Job
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
@@ -26,40 +25,9 @@ _OPENS, _INSIDE, _CLOSES, _SINGLE = "B", "I", "LE", "US"
 """Prefixes of the first word of an entity, of words inside, of its last word, of an entity of one word."""
 _OF_SEQEVAL = {"L": "E", "U": "S"}
 """First letter of a label -> the one that seqeval knows for it: it reads BILOU labels as no entities."""
-_NAMES = ("Ada", "Grace", "Alan", "Edsger")
-_PLACES = ("London", "Paris", "Lima", "Oslo")
-
-
-def _shape(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    from launcher.train.data.formats import value_in
-
-    words, labels = (_list(row, value_in(row, columns[name]), columns[name]) for name in WORDS.needed)
-    for word in words:
-        if not isinstance(word, str):
-            raise bad_row(row, f"column {columns['tokens']} holds {kind_of(word)}, expected words")
-    if len(words) != len(labels):
-        message = f"there are {len(words)} words in {columns['tokens']} and {len(labels)} labels"
-        raise bad_row(row, f"{message} in {columns['labels']}", "give each word one label")
-    kept = [label if label == IGNORED else label_of(row, label, columns["labels"]) for label in labels]
-    return {"tokens": words, "labels": kept}
-
-
-def _list(row: Row, value: Any, column: str) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise bad_row(row, f"column {column} holds {kind_of(value)}, expected a list")
-    return list(value)
-
-
-def _made_up(draw: random.Random, index: int) -> dict[str, Any]:
-    if index % 4 == 3:
-        return {"tokens": ["It", "rained", "again", "."], "labels": ["O"] * 4}
-    words = [draw.choice(_NAMES), "lived", "in", draw.choice(_PLACES), "."]
-    return {"tokens": words, "labels": ["B-PER", "O", "O", "B-LOC", "O"]}
 
 
 class TrainTokenClassification(TrainTask):
-    own_formats = {WORDS.name: OwnFormat(_shape, _made_up)}
-
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
         from launcher.train.data.tokenize import max_length_of, overlong_of
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
+from launcher.rows.class_names import collect_labels
+from launcher.rows.formats import label_id, label_of
+from launcher.rows.sources import Row, bad_row, kind_of, parsed_json
 from launcher.tasks.sequence_classification import MULTI, REGRESSION, SINGLE
-from launcher.train.data.class_names import collect_labels
-from launcher.train.data.formats import label_id, label_of
-from launcher.train.data.sources import Row, bad_row, kind_of, parsed_json
 
 KEY = "data.problem_type"
 Target = int | float | list[float]

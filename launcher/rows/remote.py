@@ -21,8 +21,8 @@ from launcher.files.object_store import Store, StoreError, lacks_package
 from launcher.files.safe_files import read_json, write_json
 from launcher.machine.probe import cache_root
 from launcher.machine.software import require_modules
-from launcher.train.data.files import holds_rows, is_data_file, known_suffixes
-from launcher.train.data.splits import TRAIN, choose, split_lines
+from launcher.rows.files import holds_rows, is_data_file, known_suffixes
+from launcher.rows.splits import TRAIN, choose, split_lines
 
 _VERSION = ("ETag", "etag", "generation", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified")
 """Keys of an object's facts that change with its content; the size does, too."""

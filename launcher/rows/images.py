@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.train.data.sources import Row, bad_row, kind_of
+from launcher.rows.sources import Row, bad_row, kind_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image

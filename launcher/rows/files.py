@@ -18,8 +18,8 @@ from typing import Any
 
 from launcher.errors import RecipeError
 from launcher.recipe.suggestions import listed
-from launcher.train.data import conll
-from launcher.train.data.lines import (
+from launcher.rows import conll
+from launcher.rows.lines import (
     BROKEN_PACKING,
     BUFFER_BYTES,
     OPENERS,
@@ -30,7 +30,7 @@ from launcher.train.data.lines import (
     refuse_pointer,
     unpacked_name,
 )
-from launcher.train.data.tables import DELIMITERS, read_table
+from launcher.rows.tables import DELIMITERS, read_table
 
 _READ_AS: Mapping[str, tuple[Any, Sequence[str]]] = {
     "quoting": ("minimal", tuple(DELIMITERS)),

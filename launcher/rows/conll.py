@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import RecipeError
-from launcher.train.data.lines import CutOffError, read_lines
+from launcher.rows.lines import CutOffError, read_lines
 
 SUFFIXES = (".conll", ".conllu", ".conll03", ".bio", ".iob", ".iob2", ".bilou")
 _UNIVERSAL = ("id", "tokens", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")

@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
 from launcher.recipe.yaml_writer import flow
-from launcher.train.data.files import rows_kind, rows_name
+from launcher.rows.files import rows_kind, rows_name
 
 ALL = "all"
 """`split` of a source whose files are all read."""

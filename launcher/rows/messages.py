@@ -1,7 +1,8 @@
 """Conversations as files write them to the messages that chat templates take.
 
 Files hold `role`/`content` (OpenAI) or `from`/`value` (ShareGPT), as objects or as JSON text. Roles, keys,
-tool calls and masks of other tools become one form; `rendered` decides which of it a template takes.
+tool calls and masks of other tools become one form; train/data/rendered.py decides which of it a template
+takes.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any
 
 from launcher.files.safe_files import parse_json
 from launcher.recipe.suggestions import listed
-from launcher.train.data.rendered import REASONING
-from launcher.train.data.sources import Row, bad_row, is_empty, is_media, kind_of, parsed_json, plain_name
-from launcher.train.data.template import Message
+from launcher.rows.sources import Row, bad_row, is_empty, is_media, kind_of, parsed_json, plain_name
 
+Message = dict[str, Any]
+REASONING = ("reasoning_content", "reasoning", "thinking", "thought")
+"""Keys under which rows hold what the assistant thinks before it answers."""
 TRAIN = "train"
 """The key under which a canonical message holds its flag; absent where the row has none."""
 

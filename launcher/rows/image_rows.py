@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher.train.data.formats import SHARED, text_in, value_in
-from launcher.train.data.images import COLOURS, KEYS, ImageFile, coloured, image_file
-from launcher.train.data.messages import is_conversation
-from launcher.train.data.sources import Row, bad_row, kind_of, parsed_json
+from launcher.rows.formats import SHARED, text_in, value_in
+from launcher.rows.images import COLOURS, KEYS, ImageFile, coloured, image_file
+from launcher.rows.messages import is_conversation
+from launcher.rows.sources import Row, bad_row, kind_of, parsed_json
 
 MARK = "qzIMAGEzq"
 """Stands for an image in a message's text; no trimming or escaping changes it."""

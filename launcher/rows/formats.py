@@ -2,43 +2,31 @@
 
 text {text} · instruction and prompt-completion {prompt, completion} · chat {messages, tools}, and train where
 the row masks messages · preference {prompt, chosen, rejected}, all text or all messages, and margin. The
-format of one task is in that task's module in train/tasks/.
+formats of one task are in own_formats.py.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.recipe.suggestions import listed
-from launcher.tasks import TASKS
-from launcher.train.data.class_names import DECIMAL, REGRESSION_HINT
-from launcher.train.data.messages import (
+from launcher.rows.class_names import DECIMAL, REGRESSION_HINT
+from launcher.rows.messages import (
     TRAIN,
+    Message,
     is_conversation,
     messages_of,
     refuse_masks,
     row_flags,
     tools_of,
 )
-from launcher.train.data.sources import Detected, Row, bad_row, kind_of
-from launcher.train.data.template import Message
-from launcher.train.tasks import train_task
+from launcher.rows.sources import Row, bad_row, kind_of
 
 Shaper = Callable[[Row, Mapping[str, str]], dict[str, Any]]
 """A row and the column of each field -> the canonical values. RecipeError names file and line."""
-
-
-def canonical(row: Row, detected: Detected) -> Row:
-    """The row's values in the canonical shape of its format. RecipeError names file and line."""
-    left_out = detected.left_out.difference(detected.columns.values())
-    shape = SHARED.get(detected.format)
-    if shape is None:
-        owner = next(task.name for task in TASKS if detected.format in task.formats)
-        shape = train_task(owner).own_formats[detected.format].shape
-    return Row(shape(row.without(left_out), detected.columns), row.file, row.number)
 
 
 def instruction_prompt(instruction: str, given: str | None = None) -> str:
@@ -257,7 +245,7 @@ SHARED: Mapping[str, Shaper] = {
     "chat": _chat,
     "preference": _preference,
 }
-"""Formats that several tasks read; the others are `own_formats` of their task in train/tasks/."""
+"""Formats that several tasks read; the others are OWN_FORMATS."""
 
 
 def label_of(row: Row, label: Any, column: str) -> str | int | bool:
@@ -279,29 +267,3 @@ def label_id(row: Row, label: Any, labels: Sequence[str]) -> int:
     except ValueError:
         message = f"label {name!r} is not among the training labels {listed(labels)}"
         raise bad_row(row, message, "labels come from data.train; correct the row or leave it out") from None
-
-
-def label_counts(samples: Any, labels: Sequence[str]) -> dict[str, int]:
-    """Label -> prepared samples, of token classification words, that have it.
-
-    `labels` of the samples are ids, the ids of words, or a 0.0 or 1.0 for each label.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    ids = samples.with_format("arrow")["labels"][:]
-    if pa.types.is_list(ids.type):
-        ids = pc.list_flatten(ids)
-        if pa.types.is_floating(ids.type):
-            sums = ids.to_numpy().reshape(-1, len(labels)).sum(axis=0)
-            return {name: int(count) for name, count in zip(labels, sums, strict=True)}
-    found = {one["values"]: one["counts"] for one in pc.value_counts(ids).to_pylist()}
-    return {name: found.get(number, 0) for number, name in enumerate(labels)}
-
-
-def label_twins(labels: Iterable[str]) -> list[list[str]]:
-    """Labels that differ only in case and spaces."""
-    alike: dict[str, list[str]] = {}
-    for label in labels:
-        alike.setdefault(" ".join(label.split()).casefold(), []).append(label)
-    return [names for names in alike.values() if len(names) > 1]

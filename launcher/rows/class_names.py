@@ -1,7 +1,6 @@
-"""Names of classes: those of all rows, and those that a data set declares for whole numbers (`ClassLabel`).
+"""Names of classes: those of all rows, and those that files declare for whole numbers (`ClassLabel`).
 
-Parquet and Arrow files have them in their schema, data sets of the hub beside their rows. A column of lists
-has those of its items.
+Parquet and Arrow files have them in their schema. A column of lists has those of its items.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.files.safe_files import parse_json
-from launcher.recipe.data_paths import is_loaded_hub_id
-from launcher.train.data.encoded import IGNORED
-from launcher.train.data.files import file_schema
-from launcher.train.data.sources import Row, bad_row, hub_features, source_files
+from launcher.rows.files import file_schema
+from launcher.rows.sources import Row, bad_row, source_files
 
+IGNORED = -100
+"""The label of a token, in rows of a word, that does not contribute to the loss."""
 Names = Mapping[str, tuple[str, ...]]
 """Column -> names by number."""
 _FIELDS = ("label", "labels")
@@ -26,16 +25,14 @@ DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
 REGRESSION_HINT = "scores of texts: task sequence-classification with `data.problem_type: regression`"
 
 
-def declared(settings: Mapping[str, Any], cache_dir: Path | str | None = None) -> Names:
-    """Names of all columns of a source that declares some.
+def declared(source: Mapping[str, Any]) -> Names:
+    """Names of all columns of a source whose files declare some.
 
     RecipeError where two files of it declare others: one number would mean two classes.
     """
-    if is_loaded_hub_id(settings["path"]):
-        return _of_features(hub_features(settings, cache_dir))
     found: Names | None = None
-    for file in source_files(settings):
-        names = _of_features(_file_features(file))
+    for file in source_files(source):
+        names = of_features(_file_features(file))
         if found is not None and names != found:
             message = "declares other classes (ClassLabel) than the files before it"
             hint = "read the files as one source for each list of classes, or write the names into the rows"
@@ -54,8 +51,8 @@ def _file_features(file: Path) -> Any:
         return {}
 
 
-def _of_features(features: Any) -> Names:
-    """features: as `datasets.Features.to_dict` gives them."""
+def of_features(features: Any) -> Names:
+    """Names of the columns that declare some. features: as `datasets.Features.to_dict` gives them."""
     found = {}
     for column, feature in features.items() if isinstance(features, Mapping) else ():
         if isinstance(feature, list) and feature:  # as older versions write a list
@@ -116,3 +113,11 @@ def collect_labels(rows: Iterable[Row]) -> tuple[str, ...]:
         message = "the labels are decimal numbers, and classes are whole numbers or names"
         raise RecipeError(Problem("labels", message, file=file, hint=REGRESSION_HINT))
     return tuple(sorted(names))
+
+
+def label_twins(labels: Iterable[str]) -> list[list[str]]:
+    """Labels that differ only in case and spaces."""
+    alike: dict[str, list[str]] = {}
+    for label in labels:
+        alike.setdefault(" ".join(label.split()).casefold(), []).append(label)
+    return [names for names in alike.values() if len(names) > 1]

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from launcher.files.safe_files import parse_json
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.recipe.reward_columns import unread
+from launcher.rows.messages import OF_ROWS, is_conversation, is_mask_key, masks_row
+from launcher.rows.sources import Row, is_content, is_empty, is_media, plain_name
 from launcher.tasks import FORMATS, task_named
 from launcher.tasks.dpo import DPO
 from launcher.tasks.embedding import Embedding
@@ -28,11 +30,9 @@ from launcher.tasks.reranker import Reranker
 from launcher.tasks.reward import Reward
 from launcher.tasks.rows import PREFERENCE, PROMPT_COMPLETION, TEXT
 from launcher.tasks.token_classification import TokenClassification
-from launcher.train.data.messages import OF_ROWS, is_conversation, is_mask_key, masks_row
-from launcher.train.data.sources import Row, is_content, is_empty, is_media, plain_name
 
 if TYPE_CHECKING:
-    from launcher.train.data.sources import Detected
+    from launcher.rows.sources import Detected
 
 
 _FEWEST_WORDS = 4

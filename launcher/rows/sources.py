@@ -1,4 +1,6 @@
-"""A source of a recipe to rows: a file, glob, folder, folder of images, package file or hub id.
+"""A source of a recipe to rows: a file, glob, folder, folder of images, package file or URL.
+
+Data sets of the hub have neither files nor rows here: train/data/hub_rows.py streams them.
 
 Memory is bounded: rows are yielded one by one as they are read.
 """
@@ -17,21 +19,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import MachineError, Problem, RecipeError
+from launcher.errors import Problem, RecipeError
 from launcher.files.safe_files import exists, expanded, is_dir, parse_json
 from launcher.machine.probe import resolve_path
 from launcher.recipe.data_paths import is_loaded_hub_id, is_url
-from launcher.train.data.conll import is_conll
-from launcher.train.data.files import (
+from launcher.rows.conll import is_conll
+from launcher.rows.files import (
     data_suffix,
     holds_rows,
     is_data_file,
     known_suffixes,
     read_file,
-    without_none,
 )
-from launcher.train.data.remote import name_of, remote_files
-from launcher.train.data.splits import ALL, TRAIN, SplitFiles, choose, split_lines
+from launcher.rows.remote import name_of, remote_files
+from launcher.rows.splits import ALL, TRAIN, SplitFiles, choose, split_lines
 
 _IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _HELD_BY_SAVE_TO_DISK = {"dataset_info.json", "state.json"}
@@ -122,20 +123,19 @@ def parsed_json(row: Row, place: str, text: str) -> Any:
 
 
 def iter_rows(source: Mapping[str, Any], cache_dir: Path | str | None = None) -> Iterator[Row]:
-    """Rows of a source (`path`, and for hub ids `split`, `name`, `revision`), at least one; `first`: so many.
+    """Rows of the files of a source, as `counted_rows`.
 
-    `cache_dir` takes what has to be downloaded or unpacked. RecipeError names the file and line of a
-    fault; MachineError when the hub cannot be reached.
+    `cache_dir` takes what has to be unpacked. RecipeError names the file and line of a fault; MachineError
+    when the store of a URL cannot be reached.
     """
-    if is_loaded_hub_id(source["path"]):
-        rows = _hub_rows(source, cache_dir)
-    else:
-        files = source_files(source)
-        if is_image(files[0]):
-            rows = map(image_row, files)
-        else:
-            scratch = None if cache_dir is None else Path(cache_dir)
-            rows = (row for file in files for row in _rows_of(file, scratch, source))
+    files = source_files(source)
+    scratch = None if cache_dir is None else Path(cache_dir)
+    read = (row for file in files for row in _rows_of(file, scratch, source))
+    yield from counted_rows(source, map(image_row, files) if is_image(files[0]) else read)
+
+
+def counted_rows(source: Mapping[str, Any], rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows, at most `first` of the source. RecipeError where there are none."""
     row = None
     for row in itertools.islice(rows, source.get("first")):
         yield row
@@ -325,59 +325,3 @@ def _what_is_near(folder: Path) -> str:
     names = sorted(file.name for file in folder.iterdir())
     held = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
     return f"the nearest folder is {folder}, it holds {held or 'nothing'}"
-
-
-def _hub_stream(source: Mapping[str, Any], cache_dir: Path | str | None) -> Any:
-    from datasets import load_dataset
-
-    return load_dataset(
-        source["path"],
-        name=source.get("name"),
-        split=source.get("split") or TRAIN,
-        revision=source.get("revision"),
-        cache_dir=None if cache_dir is None else str(cache_dir),
-        streaming=True,
-    )
-
-
-def hub_features(source: Mapping[str, Any], cache_dir: Path | str | None) -> dict[str, Any]:
-    """The features of a data set of the hub whose rows were read, as datasets writes them; {} without any."""
-    features = _hub_stream(source, cache_dir).features
-    found: dict[str, Any] = {} if features is None else features.to_dict()
-    return found
-
-
-def _hub_rows(source: Mapping[str, Any], cache_dir: Path | str | None) -> Iterator[Row]:
-    """Rows of a data set of the hub, streamed."""
-    from datasets.exceptions import DatasetsError
-
-    reference = source["path"]
-    try:
-        rows = _hub_stream(source, cache_dir)
-        # Images stay bytes. iter() is not split over dataloader workers, as __iter__ is: a stream deals
-        # its rows out itself.
-        for number, batch in enumerate(rows.decode(False).iter(batch_size=1), start=1):
-            values = {key: column[0] for key, column in batch.items()}
-            # Top-level None is a missing value; nested, it fills up what an object lacks.
-            yield Row({key: _own_keys(value) for key, value in values.items()}, reference, number)
-    except (DatasetsError, FileNotFoundError, ValueError) as error:
-        hint = "check the id, `split`, `name` and `revision`; a gated data set needs HF_TOKEN"
-        raise RecipeError(Problem("hub-data", _first_line(error), file=reference, hint=hint)) from error
-    except OSError as error:
-        hint = "run `effilaunch prepare` where there is a network, or download it and name the folder"
-        problem = Problem("hub-unreachable", _first_line(error), file=reference, hint=hint)
-        raise MachineError(problem) from error
-
-
-def _own_keys(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("bytes", b"") is None and "://" in str(value.get("path")):
-        import fsspec
-
-        with fsspec.open(value["path"], "rb") as stream:  # an image of which only the address came
-            return {"bytes": stream.read(), "path": value["path"]}
-    return without_none(value)
-
-
-def _first_line(error: Exception) -> str:
-    cause = error.__cause__ or error
-    return (str(cause).splitlines() or [type(cause).__name__])[0]

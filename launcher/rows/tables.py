@@ -10,9 +10,9 @@ from typing import Any
 
 from launcher.errors import RecipeError
 from launcher.recipe.suggestions import listed
+from launcher.rows.conll import is_conll, numbered_columns
+from launcher.rows.lines import CutOffError, Numbered, fault, read_lines
 from launcher.tasks import FORMATS
-from launcher.train.data.conll import is_conll, numbered_columns
-from launcher.train.data.lines import CutOffError, Numbered, fault, read_lines
 
 DELIMITERS: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
 _CELL_CHARACTERS = 1 << 26  # an unclosed quote must not swallow a whole file
