@@ -386,8 +386,8 @@ def test_labels_of_one_kind_are_an_error_with_their_number(tmp_path, label):
 
 def test_commands_that_read_rows_import_no_trl():
     """`run`, `plan` and `prepare` read the first rows in their own process."""
-    code = "import sys; from launcher.train.tasks import train_task; train_task('kto')\n"
-    code += "print(sorted({'torch', 'trl', 'transformers', 'pyarrow'} & set(sys.modules)))"
+    code = "import sys; import launcher.rows.recognise\n"
+    code += "print(sorted({'torch', 'trl', 'transformers', 'pyarrow', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -430,7 +430,7 @@ def test_pairs_that_are_computed_once_are_made_by_one_of_two_ranks(tmp_path, for
     ground = make_ground(tmp_path / "ground")
     write_rows(ground / "labelled.jsonl", labelled(8))
     trainer = {"precompute_ref_log_probs": True, "train_sampling_strategy": "sequential", "max_steps": 2}
-    forks.load("launcher.train.tasks.kto_trainer")
+    forks.load("launcher.train.tasks.kto")
     said = {
         "task": "kto",
         "data": {"train": [{"path": "labelled.jsonl"}], "max_length": 32},

@@ -1,6 +1,6 @@
-"""Answers that are labelled good or bad: rows, samples, balance of labels. kto_trainer.py has the Trainer.
+"""Answers that are labelled good or bad, with trl, whose preparation of rows runs before processes meet.
 
-Commands read rows with this module, so it imports neither torch nor trl.
+Importing this module imports trl. MachineError when that fails.
 """
 
 from __future__ import annotations
@@ -14,13 +14,53 @@ from launcher.rows.sources import Row
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.job import Job
 from launcher.train.tasks.pairs import TrainAgainstReference, importing_trl, refuse_mixture
+from launcher.train.tasks.reference import ReferenceTrainer, frozen_copy, make_reference
 from launcher.train.tasks.task import Shown
-from launcher.train.upstream.trl_seams import labelled_samples
+from launcher.train.upstream.trl_seams import KlTerms, WholeMetrics, labelled_samples, reference_from
+
+with importing_trl("kto"):
+    from trl import KTOConfig, KTOTrainer
+    from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Data
 
 _COLUMNS = ["prompt_ids", "completion_ids", "label"]
+
+
+class KlPairs(DataCollatorForUnpairedPreference):
+    """Batches whose KL term pairs each prompt with the answer of the row before it in the batch, as trl's.
+
+    trl pairs neighbouring rows once, which only holds for rows that are never shuffled. Rows that have a pair
+    keep it.
+    """
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        if "KL_completion_ids" not in examples[0]:
+            answers = [example["completion_ids"] for example in examples]
+            pairs = zip(examples, answers[-1:] + answers[:-1], strict=True)
+            examples = [{**example, "KL_completion_ids": answer} for example, answer in pairs]
+        batch: dict[str, Any] = super().torch_call(examples)
+        return batch
+
+
+class PreparedKtoTrainer(WholeMetrics, KlTerms, ReferenceTrainer, KTOTrainer):
+    """KTOTrainer for rows of `encode_labelled`, in any order: `KlPairs` makes the pairs of each batch."""
+
+    def __init__(self, model: Any, *, args: Any, **more: Any) -> None:
+        order = args.train_sampling_strategy
+        if not args.precompute_ref_log_probs:
+            args.train_sampling_strategy = "sequential"  # trl refuses any other for its own pairs
+        super().__init__(model=model, args=args, **more)
+        args.train_sampling_strategy = order
+
+    def metric_counts(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        good, tokens = inputs["label"].bool(), inputs["completion_mask"][:, 1:].sum(1)
+        counts = {"rows": self.loss_items(inputs), "entropy": tokens.sum()}
+        for side, rows in (("chosen", good), ("rejected", ~good)):
+            counts |= dict.fromkeys((f"rewards/{side}", f"logps/{side}"), rows.sum())
+            counts[f"logits/{side}"] = (tokens * rows).sum()
+        return counts
 
 
 def encode_labelled(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:
@@ -95,17 +135,9 @@ class TrainKTO(TrainAgainstReference):
         print(check_labels(job, data.train.with_format("arrow")["label"][:]))
 
     def arguments(self, job: Job) -> tuple[Any, dict[str, Any]]:
-        with importing_trl(job.task.name):
-            from trl import KTOConfig
         return KTOConfig, {"max_length": job.data.max_length}
 
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
-        from trl import KTOTrainer
-
-        from launcher.train.tasks.kto_trainer import KlPairs, PreparedKtoTrainer
-        from launcher.train.tasks.reference import frozen_copy, make_reference
-        from launcher.train.upstream.trl_seams import reference_from
-
         args = common["args"]
         if job.task.least_batch_of(job)[0] > 1:
             common = common | {
