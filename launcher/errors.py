@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 
 WOULD_FIT = "it would fit "
 """Begins the hint of what does not fit; changes follow, with semicolons between them."""
+_LONGEST = 2000
+"""Characters that are shown of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +41,19 @@ class Problem:
         return asdict(self)
 
     def __str__(self) -> str:
-        place = _on_one_line(self.file or "")
+        place = printable(self.file or "")
         if self.file and self.line is not None:
             place += f":{self.line}"
-        parts = [part for part in (place, _on_one_line(self.path or ""), self.message) if part]
+        parts = [part for part in (place, printable(self.path or ""), self.message) if part]
         text = ": ".join(parts)
         return f"{text} ({self.hint})" if self.hint else text
 
 
-def _on_one_line(name: str) -> str:
-    """The name with control characters escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+def printable(text: str) -> str:
+    """The text on one line, with escapes for unprintable characters; long texts are shortened."""
+    if len(text) > _LONGEST:
+        text = text[:_LONGEST] + "…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class EffilaunchError(Exception):

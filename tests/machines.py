@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from launcher.knowledge.doctor import CHECKS, Verdict
+from launcher.knowledge.doctor.check import Verdict
+from launcher.knowledge.doctor.examine import CHECKS
 from launcher.machine.gpus import Gpu, GpuFacts
 from launcher.machine.hardware import MIB
 from launcher.machine.machine_facts import BuildFacts, HostFacts, Machine, NetworkFacts

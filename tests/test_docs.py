@@ -22,9 +22,9 @@ from pydantic_core import PydanticUndefined
 from launcher.cli import main
 from launcher.commands.plan_page import PageRecipe, planned
 from launcher.knowledge.diagnose.findings import Edit, TracebackFrame
-from launcher.knowledge.doctor import CHECKS, Verdict
-from launcher.knowledge.doctor import CheckResult as Answer
-from launcher.knowledge.doctor.check import Status
+from launcher.knowledge.doctor.check import CheckResult as Answer
+from launcher.knowledge.doctor.check import Status, Verdict
+from launcher.knowledge.doctor.examine import CHECKS
 from launcher.knowledge.failures.catalogue import FAILURES as KNOWN
 from launcher.lab.rehearsal.run import MEASURED
 from launcher.lab.rehearsal.verdicts import TITLES as REHEARSED

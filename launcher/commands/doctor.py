@@ -18,7 +18,8 @@ from launcher.execute.run_dir import default_run_dir
 from launcher.files.redaction import is_secret_name
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import gather
-from launcher.knowledge.doctor import DATA_CHECK_ID, PLAN_CHECK_ID, CheckResult, Verdict, examine
+from launcher.knowledge.doctor.check import CheckResult, Verdict
+from launcher.knowledge.doctor.examine import DATA_CHECK_ID, PLAN_CHECK_ID, examine
 from launcher.knowledge.doctor.needs import hub_model, nvme_path, reports_to
 from launcher.knowledge.doctor.redact import Private, redact, redact_json
 from launcher.lab.rehearsal.run import rehearse_recipe

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import Problem, RecipeError, printable
 from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
-from launcher.knowledge.lint.document import printable
 from launcher.machine.software import require_modules
 from launcher.report.outcome import Outcome, harmless, note
 

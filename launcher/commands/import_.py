@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.engines.fsdp import FSDP
-from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError
+from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError, printable
 from launcher.importing.join import Imported, import_files
 from launcher.importing.reading import Dropped, Effect
 from launcher.importing.writing import files_of, recipe_text
 from launcher.inputs.planning_facts import gather
-from launcher.knowledge.lint.document import printable
 from launcher.models.model_config import NOT_HERE
 from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe

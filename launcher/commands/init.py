@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import Problem, RecipeError, printable
 from launcher.inputs.data_survey import Sight, flags_of, goals_of, look, rows_for, rows_words, suggestion
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.first_samples import ROWS, try_first_rows
 from launcher.inputs.fitting_method import Fitting, default_model, fit
 from launcher.inputs.planning_facts import gather
-from launcher.knowledge.lint.document import printable
 from launcher.machine import probe
 from launcher.machine.hardware import Hardware, parse_hardware, with_host_memory
 from launcher.planner.elastic import plan_on

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import DoesNotFit, Problem, RecipeError
+from launcher.errors import DoesNotFit, Problem, RecipeError, printable
 from launcher.knowledge.lint.check import LARGEST, Rule, apply_fixes, decoded, lint_text
-from launcher.knowledge.lint.document import LintFinding, printable
+from launcher.knowledge.lint.document import LintFinding
 from launcher.render.new_file import write_new
 from launcher.report.outcome import Outcome
 

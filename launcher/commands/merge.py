@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import Problem, RecipeError, printable
 from launcher.execute.record import RunRecord, read_run, without_secrets
 from launcher.execute.run_dir import locked
 from launcher.files.redaction import hider, secret_values
 from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
-from launcher.knowledge.lint.document import printable
 from launcher.machine.software import require_modules
 from launcher.report.model_card import model_card
 from launcher.report.outcome import Outcome, note

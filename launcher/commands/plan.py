@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import DoesNotFit, Problem, RecipeError
+from launcher.errors import DoesNotFit, Problem, RecipeError, printable
 from launcher.inputs.planning_facts import gather, operator_warnings
 from launcher.inputs.shown_plan import shown_plan
-from launcher.knowledge.lint.document import printable
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.planner.search import Search

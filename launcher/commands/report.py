@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import Problem, RecipeError, printable
 from launcher.execute.record import RunRecord, read_run, total_seconds
 from launcher.execute.run_dir import free_name
 from launcher.files.safe_files import write_text
-from launcher.knowledge.lint.document import printable
 from launcher.render.new_file import write_new, writing
 from launcher.report.compare import differing
 from launcher.report.outcome import Outcome

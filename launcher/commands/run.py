@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EffilaunchError, Problem, RecipeError
+from launcher.errors import EffilaunchError, Problem, RecipeError, printable
 from launcher.execute.attempts import OomAdaptations, as_adapted, read_adapted, run_attempts, with_adapted
 from launcher.execute.endings import KnownFailure
 from launcher.execute.fewer_nodes import take_seats
@@ -44,7 +44,6 @@ from launcher.execute.taking_part import take_part
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import find_hardware, gather, usable_cores
 from launcher.knowledge.diagnose.patch import edits
-from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
 from launcher.planner.elastic import plan_on
 from launcher.planner.resuming import Resumption

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
+from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError, printable
 from launcher.inputs.first_rows import judged_data
 from launcher.inputs.planning_facts import (
     check_model,
@@ -13,7 +13,6 @@ from launcher.inputs.planning_facts import (
     operator_warnings,
     recipe_hardware,
 )
-from launcher.knowledge.lint.document import printable
 from launcher.planner.elastic import plan_on
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.report.outcome import Outcome

@@ -221,8 +221,6 @@ def check_operators(plan: Plan) -> None:
 def missing_for_operators(plan: Plan) -> list[str]:
     """What this node lacks for them, as warnings: the plan may run on another one."""
     path = nvme_path(plan)
-    if path is None and not cuda_ops(plan):
-        return []
     # torch itself is not asked: a plan for GPUs runs with a build for CUDA.
     machine = _BuildMachine(read_build(os.environ), {"deepspeed": {}, "torch": {"cuda": "any"}})
     verdicts = {} if path is None else {"nvme": _nvme_folder(Path(path), plan)}

@@ -103,6 +103,10 @@ def operator_warnings(plan: Plan) -> list[str]:
     """
     if plan.job.engine is not DEEPSPEED or sys.platform == "emscripten":
         return []
+    from launcher.knowledge.doctor.needs import cuda_ops, nvme_path
+
+    if nvme_path(plan) is None and not cuda_ops(plan):
+        return []
     from launcher.execute.start_checks import missing_for_operators  # few plans need the checks
 
     return missing_for_operators(plan)

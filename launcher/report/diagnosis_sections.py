@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from launcher.errors import printable
 from launcher.knowledge.diagnose.findings import Diagnosis, Edit
-from launcher.knowledge.lint.document import printable
 from launcher.report.sections import Block, Code, Group, Listing, Text
 from launcher.report.text import block_lines
 

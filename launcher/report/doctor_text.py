@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.knowledge.doctor import CheckResult
-from launcher.knowledge.lint.document import printable
+from launcher.errors import printable
+from launcher.knowledge.doctor.check import CheckResult
 from launcher.report.tables import table, wrapped
 
 _SIGNS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "skip": "-"}

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher import __version__
-from launcher.errors import EffilaunchError, Interrupted, Problem
+from launcher.errors import EffilaunchError, Interrupted, Problem, printable
 from launcher.execute.record import RunRecord, keep_end, read_run, without_secrets
 from launcher.files.redaction import hider, secret_values
 from launcher.files.safe_files import write_text
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.patch import recipe_of, with_recipe
 from launcher.knowledge.failures.catalogue import FAILURES
-from launcher.knowledge.lint.document import printable
 from launcher.render.new_file import write_new, writing
 from launcher.report import compare, plan_sections, run_sections
 from launcher.report.data_sections import data_section

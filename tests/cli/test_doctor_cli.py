@@ -17,7 +17,7 @@ from factories import BASE
 from machines import A100, BITSANDBYTES, DEEPSPEED, V100, torch_section
 
 from launcher.cli import main
-from launcher.knowledge.doctor import CHECKS
+from launcher.knowledge.doctor.examine import CHECKS
 from launcher.machine import machine_facts as machine_module
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")

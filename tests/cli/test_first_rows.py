@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from launcher.cli import main
-from launcher.inputs import first_rows
+from launcher.inputs import first_rows, source_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -283,7 +283,7 @@ def test_nothing_hostile_crashes_or_stalls_the_look(asked, tmp_path):
 def test_the_look_ends_with_its_time(asked, tmp_path, monkeypatch):
     write(tmp_path / "rows.jsonl", [CHAT])
     monkeypatch.setattr(first_rows, "_SECONDS", 0.2)
-    monkeypatch.setattr(first_rows, "source_files", lambda settings: time.sleep(3600))
+    monkeypatch.setattr(source_rows, "source_files", lambda settings: time.sleep(3600))
     assert asked({"path": "rows.jsonl"})[0] == 0
 
 

@@ -24,7 +24,7 @@ from machines import (
 )  # fmt: skip
 
 from launcher.commands.doctor import subject_of
-from launcher.knowledge.doctor import CHECKS, examine
+from launcher.knowledge.doctor.examine import CHECKS, examine
 from launcher.machine.machine_facts import ModelFacts
 from launcher.machine.software import install_hint
 

@@ -19,7 +19,7 @@ from lint_cases import BROKEN
 from packaging.version import Version
 
 from launcher.errors import RecipeError
-from launcher.knowledge.doctor import CHECKS, DATA_CHECK_ID, PLAN_CHECK_ID
+from launcher.knowledge.doctor.examine import CHECKS, DATA_CHECK_ID, PLAN_CHECK_ID
 from launcher.knowledge.failures.catalogue import FAILURES, Failure
 from launcher.knowledge.failures.elsewhere import fix_elsewhere
 from launcher.knowledge.lint.against_recipe import AgainstRecipe

@@ -17,6 +17,7 @@ from memory_cases import states_of
 from launcher.errors import MachineError, RecipeError
 from launcher.execute import start_checks
 from launcher.execute.leftovers import LOCK, reserved_folder, swap_files
+from launcher.inputs import planning_facts
 from launcher.knowledge.doctor.needs import built_ops, nvme_path
 from launcher.knowledge.lint.check import lint_text
 from launcher.plan.stored import StoredPlan
@@ -293,7 +294,7 @@ def test_a_plan_only_warns_of_what_is_missing_here(tmp_path, machine):
     first, second = start_checks.missing_for_operators(small(tmp_path, tmp_path / "file" / "swap"))
     assert "not writable" in first
     assert "libaio-dev" in second
-    assert start_checks.missing_for_operators(factories.plan(tmp_path)) == []
+    assert planning_facts.operator_warnings(factories.plan(tmp_path)) == []
 
 
 def test_a_run_without_such_an_offload_asks_nothing(tmp_path, monkeypatch):

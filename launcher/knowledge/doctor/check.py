@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.machine.machine_facts import Machine
-from launcher.plan.plan import Plan
+if TYPE_CHECKING:
+    from launcher.machine.machine_facts import Machine
+    from launcher.plan.plan import Plan
 
 Status = Literal["ok", "warn", "fail", "skip"]
 

@@ -14,18 +14,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
+from launcher.errors import printable
 from launcher.files.redaction import SECRET, looks_secret
 
 Severity = Literal["error", "warning"]
-_LONGEST = 2000
-"""Characters that are shown of a text."""
-
-
-def printable(text: str) -> str:
-    """The text on one line, with escapes for unprintable characters; long texts are shortened."""
-    if len(text) > _LONGEST:
-        text = text[:_LONGEST] + "…"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass(frozen=True, slots=True)

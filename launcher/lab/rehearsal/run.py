@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.engines import engine_of
-from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
+from launcher.errors import (
+    EffilaunchError,
+    Interrupted,
+    MachineError,
+    Problem,
+    RecipeError,
+    RunFailed,
+    printable,
+)
 from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST
 from launcher.execute.nodes import Nodes
 from launcher.execute.run_dir import MARKER, claimed, default_run_dir, written
@@ -23,8 +31,7 @@ from launcher.execute.taking_part import take_part
 from launcher.files.rank_status import read_statuses
 from launcher.files.safe_files import read_record, write_text
 from launcher.inputs.planning_facts import find_hardware, gather
-from launcher.knowledge.doctor import CheckResult
-from launcher.knowledge.lint.document import printable
+from launcher.knowledge.doctor.check import CheckResult
 from launcher.lab.rehearsal.verdicts import Planned, amount, duration, judge, rate
 from launcher.machine import probe
 from launcher.machine.node_facts import HOST_LOST
