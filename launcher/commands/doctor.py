@@ -15,7 +15,7 @@ from launcher import __version__
 from launcher.errors import DoesNotFit, MachineError, Problem, RecipeError
 from launcher.execute.binding import fixed_environment
 from launcher.execute.run_dir import default_run_dir
-from launcher.files.redaction import is_secret_name
+from launcher.files.secrets import is_secret_name
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import gather
 from launcher.knowledge.doctor.check import CheckResult, Verdict

@@ -16,7 +16,6 @@ from launcher.inputs.planning_facts import (
 from launcher.planner.elastic import plan_on
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.report.outcome import Outcome
-from launcher.schedulers.hostfile import hostfile_warnings
 
 
 def validate_command(recipes: Sequence[str], overrides: Sequence[str] = ()) -> Outcome:
@@ -35,8 +34,11 @@ def validate_command(recipes: Sequence[str], overrides: Sequence[str] = ()) -> O
                 read_hooks(loaded.recipe.python)
             warnings, _ = judged_data(loaded, None)
             warnings += map(str, loaded.of_jobs)
-            written_for = recipe_hardware(loaded.recipe) if loaded.recipe.hardware else None
-            warnings += hostfile_warnings(loaded.recipe, written_for)
+            if loaded.recipe.launch.hostfile:
+                from launcher.schedulers.hostfile import hostfile_warnings
+
+                written_for = recipe_hardware(loaded.recipe) if loaded.recipe.hardware else None
+                warnings += hostfile_warnings(loaded.recipe, written_for)
             warnings += _try_plan(loaded)
         except EffilaunchError as error:
             from launcher.importing.importers import naming_tools  # few recipes need the tools' tables

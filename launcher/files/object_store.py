@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.files.redaction import hider, secret_values
-
 Kind = Literal["denied", "absent", "full", "damaged", "unreachable"]
 PACKAGES: Mapping[str, str] = {
     **dict.fromkeys(("s3", "s3a"), "s3fs"),
@@ -36,10 +34,10 @@ _S3 = {
     "max_concurrency": 4,
 }
 """Options of S3: callers try again themselves, and four parts of 50 MB are enough memory for one file."""
-_NO_LOGIN = re.compile(r"Credential|Unauthorized|Forbidden|TokenRetrieval|RefreshError")
+_NO_LOGIN = r"Credential|Unauthorized|Forbidden|TokenRetrieval|RefreshError"
 """In the names of errors of libraries that raise no PermissionError."""
-_FULL = re.compile(r"(?i)quota|no space left|insufficient (?:storage|capacity)|storage ?full|EntityTooLarge")
-_DENIED = re.compile(r"(?i)access ?denied|InvalidAccessKeyId|SignatureDoesNotMatch|\b40[13]\b")
+_FULL = r"(?i)quota|no space left|insufficient (?:storage|capacity)|storage ?full|EntityTooLarge"
+_DENIED = r"(?i)access ?denied|InvalidAccessKeyId|SignatureDoesNotMatch|\b40[13]\b"
 
 
 class StoreError(Exception):
@@ -207,10 +205,12 @@ def translated(error: Exception) -> StoreError:
     """The StoreError of what a file system raised."""
     name, text = type(error).__name__, str(error).strip()
     line = next((line.strip() for line in text.splitlines() if line.strip()), name)
+    from launcher.files.redaction import hider, secret_values
+
     reason = hider(secret_values(os.environ))(line)
-    if _FULL.search(text):
+    if re.search(_FULL, text):
         return StoreError("full", reason)
-    if isinstance(error, PermissionError) or _NO_LOGIN.search(name) or _DENIED.search(text):
+    if isinstance(error, PermissionError) or re.search(_NO_LOGIN, name) or re.search(_DENIED, text):
         return StoreError("denied", reason)
     if isinstance(error, FileNotFoundError):
         return StoreError("absent", reason)

@@ -9,7 +9,8 @@ from enum import Enum
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.files.redaction import hide_tokens, is_written_secret, looks_secret, names_secret
+from launcher.files.redaction import hide_tokens
+from launcher.files.secrets import is_written_secret, looks_secret, names_secret
 from launcher.recipe.yaml_reader import YamlDocument, parse_yaml
 from launcher.tasks import DEFAULT_TASK, task_named
 from launcher.tasks.task import Task

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.files.redaction import names_secret
+from launcher.files.secrets import names_secret
 from launcher.importing.accelerate import finish_deepspeed, is_option, take_option
 from launcher.importing.adapters import (
     FourBits,

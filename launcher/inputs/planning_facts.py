@@ -17,7 +17,6 @@ from launcher.files.shipped import ds_configs_dir
 from launcher.inputs.first_rows import hook_names, judged_data
 from launcher.inputs.model_spec import can_trace, config_with_sizes, find_spec
 from launcher.machine import probe
-from launcher.machine.gpus import require_gpus
 from launcher.machine.hardware import (
     Hardware,
     device_facts,
@@ -39,8 +38,6 @@ from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
 from launcher.rows import prepared_images
-from launcher.schedulers.hostfile import equal_hosts
-from launcher.schedulers.slurm_allocation import read_allocation
 from launcher.tasks import task_named
 from launcher.tasks.embedding import prompts_unused
 
@@ -48,6 +45,7 @@ if TYPE_CHECKING:
     from launcher.knowledge.lint.document import LintFinding
     from launcher.plan.plan import Plan
     from launcher.rows.prepared_images import PreparedImages
+    from launcher.schedulers.slurm_allocation import Allocation
 
 
 _HIDDEN_PEERS = (
@@ -66,6 +64,8 @@ def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
     elif recipe.hardware is not None:
         asked = recipe_hardware(recipe)
     elif recipe.launch.hostfile is not None:
+        from launcher.schedulers.hostfile import equal_hosts
+
         hosts = equal_hosts(recipe.launch.hostfile)
         asked = replace(probe.probe_hardware(), num_nodes=len(hosts), devices_per_node=hosts[0].slots)
     else:
@@ -75,9 +75,11 @@ def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
 
 def _allocated(found: Hardware) -> Hardware:
     """What is found here, on all nodes of the Slurm step. Several tasks per node mean one per device."""
-    allocation = read_allocation(os.environ)
+    allocation = _allocation()
     if allocation is None or allocation.step is None:
         return found
+    from launcher.machine.gpus import require_gpus
+
     tasks = allocation.tasks_per_node[0]
     count = tasks if tasks > 1 else found.devices_per_node
     everywhere = replace(found, num_nodes=len(allocation.hosts), devices_per_node=count)
@@ -86,9 +88,18 @@ def _allocated(found: Hardware) -> Hardware:
     return with_host_memory(everywhere, probe.host_memory_bytes())
 
 
+def _allocation() -> Allocation | None:
+    """The Slurm job that this process is in."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    from launcher.schedulers.slurm_allocation import read_allocation
+
+    return read_allocation(os.environ)
+
+
 def usable_cores() -> int:
     """Cores of this node that a run may use; with one Slurm task per device, the cores of all tasks."""
-    own, allocation = probe.own_cores(), read_allocation(os.environ)
+    own, allocation = probe.own_cores(), _allocation()
     if allocation is None or allocation.step is None or allocation.tasks_per_node[0] == 1:
         return own
     of_job = os.environ.get("SLURM_CPUS_ON_NODE", "")

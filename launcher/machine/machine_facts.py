@@ -24,8 +24,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from launcher.files.object_store import obstacle
-from launcher.files.redaction import is_secret_name
 from launcher.files.safe_files import is_file, parse_json
+from launcher.files.secrets import is_secret_name
 from launcher.machine.gpus import GpuFacts, read_gpus
 from launcher.machine.hub_client import HUB_SECONDS, ask_config, hub_endpoint, hub_home, hub_token, is_offline
 from launcher.machine.probe import host_memory_bytes, is_free, own_cores

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.files.safe_files import expanded
-from launcher.machine.gpus import Gpu, GpuFacts, require_gpus
 from launcher.machine.hardware import Hardware, with_host_memory
 
 if TYPE_CHECKING:
     import socket
+
+    from launcher.machine.gpus import Gpu, GpuFacts
 
 _PACKAGE_REF = "package:"
 _CALIBRATION_BYTES = 1 << 20
@@ -138,6 +139,8 @@ def probe_hardware() -> Hardware:
     GPUs of different kinds are planned with the least memory and the lowest compute capability among them.
     MachineError as `require_gpus`, and for a GPU whose memory nvidia-smi does not report.
     """
+    from launcher.machine.gpus import require_gpus
+
     facts = require_gpus()
     gpus = facts.usable
     if not gpus:

@@ -28,7 +28,6 @@ from launcher.memory.phases import CUDA_CONTEXT, buffers, fragmented, training_p
 from launcher.memory.rollouts import rollout_notes, with_rollouts
 from launcher.memory.states import optimizer_of
 from launcher.memory.tensor_parallel import on_rank
-from launcher.memory.traced import traced_phases
 from launcher.models.model import ModelSpec
 from launcher.tasks import task_named
 
@@ -267,6 +266,8 @@ def _traced(
 ) -> dict[str, Components] | None:
     if trace is None:
         return None
+    from launcher.memory.traced import traced_phases  # few plans have a trace
+
     return traced_phases(trace, spec, job, hardware)
 
 

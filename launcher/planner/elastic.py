@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from launcher.errors import DoesNotFit, Problem, RecipeError
 from launcher.plan.inputs import Facts, Pace
 from launcher.plan.plan import NodeCount, Plan
-from launcher.planner.adapting import GENERATION, MICRO, Changes, kept_choices
 from launcher.planner.planner import make_plan, plan_first
-from launcher.planner.resuming import compare_plans
 from launcher.planner.search import Search, search
 from launcher.recipe.loading import LoadedRecipe, with_changes
+
+if TYPE_CHECKING:
+    from launcher.planner.adapting import Changes
 
 BY = "launch.min_nodes"
 """What sets the values of a plan for fewer nodes, as `plan --explain` shows it."""
@@ -118,6 +120,8 @@ def _plan_of(loaded: LoadedRecipe, facts: Facts, whole: Plan) -> Plan | NodeCoun
 
 def _ways(loaded: LoadedRecipe, whole: Plan, nodes: int) -> Iterator[Changes]:
     """What the recipe is planned with, in the order in which it is tried."""
+    from launcher.planner.adapting import GENERATION, MICRO, kept_choices  # few recipes are elastic
+
     changes = kept_choices(loaded, whole)
     steps, most = whole.at(GENERATION), whole.hardware.num_nodes
     if isinstance(steps, int) and steps * most % nodes == 0:  # as many completions as before
@@ -129,6 +133,8 @@ def _ways(loaded: LoadedRecipe, whole: Plan, nodes: int) -> Iterator[Changes]:
 
 def _count(found: Plan | NodeCount, whole: Plan) -> NodeCount:
     """What is shown of a number of nodes."""
+    from launcher.planner.resuming import compare_plans
+
     if isinstance(found, NodeCount):
         return found
     nodes, needed = found.hardware.num_nodes, found.memory.needed + found.memory.margin

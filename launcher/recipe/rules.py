@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.files.object_store import UNFIT, protocol_of
-from launcher.files.redaction import is_written_secret, looks_secret, names_secret
+from launcher.files.secrets import is_written_secret, looks_secret, names_secret
 from launcher.machine.hardware import device_facts
 from launcher.recipe.data_paths import is_file, is_hub_id, is_url
 from launcher.recipe.env import reference_names, split_references

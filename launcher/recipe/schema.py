@@ -55,7 +55,11 @@ OF_IMAGES = Key(read_by=lambda task: task.sees_images, unread="it reads no image
 
 
 class Section(BaseModel):
-    """Base of every section: immutable, no unknown keys, no silent coercion of strings to numbers."""
+    """Base of every section: immutable, no unknown keys, no silent coercion of strings to numbers.
+
+    A section that a recipe leaves out is made by `model_construct`: to validate its defaults, each section
+    would need a validator of its own beside the recipe's, and building those takes longer than a plan.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -395,7 +399,7 @@ class SlurmSection(SlurmJob):
     """Generic resources per node, e.g. gpu:a100:8, for clusters without gpus_per_node."""
     setup: list[str] = []
     """Shell lines at the beginning of the job, e.g. module load cuda/12.4."""
-    prepare: Literal[False] | SlurmJob = SlurmJob()
+    prepare: Literal[False] | SlurmJob = SlurmJob.model_construct()
     """Options of the CPU job that prepares the data first, instead of partition, account, qos, reservation
     and time of this one; false: no such job, the training job prepares the data itself."""
     array_limit: Annotated[int, Field(ge=1)] | None = None
@@ -525,13 +529,13 @@ class LaunchSection(Section, LaunchKeys):
     max_nodes: Annotated[int, Field(ge=1, le=999_999)] | None = None
     """With min_nodes: the number of nodes that the batch of the recipe is meant for; absent: that of the
     hardware. `submit --to slurm` asks for min_nodes to max_nodes nodes."""
-    slurm: SlurmSection = SlurmSection()
+    slurm: SlurmSection = SlurmSection.model_construct()
     """Slurm options of `effilaunch submit`."""
-    kubernetes: KubernetesSection = KubernetesSection()
+    kubernetes: KubernetesSection = KubernetesSection.model_construct()
     """Kubernetes options of `effilaunch submit --to kubernetes`."""
-    ray: RaySection = RaySection()
+    ray: RaySection = RaySection.model_construct()
     """Ray options of `effilaunch submit --to ray`."""
-    skypilot: SkypilotSection = SkypilotSection()
+    skypilot: SkypilotSection = SkypilotSection.model_construct()
     """SkyPilot options of `effilaunch submit --to skypilot`."""
 
 
@@ -568,7 +572,7 @@ class Recipe(Section, RunKeys):
     precision: Precision = "auto"
     """Precision of training; `bf16` and `fp16`: mixed; `bf16-true` and `fp16-true`: 16-bit weights and
     optimizer states; `auto`: bf16 where the device has it, else fp16, on a CPU fp32."""
-    sharding: ShardingSection = ShardingSection()
+    sharding: ShardingSection = ShardingSection.model_construct()
     """How weights, gradients and optimizer states are sharded over the processes."""
     global_batch_size: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """Samples of one optimizer step: micro-batch x accumulation x data-parallel ranks; excludes
@@ -587,11 +591,11 @@ class Recipe(Section, RunKeys):
     """A file with your hooks: `format_row(row)`, `compute_metrics(prediction)`, `callbacks()`."""
     hardware: HardwareSection | None = None
     """The hardware to plan for; absent: the hardware of this machine; `--on` overrides it."""
-    launch: LaunchSection = LaunchSection()
+    launch: LaunchSection = LaunchSection.model_construct()
     """How the processes are started."""
-    runtime: RuntimeSection = RuntimeSection()
+    runtime: RuntimeSection = RuntimeSection.model_construct()
     """What a run does besides training."""
-    fixes: FixesSection = FixesSection()
+    fixes: FixesSection = FixesSection.model_construct()
     """Known fixes."""
 
 

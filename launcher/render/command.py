@@ -7,7 +7,7 @@ in a plan for several nodes `{master_addr}` and `{node_rank}`, too.
 from __future__ import annotations
 
 from launcher.engines import engine_of
-from launcher.files.redaction import GIVEN
+from launcher.files.secrets import GIVEN
 from launcher.plan.plan import Plan
 from launcher.recipe.env import has_reference
 

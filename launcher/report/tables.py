@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from textwrap import wrap
 
 WIDTH = 100
 _LEAST = 40
@@ -59,6 +58,8 @@ def duration(seconds: float) -> str:
 
 def wrapped(text: str, indent: str = "  ", *, width: int = WIDTH, hang: int = 2) -> list[str]:
     """A sentence over lines of at most `width` columns; those after the first have a hanging indent."""
+    from textwrap import wrap  # many an output has no sentence
+
     return wrap(
         text,
         width,

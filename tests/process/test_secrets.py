@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
-from launcher.files.redaction import hider, names_secret, secret_values
+from launcher.files.redaction import hider, secret_values
+from launcher.files.secrets import names_secret
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,

@@ -12,15 +12,8 @@ from every import every
 from launcher.cli import main
 from launcher.errors import Problem, RunFailed
 from launcher.execute.run_dir import record_bound
-from launcher.files.redaction import (
-    SECRET,
-    hide_in,
-    hider,
-    is_secret_name,
-    line_hider,
-    looks_secret,
-    secret_values,
-)
+from launcher.files.redaction import SECRET, hide_in, hider, line_hider, secret_values
+from launcher.files.secrets import is_secret_name, looks_secret
 from launcher.report.outcome import emit_error
 
 PW = "s3cretVALUE99xyz"

@@ -9,7 +9,6 @@ from typing import Any
 from launcher.engines import engine_of
 from launcher.engines.deepspeed_ops import OPERATORS
 from launcher.files.object_store import package_of
-from launcher.knowledge.doctor.check import size
 from launcher.memory.states import base_weight_bytes
 from launcher.plan.plan import Plan
 
@@ -148,5 +147,7 @@ def written_bytes(plan: Plan) -> int:
 
 def saved_text(plan: Plan) -> str:
     """The checkpoints, for a message: `3 checkpoints of 16.3 GiB each`."""
+    from launcher.knowledge.doctor.check import size
+
     kept, one = checkpoints_kept(plan), size(checkpoint_bytes(plan))
     return f"one checkpoint of {one}" if kept in (None, 1) else f"{kept} checkpoints of {one} each"

@@ -15,7 +15,8 @@ from itertools import islice
 from typing import Any, Literal
 
 from launcher.errors import printable
-from launcher.files.redaction import SECRET, looks_secret
+from launcher.files.redaction import SECRET
+from launcher.files.secrets import looks_secret
 
 Severity = Literal["error", "warning"]
 
