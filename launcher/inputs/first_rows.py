@@ -130,15 +130,15 @@ def _exists(path: str) -> bool:
 
 def _similar(path: str) -> Path | None:
     """An existing path with a similar name in the same folder."""
-    import difflib
-
     try:
         wanted = Path(path).expanduser()
         with os.scandir(wanted.parent) as entries:
             names = [entry.name for entry in itertools.islice(entries, _SIBLINGS)]
     except (OSError, ValueError, RuntimeError):
         return None
-    near = difflib.get_close_matches(wanted.name, names, 1, _NEAR)
+    from difflib import get_close_matches
+
+    near = get_close_matches(wanted.name, names, 1, _NEAR)
     return wanted.parent / near[0] if near else None
 
 

@@ -37,7 +37,6 @@ from launcher.recipe.data_paths import is_url
 from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
-from launcher.rows import prepared_images
 from launcher.tasks import task_named
 from launcher.tasks.embedding import prompts_unused
 
@@ -265,7 +264,8 @@ def find_images(recipe: Recipe) -> PreparedImages | None:
     sources = settings["data.train"] = [source.model_dump() for source in data.train]
     if any(is_url(source.path) for source in data.train):  # no plan reads them
         return None
-    from launcher.rows.sources import source_files  # rarely needed
+    from launcher.rows import prepared_images  # few tasks have them
+    from launcher.rows.sources import source_files
 
     try:
         files = [str(file) for source in sources for file in source_files(source)]

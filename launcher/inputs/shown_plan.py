@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import DoesNotFit, Problem
 from launcher.plan.inputs import Facts
-from launcher.planner.alternatives import Alternative
 from launcher.planner.elastic import plan_on
 from launcher.planner.search import Search
 from launcher.planner.search import search as search_plans
 from launcher.recipe.loading import LoadedRecipe
 from launcher.render.bundle import Bundle, render
-from launcher.schedulers.hostfile import hostfile_warnings
+
+if TYPE_CHECKING:
+    from launcher.planner.alternatives import Alternative
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,11 @@ class ShownPlan:
 
 def shown_plan(loaded: LoadedRecipe, facts: Facts) -> ShownPlan:
     """What `plan` shows. Raises as `gather` and `plan_on`, except for a recipe that does not fit."""
-    absent = hostfile_warnings(loaded.recipe, facts.hardware)
-    facts = replace(facts, warnings=(*facts.warnings, *absent))
+    if loaded.recipe.launch.hostfile:
+        from launcher.schedulers.hostfile import hostfile_warnings
+
+        absent = hostfile_warnings(loaded.recipe, facts.hardware)
+        facts = replace(facts, warnings=(*facts.warnings, *absent))
     found = search_plans(loaded, facts)
     try:
         return ShownPlan(render(plan_on(loaded, facts, found=found)), found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.machine.hardware import Hardware
 from launcher.memory.estimate import MemoryEstimate
@@ -15,7 +15,9 @@ from launcher.models.model import ModelSpec
 from launcher.plan.inputs import Pace
 from launcher.plan.settings import HasSettings, Settings
 from launcher.recipe.env import Kept
-from launcher.rows.prepared_images import PreparedImages
+
+if TYPE_CHECKING:
+    from launcher.rows.prepared_images import PreparedImages
 
 Source = Literal["default", "recipe", "parent", "override", "search", "fix", "hardware"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.engines import engine_of
 from launcher.machine.hardware import AMPERE, Hardware
@@ -17,7 +17,9 @@ from launcher.models.lora import adapted_by
 from launcher.models.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.planner.rollouts import rollout_of
-from launcher.rows.prepared_images import PreparedImages
+
+if TYPE_CHECKING:
+    from launcher.rows.prepared_images import PreparedImages
 
 KERNEL_WIDTHS = 256
 """The widest head that torch's varlen kernel accepts; widths are multiples of 8."""
