@@ -70,7 +70,7 @@ FIRST = (
     Fact("loss", "{last:number}",
          "at the last step, {first:number} at the first[; {mean:number} is the mean of the last "
          "{means:count} logged][; {risen}]", MAIN),
-    Fact("reward", "{rollouts.last:number}",
+    Fact("mean reward", "{rollouts.last:number}",
          "in the last generation, {rollouts.first:number} in the first; "
          "{rollouts.groups_without_signal:count} of {rollouts.groups:count} prompts without a signal", MAIN),
     Fact("generated", "{rollouts.completions:count} completions", "in {rollouts.seconds:seconds}, scored"),

@@ -132,8 +132,6 @@ def apart(predicted: Any, measured: Any) -> str:
 
 def shown(value: Any) -> str:
     """A setting's value as a recipe would have it."""
-    if value is None:
-        return "none"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

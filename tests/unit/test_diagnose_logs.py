@@ -588,4 +588,4 @@ def test_a_misspelt_field_is_told_from_one_of_another_version(owner, name, meant
     (finding,) = see(TRACEBACK.format(error=error), registry=FAILURES).findings
     assert finding.meant == meant
     assert finding.to_json()["did_you_mean"] == meant
-    assert (f"`{meant}`" in diagnosis_text(Diagnosis([finding], [], 1))) == (meant is not None)
+    assert (f"did you mean {meant}?" in diagnosis_text(Diagnosis([finding], [], 1))) == (meant is not None)
