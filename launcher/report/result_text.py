@@ -12,7 +12,7 @@ from launcher.report.data_sections import data_section
 from launcher.report.memory_sections import memory_section
 from launcher.report.model_card import merge_rows
 from launcher.report.run_sections import adaptations, run_rows
-from launcher.report.sections import Block, Fact, Row, Rows, rows_of, table_of
+from launcher.report.sections import Block, Code, Fact, Row, Rows, rows_of, table_of
 from launcher.report.suites import suites_section
 from launcher.report.tables import gib
 from launcher.report.terminal import Page
@@ -22,7 +22,7 @@ from launcher.schedulers.submitted import Submitted
 
 def result_text(record: RunRecord, try_command: Sequence[str], *, load: float = 0.0) -> str:
     """A finished run: its figures, adaptations, memory. load: processes per core that want to run."""
-    trial = [Row("try it", [" ".join(map(shell_word, try_command))])] if try_command else []
+    trial = [Row("try it", [Code(" ".join(map(shell_word, try_command)))])] if try_command else []
     rows = [*run_rows(record, load), *trial]
     blocks: list[Block] = [Rows(rows), *adaptations(record.result.get("adaptations"))]
     memory = memory_section(record.plan, record.result)

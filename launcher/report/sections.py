@@ -86,7 +86,8 @@ class Row:
 
     @property
     def parts(self) -> Inline:
-        return (*self.value, *([" "] if self.note else []), *self.note)
+        goes_on = not self.note or str(self.note[0]).startswith((",", ";"))
+        return (*self.value, *([] if goes_on else [" "]), *self.note)
 
 
 @dataclass(frozen=True, slots=True)

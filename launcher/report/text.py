@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from launcher.report import sections
-from launcher.report.sections import Block, Cell, Figure, Part, Section, line
+from launcher.report.sections import Block, Cell, Code, Figure, Inline, Part, Section, line
 from launcher.report.tables import WIDTH, table, wrapped
 from launcher.report.terminal import DIM, GREEN, RED, YELLOW, Page
 
@@ -38,8 +38,11 @@ def _block(block: Block, page: Page) -> Iterator[str]:
     width = page.within(WIDTH)
     match block:
         case sections.Rows():
-            rows = [(flat(row.name).ljust(_NAME - 2), flat(line(row.parts))) for row in block.rows]
-            yield from table(rows, width=page.within(_WIDE))
+            widest = max((len(flat(row.name)) for row in block.rows), default=0)
+            for row in block.rows:
+                name, is_command = flat(row.name).ljust(max(widest, _NAME - 2)), _is_code(row.parts)
+                shown = (name, flat(line(row.parts)))
+                yield from table([shown], width=None if is_command else page.within(_WIDE))
         case sections.Table():
             yield from _table(block, page)
         case sections.Notes():
@@ -54,6 +57,11 @@ def _block(block: Block, page: Page) -> Iterator[str]:
         case sections.Sample():
             yield from ("", f"{block.name} ({block.about})")
             yield "".join(_piece(text, is_target, page) for text, is_target in block.pieces)
+
+
+def _is_code(parts: Inline) -> bool:
+    """Whether this is a command or a path, which is copied: it stays on one line."""
+    return len(parts) == 1 and isinstance(parts[0], Code)
 
 
 def _table(block: sections.Table, page: Page) -> Iterator[str]:

@@ -384,12 +384,13 @@ def test_the_command_line_shows_samples_with_their_masks(tmp_path, tokenizer_fol
     split = subprocess.run(
         [*command, "--set", "data.eval={split: 0.34}"], env=env, capture_output=True, text=True, check=False
     )
-    assert "6 samples: 4 to train on, 2 held out" in split.stdout, split.stderr
+    assert "Samples of train: 4 to train on, 2 held out." in split.stdout, split.stderr
     shown = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
-    assert "6 rows read, 6 kept, 6 samples\n" in shown.stdout
+    (train,) = [line.split() for line in shown.stdout.splitlines() if line.startswith("  train  ")][:1]
+    assert train[1:7] == ["6", "6", "0", "0", "0", "6"]
     assert "ask 0⟦word0" in shown.stdout
-    assert f"sample 2 ({tmp_path / 'rows.jsonl'}:2)" in shown.stdout
+    assert "Sample 2 (rows.jsonl, line 2: " in shown.stdout
     asked = subprocess.run([*command, "--json"], env=env, capture_output=True, text=True, check=False)
     data = json.loads(asked.stdout)
     assert data["data"]["splits"]["train"]["counts"]["kept"] == 6

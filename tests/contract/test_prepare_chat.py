@@ -133,8 +133,10 @@ def test_the_command_says_the_numbers(tmp_path, tokenizer):
     command = [sys.executable, "-m", "launcher.cli", "prepare", str(recipe), "--on", "cpu"]
     shown = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
-    line = next(line for line in shown.stdout.splitlines() if line.strip().startswith("turns"))
-    assert [word for word in line.split() if word.isdigit()] == ["1", "2", "1"]
+    lines = [
+        line.split() for line in shown.stdout.splitlines() if line.startswith("  train: ") and "turns" in line
+    ]
+    assert [words[1] for words in lines] == ["1", "2", "1"], shown.stdout
     asked = subprocess.run([*command, "--json"], env=env, capture_output=True, text=True, check=False)
     assert json.loads(asked.stdout)["data"]["splits"]["train"]["counts"]["notes"] == NOTES
 

@@ -147,7 +147,7 @@ def test_a_sweep_is_a_job_for_each_value(cluster, recipe, tmp_path, capfd):
     jobs = {name for _, kind, name in cluster.objects if kind == "Job"}
     assert len(jobs) == 2
     told = capfd.readouterr().out
-    assert "  memory  " in told
+    assert "  device memory  " in told
     assert "decisions" not in told, "the whole plan is printed by --dry-run"
     runs = json.loads((folder / "sweep.json").read_text())["runs"]
     assert {run["job"].rpartition("/")[2] for run in runs} == jobs
