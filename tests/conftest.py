@@ -126,8 +126,9 @@ def recorded(monkeypatch) -> None:
         kind = request["config"].get("model_type")
         pytest.fail(f"a shipped record is absent or stale ({request['ask']} of {kind}): `make traces`")
 
-    monkeypatch.setattr("launcher.models.memory_trace.ask_child", ask)
+    # The one that imports the other comes first: it would keep what is patched there.
     monkeypatch.setattr("launcher.inputs.model_trace.ask_child", ask)
+    monkeypatch.setattr("launcher.models.memory_trace.ask_child", ask)
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,7 @@ def in_process(monkeypatch):
         except ValueError as error:  # as the child tells it
             raise Untraceable(str(error)) from None
 
+    monkeypatch.setattr("launcher.inputs.model_trace.ask_child", ask)  # first: it imports the other
     monkeypatch.setattr("launcher.models.memory_trace.ask_child", ask)
 
 

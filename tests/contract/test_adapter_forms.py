@@ -161,6 +161,7 @@ def in_process(monkeypatch):
     def ask(request, _python, _say):
         return ANSWERS[request["ask"]](request)
 
+    monkeypatch.setattr("launcher.inputs.model_trace.ask_child", ask)  # first: it imports the other
     monkeypatch.setattr("launcher.models.memory_trace.ask_child", ask)
 
 
