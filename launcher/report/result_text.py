@@ -156,8 +156,10 @@ def sweep_text(submitted: Submitted, rows: Sequence[Mapping[str, Any]]) -> str:
     scopes = [{**row, "run": row["run_dir"].rpartition("/")[2].partition("-")[0]} for row in rows]
     for row, scope in zip(rows, scopes, strict=True):
         scope |= {f"value {at}": value for at, value in enumerate(row["values"].values())}
+        # As many decimals as runs of a sweep differ in.
+        scope |= {name: f"{row[name]:.4f}" for name in ("loss", "eval_loss") if row[name] is not None}
     names = {name: f"{{value {at}}}" for at, name in enumerate(rows[0]["values"])}
-    losses = {"loss": "{loss:number}", "eval loss": "{eval_loss:number}"}
+    losses = {"loss": "{loss}", "eval loss": "{eval_loss}"}
     columns = {"run": "{run}", **names, **losses, "seconds": "{seconds:count}", "state": "{state}"}
     table = block_lines(table_of("Runs", columns, scopes))
     lines = [f"sweep of {len(rows)} runs in {flat(str(submitted.folder))}", *table]

@@ -48,8 +48,8 @@ def test_every_command_of_the_page_does_what_it_says(cluster, base, tmp_path, mo
     _check_ranks(runs / "device", 4)
     _check_ranks(runs / "salloc", 2)
     (sweep,) = [text for line, text in said.items() if "--sweep" in line]
-    assert re.search(r"^ +0 +0\.001 +\d\.\d+ +\d+ +done$", sweep, flags=re.MULTILINE)
-    assert re.search(r"^ +1 +0\.0001 +\d\.\d+ +\d+ +done$", sweep, flags=re.MULTILINE)
+    assert re.search(r"^ +0 +0\.001 +\d\.\d{4} +\d+ +done$", sweep, flags=re.MULTILINE)
+    assert re.search(r"^ +1 +0\.0001 +\d\.\d{4} +\d+ +done$", sweep, flags=re.MULTILINE)
     assert f"lowest loss: {runs}/sweep/0-learning_rate=0.001" in sweep
     cancelled = json.loads((runs / "long" / "submit.json").read_text())["jobs"]["run"]
     cluster.wait_state(cancelled, "CANCELLED")
