@@ -20,6 +20,10 @@ BUCKET_MB = 25
 class Ddp(Engine):
     name = "ddp"
     updates_in_backward = True
+    offload_limit = (
+        "engine ddp keeps everything on its device",
+        "use sharding.engine: deepspeed or fsdp, or drop the offload",
+    )
     lacks = {
         "tp_size": (
             "engine ddp has no tensor parallelism: transformers can shard a model while loading it, but "

@@ -56,10 +56,7 @@ class Engine(EngineMemory):
     lacks: ClassVar[Mapping[str, tuple[str, str]]]
     """The other sizes -> (why it cannot have them, what to do instead)."""
 
-    offload_limit: ClassVar[tuple[str, str]] = (
-        "engine ddp keeps everything on its device",
-        "use sharding.engine: deepspeed or fsdp, or drop the offload",
-    )
+    offload_limit: ClassVar[tuple[str, str]]
     """(why it cannot offload everything that a recipe may name, what to do instead)."""
 
     updates_in_backward: ClassVar[bool] = False

@@ -220,9 +220,12 @@ def _in_backward_conflicts(draft: Draft, processes: int) -> Iterator[tuple[str, 
     """(key, message, hint) of each thing that needs the gradients of several weights at once."""
     key, trainer = "sharding.optim_in_backward", draft.trainer
     without = "or drop sharding.optim_in_backward"
-    if processes > 1 or not engine_of(draft).updates_in_backward:
-        message = "several processes reduce their gradients before they update weights, so all have to wait"
-        yield key, message, f"use one device with engine: ddp, or offload_param: cpu, {without}"
+    if processes > 1:
+        message = f"the gradients of {processes} processes are reduced before any weight is updated"
+        yield key, message, f"use one device, {without}"
+    if not engine_of(draft).updates_in_backward:
+        message = f"engine {draft.sharding.engine} updates the weights itself, after the backward pass"
+        yield key, message, f"use sharding.engine: ddp, {without}"
     if draft.adapter.type is not None:
         yield key, "the gradients of an adapter are small: this saves nothing", "drop it"
     if trainer.max_grad_norm != 0:
