@@ -29,12 +29,14 @@ _READ = (
     "adapter.", "model.", "precision", "sharding.", "task",
     "trainer.activation_checkpointing", "trainer.fp16", "trainer.max_grad_norm",
 )  # fmt: skip
-_NAMES = tuple(
-    f"model.{name}"
-    for name in ("cache_dir", "chat_template", "config", "gguf_file", "name_or_path", "revision", "tokenizer")
-)
-_UNREAD = frozenset({*_NAMES, "sharding.optim_in_backward"})
-"""What of these a trace does not read: it has all gradients, and memory/ takes out those that are freed."""
+_UNREAD = frozenset(
+    {
+        "model.cache_dir", "model.chat_template", "model.config", "model.gguf_file", "model.name_or_path",
+        "model.revision", "model.tokenizer",
+        "sharding.optim_in_backward",  # a trace has all gradients; memory/ takes out those that are freed
+    }
+)  # fmt: skip
+"""What of these a trace does not read."""
 
 
 def with_trace(loaded: LoadedRecipe, facts: Facts) -> Facts:

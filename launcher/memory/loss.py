@@ -213,8 +213,8 @@ def _by_chunks(tape: LayerTape, x: Value, head: Head, gradient_width: float, acc
     entries = head.in_features * head.out_features
     trained = entries if block.full or head.saved else 0
     x = block.layout.narrowed(tape, x)
-    learnt = tape.step([x], x.elements, x.width)
-    read = tape.cast(learnt, d.compute) if d.autocast else learnt
+    selected = tape.step([x], x.elements, x.width)
+    read = tape.cast(selected, d.compute) if d.autocast else selected
     made = Storage(read.size + d.weight * trained)
     loss = tape.step([read], 1, 4, saves=[made], params=trained, fresh=d.weight * trained)
     saved, weights = tape.saved()
@@ -229,7 +229,7 @@ def _by_chunks(tape: LayerTape, x: Value, head: Head, gradient_width: float, acc
     chunk = wider + max(first, then)
     # The head in the dtype to multiply in.
     matrix = 0 if d.weight == read.width else read.width * entries
-    forward = chunk + matrix + x.size + learnt.size + (read.size if read is not learnt else 0)
+    forward = chunk + matrix + x.size + selected.size + (read.size if read is not selected else 0)
     peak = tape.backward(loss, gradient_width, accumulated=accumulated)
     return HeadCost(forward, 0, saved, weights, trained, peak)
 

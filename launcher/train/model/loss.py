@@ -75,7 +75,7 @@ class _Chunks:
         if targets is None:
             targets = functional.pad(labels, (0, 1), value=IGNORED)[..., 1:]
         # Looked for before the layers are queued: if the host has not counted them, it waits for the device.
-        self._rows = self._learnt(targets.reshape(-1), labels)
+        self._rows = self._target_rows(targets.reshape(-1), labels)
         self._targets = targets
         self._count = kwargs.get("num_items_in_batch")
         try:
@@ -86,7 +86,7 @@ class _Chunks:
         finally:
             self._clear()
 
-    def _learnt(self, targets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _target_rows(self, targets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Indices of the targets that are not masked, of [n]."""
         if self._without_values:
             return torch.arange(len(targets), device=targets.device)
