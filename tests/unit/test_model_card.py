@@ -107,7 +107,7 @@ def test_the_sections_of_a_card():
         "| held-out perplexity | 4.48 |", "| hardware | 2x8xA100-80GB |",
         "| `org/rows` | chat, 10 rows |", "| `own.jsonl` | chat, 20 rows |", "0.02 of the rows, by seed",
         "| rows cut to the longest length | 3 |", "| transformers | 5.23.0 |",
-        "0.25 at most , the same first choice", "name_or_path: org/base-8b",
+        "0.25 at most, the same first choice", "name_or_path: org/base-8b",
     ):  # fmt: skip
         assert said in card, said
     for unsaid in (
