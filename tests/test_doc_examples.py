@@ -15,6 +15,7 @@ from test_docs import DOCUMENTS, ROOT, blocks, named_files
 from launcher.cli import main
 from launcher.parsing import parse
 from launcher.recipe.hook_file import read_hooks
+from launcher.tasks import task_named
 
 LANGUAGES = {
     "": "figures and output", "sh": "commands", "yaml": "recipes", "console": "output", "json": "rows",
@@ -116,7 +117,11 @@ def test_every_recipe_plans(path, tmp_path, monkeypatch, capsys):
     for number, code in enumerate(own):
         assert number == 0, "one hooks.py a document"
         Path("hooks.py").write_text(code, encoding="utf-8")
-        assert read_hooks(Path("hooks.py")).names == ("format_row", "compute_metrics", "callbacks")
+        assert read_hooks(Path("hooks.py"), task_named("causal-lm")).names == (
+            "format_row",
+            "compute_metrics",
+            "callbacks",
+        )
     Path("hosts").write_text("node1 slots=8\nnode2 slots=8\n")
     Path("model").mkdir()
     Path("model/config.json").write_text(json.dumps(NARROW))

@@ -28,10 +28,6 @@ def validate_command(recipes: Sequence[str], overrides: Sequence[str] = ()) -> O
         warnings: list[str] = []
         try:
             loaded = load_recipe(name, overrides)
-            if loaded.recipe.python:
-                from launcher.recipe.hook_file import read_hooks
-
-                read_hooks(loaded.recipe.python)
             warnings, _ = judged_data(loaded, None)
             warnings += map(str, loaded.of_jobs)
             if loaded.recipe.launch.hostfile:

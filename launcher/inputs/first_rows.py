@@ -21,6 +21,7 @@ from launcher.planner.planner import missing_data
 from launcher.recipe.data_paths import is_glob, is_loaded_hub_id, is_url
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
+from launcher.tasks import task_named
 
 _SECONDS = 2.0
 _NEAR = 0.75
@@ -77,7 +78,7 @@ def look_at_data(loaded: LoadedRecipe, hooks: Sequence[str]) -> Looked:
 
 def data_problems(loaded: LoadedRecipe) -> list[Problem]:
     """Problems of the data for a run here: missing files, and files that do not fit the task."""
-    looked = look_at_data(loaded, hook_names(loaded.recipe.python))
+    looked = look_at_data(loaded, hook_names(loaded.recipe))
     return [*looked.absent, *looked.wrong]
 
 
@@ -86,19 +87,19 @@ def judged_data(loaded: LoadedRecipe, on: str | None) -> tuple[list[str], list[s
 
     Raises RecipeError if the plan is for this machine and the data cannot be trained on.
     """
-    looked = look_at_data(loaded, hook_names(loaded.recipe.python))
+    looked = look_at_data(loaded, hook_names(loaded.recipe))
     if looked.wrong and _is_for_here(loaded.recipe, on):
         raise RecipeError(looked.wrong)
     return [_warning(problem) for problem in (*looked.absent, *looked.wrong)], looked.unread
 
 
-def hook_names(file: str | None) -> tuple[str, ...]:
-    """Names of the functions that the recipe's `python` file defines."""
-    if file is None:
+def hook_names(recipe: Recipe) -> tuple[str, ...]:
+    """Names of the hooks that the recipe's `python` file defines."""
+    if recipe.python is None:
         return ()
     from launcher.recipe.hook_file import read_hooks
 
-    return read_hooks(Path(file)).names
+    return read_hooks(recipe.python, task_named(recipe.task)).names
 
 
 def _is_for_here(recipe: Recipe, on: str | None) -> bool:

@@ -364,7 +364,7 @@ def gather(
         processor=probe_processor() if hardware.is_cpu else None,
         python=sys.executable,
         allocator=_allocator(),
-        hooks=hook_names(loaded.recipe.python),
+        hooks=hook_names(loaded.recipe),
         warnings=(*hardware.notes, *warnings),
         tiny=tiny,
         # of another node, only the devices are known

@@ -10,19 +10,30 @@ from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
 from launcher.files.safe_files import LARGEST_TEXT, read_text
+from launcher.recipe.hooks import HOOK, HOOKS
 from launcher.recipe.suggestions import close_key
+from launcher.tasks.task import Task
 
-# hook -> its arguments
-_CALLS = {"format_row": ("row",), "compute_metrics": ("prediction",), "callbacks": ()}
-# likely misnomers -> hook
-_ALIASES = {
-    "format": "format_row",
-    "map_row": "format_row",
-    "process_row": "format_row",
-    "preprocess": "format_row",
-    "metrics": "compute_metrics",
-    "get_callbacks": "callbacks",
-}
+_MISNOMERS = {name: hook.name for hook in HOOKS for name in hook.misnomers}
+_LIBRARIES = ("transformers", "trl", "sentence_transformers")
+"""Whose classes a file imports to use them: `from transformers import Trainer` defines no hook."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Definition:
+    """A name of the top level."""
+
+    name: str
+    node: ast.stmt
+    arguments: ast.arguments | None = None
+    """None where they are unknown: imported, assigned or decorated."""
+
+    @property
+    def is_hook(self) -> bool:
+        if self.name not in HOOK:
+            return False
+        of = self.node.module if isinstance(self.node, ast.ImportFrom) else None
+        return HOOK[self.name].kind == "function" or (of or "").partition(".")[0] not in _LIBRARIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,49 +41,76 @@ class HookFile:
     """The hooks of a file."""
 
     names: tuple[str, ...]
-    """Those of format_row, compute_metrics and callbacks that the file defines."""
+    """Those of `HOOKS` that the file defines, in that order."""
     text: str
     """The file."""
 
 
-def read_hooks(path: Path | str) -> HookFile:
+def read_hooks(path: Path | str, task: Task) -> HookFile:
     """Read the file and check its hooks.
 
     RecipeError, with file and line, when the file is absent or not Python, defines no hook, a hook cannot be
-    called with its arguments, or an unused function has nearly the name of a hook.
+    called with its arguments or is none of the task's, or something unused has nearly the name of a hook.
     """
     file = str(path)
     text = _read(Path(path), file)
     tree = _parse(text, file)
-    found: dict[str, tuple[ast.stmt, ast.arguments | None, bool]] = {}
-    others: list[tuple[str, int]] = []
-    problems: list[Problem] = []
-    for name, node, arguments, is_async in _definitions(tree):
-        if name in _CALLS:
-            found[name] = (node, arguments, is_async)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            others.append((name, node.lineno))
+    found: dict[str, _Definition] = {}
+    others: list[_Definition] = []
+    for one in _definitions(tree):
+        if one.is_hook:
+            found[one.name] = one
+        elif isinstance(one.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            others.append(one)
+    problems = [problem for one in found.values() if (problem := _misfit(one, task, file))]
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    for name, line in others:
-        near = None if name.startswith("_") else close_key(name, _CALLS)
-        meant = _ALIASES.get(name) or near
-        if meant and meant not in found and name not in used:
-            what = f"function {name} is neither a hook nor called"
-            problems.append(_problem("hook-unknown", what, file, line, f"did you mean `{meant}`?"))
-    for name, (node, arguments, is_async) in found.items():
-        if is_async:
-            message = f"{name} is a coroutine, expected a function"
-            problems.append(_problem("hook-signature", message, file, node.lineno, "write `def`"))
-        elif arguments is not None and not _callable_with(arguments, len(_CALLS[name])):
-            message = f"{name} cannot be called as {name}({', '.join(_CALLS[name])})"
-            hint = f"write `def {name}({', '.join(_CALLS[name])}):`"
-            problems.append(_problem("hook-signature", message, file, node.lineno, hint))
+    for one in others:
+        meant = _meant(one, task)
+        if meant and meant not in found and one.name not in used:
+            what = f"{one.name} is neither a hook nor used"
+            hint = f"did you mean `{meant}`?"
+            problems.append(_problem("hook-unknown", what, file, one.node.lineno, hint))
     if not found and not problems:
-        names = ", ".join(f"{name}({', '.join(call)})" for name, call in _CALLS.items())
+        names = ", ".join(HOOK[name].call for name in task.hooks)
         problems.append(_problem("hook-missing", "defines no hook at top level", file, 1, f"hooks: {names}"))
     if problems:
         raise RecipeError(sorted(problems, key=lambda problem: problem.line or 0))
-    return HookFile(tuple(name for name in _CALLS if name in found), text)
+    return HookFile(tuple(name for name in HOOK if name in found), text)
+
+
+def _meant(one: _Definition, task: Task) -> str | None:
+    """The hook of the task that a definition of another name was meant to be."""
+    kind = "class" if isinstance(one.node, ast.ClassDef) else "function"
+    names = [name for name in task.hooks if HOOK[name].kind == kind]
+    near = None if one.name.startswith("_") else close_key(one.name, names)
+    meant = _MISNOMERS.get(one.name)
+    return meant if meant in names else near
+
+
+def _misfit(one: _Definition, task: Task, file: str) -> Problem | None:
+    """Why a definition with the name of a hook cannot be it."""
+    name, node, hook = one.name, one.node, HOOK[one.name]
+    line = node.lineno
+    if name not in task.hooks:
+        taken = ", ".join(task.hooks)
+        hint = f"remove or rename it; task {task.name} takes {taken}"
+        return _problem("hook-not-taken", f"task {task.name} takes no hook {name}", file, line, hint)
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    if hook.kind == "class":
+        if is_function or one.arguments is not None:
+            message, hint = f"{name} is a function, expected {hook.returns}", f"write `{hook.call}(...):`"
+            return _problem("hook-signature", message, file, line, hint)
+        if isinstance(node, ast.ClassDef) and not node.bases:
+            message, hint = f"{name} has no base class, expected {hook.returns}", f"write `{hook.call}(...):`"
+            return _problem("hook-signature", message, file, line, hint)
+        return None
+    if isinstance(node, ast.AsyncFunctionDef):
+        message = f"{name} is a coroutine, expected a function"
+        return _problem("hook-signature", message, file, line, "write `def`")
+    if one.arguments is not None and not _callable_with(one.arguments, len(hook.parameters)):
+        message, hint = f"{name} cannot be called as {hook.call}", f"write `def {hook.call}:`"
+        return _problem("hook-signature", message, file, line, hint)
+    return None
 
 
 def _problem(code: str, message: str, file: str, line: int | None, hint: str | None = None) -> Problem:
@@ -103,26 +141,24 @@ def _parse(text: str, file: str) -> ast.Module:
         raise RecipeError(_problem("hooks-syntax", message, file, getattr(error, "lineno", None))) from None
 
 
-def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, ast.arguments | None, bool]]:
-    """(name, statement, arguments where known, whether it is a coroutine) of the top level.
-
-    Includes those under `if` and `try`, and imported and assigned names, whose arguments are unknown.
-    """
+def _definitions(tree: ast.Module) -> Iterator[_Definition]:
+    """Names of the top level, also under `if` and `try`, imported and assigned ones too."""
     pending: list[ast.stmt] = list(tree.body)
     while pending:
         node = pending.pop(0)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             # a decorator may change the arguments
-            arguments = None if node.decorator_list else node.args
-            yield node.name, node, arguments, isinstance(node, ast.AsyncFunctionDef)
+            yield _Definition(node.name, node, None if node.decorator_list else node.args)
+        elif isinstance(node, ast.ClassDef):
+            yield _Definition(node.name, node)
         elif isinstance(node, ast.Assign):
-            lambda_arguments = node.value.args if isinstance(node.value, ast.Lambda) else None
+            arguments = node.value.args if isinstance(node.value, ast.Lambda) else None
             for target in node.targets:
                 if isinstance(target, ast.Name):
-                    yield target.id, node, lambda_arguments, False
+                    yield _Definition(target.id, node, arguments)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
-                yield alias.asname or alias.name, node, None, False
+                yield _Definition(alias.asname or alias.name, node)
         elif isinstance(node, ast.If | ast.Try):
             handlers = [part for handler in getattr(node, "handlers", []) for part in handler.body]
             pending = [*node.body, *handlers, *node.orelse, *getattr(node, "finalbody", []), *pending]

@@ -43,6 +43,9 @@ class Task:
     section: ClassVar[str | None] = None
     """The section of the recipe that only this task reads."""
 
+    hooks: ClassVar[tuple[str, ...]] = ("format_row", "compute_metrics", "callbacks")
+    """Names in recipe/hooks.py that the file of `python:` may define for it."""
+
     # --- rows -----------------------------------------------------------------------------------
     row_formats: ClassVar[tuple[RowFormat, ...]]
     """Formats of rows that it can train on, the most usual first."""

@@ -1,4 +1,4 @@
-"""The user's functions of `python: hooks.py`: load and check them, and report their errors."""
+"""The user's functions and classes of `python: hooks.py`: load and check them, and report their errors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError, RunFailed
+from launcher.recipe.hooks import HOOK, Hook
 from launcher.train.job import Job
 
 FormatRow = Callable[[Mapping[str, Any], str, int], dict[str, Any] | None]
@@ -23,39 +24,75 @@ FormatRow = Callable[[Mapping[str, Any], str, int], dict[str, Any] | None]
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The hooks of a run, None for those that the file does not define."""
+    """The hooks of a run, None for those that the file does not define; recipe/hooks.py says what each is.
+
+    A function raises RunFailed where the user's code raises, RecipeError where it returns something else than
+    it must; both name the file, and the line where there is one.
+    """
 
     format_row: FormatRow | None = None
     """(row, its file, its number) -> the new row, None to drop it. RecipeError if it fails."""
     compute_metrics: Callable[[Any], Any] | None = None
-    """EvalPrediction -> metrics. RunFailed if it raises."""
+    """EvalPrediction -> metrics."""
     callbacks: Callable[[], list[Any]] | None = None
-    """() -> TrainerCallbacks, whose events raise RunFailed. RecipeError if it returns something else."""
+    """() -> TrainerCallbacks, whose events raise RunFailed. RecipeError if it fails."""
+    compute_loss: Callable[[Any, Any, Any], Any] | None = None
+    optimizer: Callable[[Any, Any], Any] | None = None
+    data_collator: Callable[[Any], Callable[[Any], Any]] | None = None
+    make_model: Callable[[Any], Any] | None = None
+    prepare_model: Callable[[Any], Any] | None = None
+    make_datasets: Callable[[], tuple[Any, Any]] | None = None
+    processing: Callable[[], Any] | None = None
+    Trainer: type | None = None
     digest: str | None = None
     """SHA-256 of the file and the modules next to it, for the key of samples that format_row made."""
 
 
 def load_hooks(job: Job) -> Hooks:
-    """Import the functions of the plan from `python.file`; no hooks without a file.
+    """Import what the plan names from `python.file`; no hooks without a file.
 
-    RecipeError if it cannot be imported or a name is not a function.
+    RecipeError if it cannot be imported or a name is not a function, or not a class.
     """
     file, names = job.python.file, job.python.hooks
     if not file:
         return Hooks()
     path = Path(file)
     module = import_file(path)
-    found = {name: _function(module, path, name) for name in names}
-    return Hooks(
-        format_row=_row_hook(path, found["format_row"]) if "format_row" in found else None,
-        compute_metrics=(
-            _guarded(path, "compute_metrics", found["compute_metrics"])
-            if "compute_metrics" in found
-            else None
-        ),
-        callbacks=_callbacks_hook(path, found["callbacks"]) if "callbacks" in found else None,
-        digest=_digest(path),
-    )
+    found = {name: _loaded(module, path, HOOK[name]) for name in names}
+    return Hooks(**found, digest=_digest(path))
+
+
+def _loaded(module: types.ModuleType, path: Path, hook: Hook) -> Any:
+    """A hook of the file, with its errors explained."""
+    value: Any = getattr(module, hook.name, None)
+    right = isinstance(value, type) if hook.kind == "class" else callable(value)
+    if not right:
+        what = "does not exist" if value is None else f"is a {type(value).__name__}, expected a {hook.kind}"
+        message = f"the hook {hook.name} {what}"
+        raise RecipeError(Problem("hook-missing", message, file=str(path), path="python"))
+    if hook.kind == "class":
+        return value
+    explain = _EXPLAINED.get(hook.name)
+    return _checked(path, hook, value) if explain is None else explain(path, value)
+
+
+def _checked(path: Path, hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
+    guarded = _guarded(path, hook.name, function)
+
+    @functools.wraps(function)
+    def checked(*args: Any) -> Any:
+        returned = guarded(*args)
+        if not _IS_RIGHT[hook.name](returned):
+            what = "None" if returned is None else f"a {type(returned).__name__}"
+            message = f"{hook.name} returned {what}, expected {hook.returns}"
+            raise RecipeError(
+                Problem("hook-result", message, str(path), function.__code__.co_firstlineno, "python")
+                if isinstance(function, types.FunctionType)
+                else Problem("hook-result", message, str(path), path="python")
+            )
+        return returned
+
+    return checked
 
 
 def _digest(path: Path) -> str:
@@ -119,14 +156,6 @@ def import_file(path: Path, place: str = "python") -> types.ModuleType:
     return module
 
 
-def _function(module: types.ModuleType, path: Path, name: str) -> Callable[..., Any]:
-    value: Callable[..., Any] | None = getattr(module, name, None)
-    if value is None or not callable(value):
-        what = "does not exist" if value is None else f"is a {type(value).__name__}, expected a function"
-        raise RecipeError(Problem("hook-missing", f"the hook {name} {what}", file=str(path), path="python"))
-    return value
-
-
 def _row_hook(path: Path, function: Callable[..., Any]) -> FormatRow:
     def format_row(row: Mapping[str, Any], file: str, number: int) -> dict[str, Any] | None:
         with _explained(path, f"format_row, for the row {file}:{number},", RecipeError):
@@ -164,6 +193,62 @@ def _callbacks_hook(path: Path, function: Callable[[], Any]) -> Callable[[], lis
     return callbacks
 
 
+def _metrics_hook(path: Path, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return _guarded(path, "compute_metrics", function)
+
+
+_EXPLAINED: Mapping[str, Callable[[Path, Any], Any]] = {
+    "format_row": _row_hook,
+    "compute_metrics": _metrics_hook,
+    "callbacks": _callbacks_hook,
+}
+"""Hooks with errors of their own: metrics.py judges what compute_metrics returns."""
+
+
+def _is_loss(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.numel() == 1
+
+
+def _is_optimizer(value: Any) -> bool:
+    """An optimizer, or a pair of it and a scheduler."""
+    import torch
+
+    if isinstance(value, tuple) and len(value) == 2:
+        return isinstance(value[0], torch.optim.Optimizer) and hasattr(value[1], "step")
+    return isinstance(value, torch.optim.Optimizer)
+
+
+def _is_module(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.nn.Module)
+
+
+def _are_datasets(value: Any) -> bool:
+    """(train, eval or None), each with rows by number or one after the other."""
+    if not isinstance(value, tuple) or len(value) != 2 or value[0] is None:
+        return False
+    return all(
+        one is None
+        or (not isinstance(one, str) and (hasattr(one, "__getitem__") or hasattr(one, "__iter__")))
+        for one in value
+    )
+
+
+_IS_RIGHT: Mapping[str, Callable[[Any], bool]] = {
+    "compute_loss": _is_loss,
+    "optimizer": _is_optimizer,
+    "data_collator": callable,
+    "make_model": _is_module,
+    "prepare_model": _is_module,
+    "make_datasets": _are_datasets,
+    "processing": lambda value: hasattr(value, "save_pretrained"),
+}
+"""Hook -> whether it returned what it must."""
+
+
 def _guard_events(path: Path, callback: Any) -> None:
     """Let each event of a callback explain its errors; the object keeps its class."""
     for name in dir(type(callback)):
@@ -183,12 +268,17 @@ def _guarded(path: Path, label: str, function: Callable[..., Any]) -> Callable[.
 
 @contextmanager
 def _explained(path: Path, label: str, kind: type[EffilaunchError]) -> Iterator[None]:
-    """Raise an error of the user's code as `kind`, with the line of the file."""
+    """Raise an error of the user's code as `kind`, with the line of the file.
+
+    Memory that ran out stays what it is: `on_oom` answers it.
+    """
     try:
         yield
     except EffilaunchError:
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            raise
         message = f"the hook {label} raised {error_text(error)}"
         raise kind(
             Problem("hook-failed", message, file=str(path), line=error_line(error, path), path="python")

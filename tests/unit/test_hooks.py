@@ -192,3 +192,66 @@ def test_the_file_runs_once_in_a_process_and_anew_when_it_has_changed(tmp_path):
     assert module.runs == [1, 1]
     assert hooks(tmp_path, text.replace("runs.append(1)", "pass"), ["callbacks"]).callbacks() == []
     assert module.runs == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("compute_loss", "def compute_loss(outputs, labels, num_items_in_batch):\n    return {value}\n"),
+        ("optimizer", "def optimizer(model, args):\n    return {value}\n"),
+        ("data_collator", "def data_collator(processing):\n    return {value}\n"),
+        ("prepare_model", "def prepare_model(model):\n    return {value}\n"),
+        ("make_model", "def make_model(config):\n    return {value}\n"),
+        ("make_datasets", "def make_datasets():\n    return {value}\n"),
+        ("processing", "def processing():\n    return {value}\n"),
+    ],
+)
+@pytest.mark.parametrize("value", ["None", "'text'"])
+def test_what_a_hook_returns_is_judged_and_its_errors_placed(tmp_path, name, text, value):
+    arguments = (None,) * text.partition("(")[2].partition(")")[0].count(",") + (None,)
+    arguments = () if "()" in text else arguments
+    function = getattr(hooks(tmp_path, text.format(value=value), [name]), name)
+    with pytest.raises(RecipeError) as caught:
+        function(*arguments)
+    problem = caught.value.problems[0]
+    assert (problem.code, problem.file, problem.line) == ("hook-result", str(tmp_path / "hooks.py"), 1)
+    function = getattr(hooks(tmp_path, text.format(value="1 / 0"), [name]), name)
+    with pytest.raises(RunFailed) as failed:
+        function(*arguments)
+    assert (failed.value.problems[0].code, failed.value.problems[0].line) == ("hook-failed", 2)
+
+
+def test_what_hooks_must_return_is_taken(tmp_path):
+    torch = pytest.importorskip("torch")
+    text = """
+import torch
+def compute_loss(outputs, labels, num_items_in_batch): return torch.zeros(())
+def optimizer(model, args): return torch.optim.SGD(model.parameters()), None or Steps()
+def data_collator(processing): return list
+def prepare_model(model): return model
+def make_datasets(): return [1], None
+class Steps:
+    def step(self): pass
+class Trainer(dict): pass
+"""
+    names = ["compute_loss", "optimizer", "data_collator", "prepare_model", "make_datasets", "Trainer"]
+    found = hooks(tmp_path, text, names)
+    model = torch.nn.Linear(1, 1)
+    assert found.compute_loss(None, None, None) == 0
+    assert isinstance(found.optimizer(model, None)[0], torch.optim.SGD)
+    assert found.data_collator(None) is list
+    assert found.prepare_model(model) is model
+    assert found.make_datasets() == ([1], None)
+    assert found.Trainer.__name__ == "Trainer"
+
+
+def test_a_class_is_asked_for_where_a_function_stands(tmp_path):
+    with pytest.raises(RecipeError, match="expected a class"):
+        hooks(tmp_path, "def Trainer(): pass\n", ["Trainer"])
+
+
+def test_memory_that_ran_out_in_a_hook_stays_what_it_is(tmp_path):
+    text = "class OutOfMemoryError(RuntimeError): pass\ndef processing(): raise OutOfMemoryError\n"
+    with pytest.raises(RuntimeError) as caught:
+        hooks(tmp_path, text, ["processing"]).processing()
+    assert type(caught.value).__name__ == "OutOfMemoryError"

@@ -6,6 +6,15 @@ import pytest
 
 from launcher.errors import RecipeError
 from launcher.recipe.hook_file import read_hooks
+from launcher.recipe.hooks import HOOK, HOOKS
+from launcher.tasks import TASKS, task_named
+from launcher.train import hooks as loaded
+
+CAUSAL_LM = task_named("causal-lm")
+
+
+class TakesAll(type(CAUSAL_LM)):
+    hooks = tuple(HOOK)
 
 
 def write(folder, text):
@@ -16,7 +25,7 @@ def write(folder, text):
 
 def problems(folder, text):
     with pytest.raises(RecipeError) as caught:
-        read_hooks(write(folder, text))
+        read_hooks(write(folder, text), CAUSAL_LM)
     return [(problem.code, problem.line) for problem in caught.value.problems]
 
 
@@ -34,12 +43,13 @@ def problems(folder, text):
         ("def _format_rows(a, b): pass\ndef format_row(row): return _format_rows(row, 1)\n", ("format_row",)),
         ("def format_rows(row): pass\ndef format_row(row): return format_rows(row)\n", ("format_row",)),
         ("def callbacks(): return ['\\d']\n", ("callbacks",)),
+        ("from transformers import Trainer\ndef callbacks(): return [Trainer]\n", ("callbacks",)),
         ("def format_rows(rows): pass\ndef callbacks(): return [format_rows]\n", ("callbacks",)),
         ("class C:\n    def format_rows(self): pass\ndef callbacks(): return [C()]\n", ("callbacks",)),
     ],
 )
 def test_good_hooks(tmp_path, text, names):
-    hooks = read_hooks(write(tmp_path, text))
+    hooks = read_hooks(write(tmp_path, text), CAUSAL_LM)
     assert hooks.names == names
     assert hooks.text == text.removeprefix("\ufeff")
 
@@ -83,18 +93,62 @@ def test_files_that_cannot_be_parsed(tmp_path, content, code):
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(RecipeError) as caught:
-        read_hooks(file)
+        read_hooks(file, CAUSAL_LM)
     assert [problem.code for problem in caught.value.problems] == [code]
 
 
 def test_a_folder_is_no_file_of_hooks(tmp_path):
     with pytest.raises(RecipeError) as caught:
-        read_hooks(tmp_path)
+        read_hooks(tmp_path, CAUSAL_LM)
     assert caught.value.problems[0].code == "hooks-unreadable"
 
 
 def test_nothing_of_the_file_runs(tmp_path):
     marker = tmp_path / "ran"
     text = f"open({str(marker)!r}, 'w')\nimport nothing_of_this_name\ndef callbacks(): return []\n"
-    assert read_hooks(write(tmp_path, text)).names == ("callbacks",)
+    assert read_hooks(write(tmp_path, text), CAUSAL_LM).names == ("callbacks",)
     assert not marker.exists()
+
+
+def test_the_table_names_every_hook_that_the_workers_load_and_no_other_is_taken():
+    fields = set(loaded.Hooks.__dataclass_fields__) - {"digest"}
+    assert fields == set(HOOK)
+    assert len(HOOK) == len(HOOKS)
+    judged = set(loaded._EXPLAINED) | set(loaded._IS_RIGHT)
+    assert judged == {hook.name for hook in HOOKS if hook.kind == "function"}
+    assert all(set(task.hooks) <= set(HOOK) for task in TASKS)
+    assert not {name for hook in HOOKS for name in hook.misnomers} & set(HOOK)
+
+
+def test_a_file_may_define_every_hook_of_a_task(tmp_path):
+    functions = "".join(f"def {hook.call}: pass\n" for hook in HOOKS if hook.kind == "function")
+    text = "from transformers import Trainer as Base\n" + functions + "class Trainer(Base): pass\n"
+    assert read_hooks(write(tmp_path, text), TakesAll()).names == tuple(HOOK)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line", "named"),
+    [
+        ("def compute_loss(outputs, labels): pass\n", "hook-signature", 1, "num_items_in_batch"),
+        ("\ndef optimizer(model): pass\n", "hook-signature", 2, "optimizer(model, args)"),
+        ("def Trainer(model): pass\n", "hook-signature", 1, "a function"),
+        ("class Trainer: pass\n", "hook-signature", 1, "no base class"),
+        ("def compute_loss_func(a, b, c): pass\n", "hook-unknown", 1, "compute_loss_func"),
+        ("def collate_fn(samples): pass\n", "hook-unknown", 1, "collate_fn"),
+        ("import x\nclass MyTrainer(x.Trainer): pass\n", "hook-unknown", 2, "MyTrainer"),
+    ],
+)
+def test_hooks_of_other_signatures_and_names_are_refused(tmp_path, text, code, line, named):
+    with pytest.raises(RecipeError) as caught:
+        read_hooks(write(tmp_path, text), TakesAll())
+    [problem] = caught.value.problems
+    assert (problem.code, problem.line) == (code, line)
+    assert named in f"{problem.message} {problem.hint}"
+
+
+def test_a_hook_that_the_task_does_not_take_is_refused_by_name(tmp_path):
+    with pytest.raises(RecipeError) as caught:
+        read_hooks(write(tmp_path, "\ndef make_datasets(): pass\n"), CAUSAL_LM)
+    [problem] = caught.value.problems
+    assert (problem.code, problem.line) == ("hook-not-taken", 2)
+    assert {"make_datasets", "causal-lm"} <= set(problem.message.split())

@@ -28,6 +28,7 @@ from launcher.recipe.hook_file import read_hooks
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.reward_rules import check_reward_files
 from launcher.recipe.schema import RewardFunction
+from launcher.tasks import task_named
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 PROBLEMS, SENTENCES = GOLDEN / "problems.txt", GOLDEN / "messages.txt"
@@ -215,7 +216,14 @@ HOOKS = {
     "misnomer": "def format_rows(row): pass\n",
     "arguments": "def format_row(): pass\n",
     "coroutine": "async def format_row(row): pass\n",
+    "of another task": "def make_datasets(): pass\n",
+    "no class": "def Trainer(): pass\n",
+    "no base class": "class Trainer: pass\n",
 }
+
+
+class WithTrainer(type(task_named("causal-lm"))):
+    hooks = ("format_row", "compute_metrics", "callbacks", "Trainer")
 
 
 REWARDS = {
@@ -264,7 +272,7 @@ def cases(folder: Path) -> dict[str, list[Problem]]:
     hooks = folder / "hooks.py"
     for name, text in HOOKS.items():
         hooks.write_text(text, encoding="utf-8")
-        found[f"hooks: {name}"] = attempt(read_hooks, hooks)
+        found[f"hooks: {name}"] = attempt(read_hooks, hooks, WithTrainer())
     rewards = folder / "rewards.py"
     for name, text in REWARDS.items():
         rewards.write_text(text, encoding="utf-8")
@@ -272,9 +280,9 @@ def cases(folder: Path) -> dict[str, list[Problem]]:
     absent = [RewardFunction(function=f"{folder}/nowhere.py:f")]
     found["rewards: absent"] = attempt(check_reward_files, absent)
     hooks.write_bytes(b"\xff")
-    found["hooks: not UTF-8"] = attempt(read_hooks, hooks)
-    found["hooks: folder"] = attempt(read_hooks, folder)
-    found["hooks: absent"] = attempt(read_hooks, folder / "nowhere.py")
+    found["hooks: not UTF-8"] = attempt(read_hooks, hooks, WithTrainer())
+    found["hooks: folder"] = attempt(read_hooks, folder, WithTrainer())
+    found["hooks: absent"] = attempt(read_hooks, folder / "nowhere.py", WithTrainer())
     return found
 
 

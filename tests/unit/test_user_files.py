@@ -27,6 +27,7 @@ from launcher.recipe.merged_yaml import load_merged
 from launcher.recipe.yaml_reader import parse_yaml
 from launcher.schedulers.hostfile import read_hostfile
 from launcher.schedulers.slurm_requeue import last_requeue
+from launcher.tasks import task_named
 
 pytestmark = pytest.mark.timeout(300)  # what waits for a FIFO would wait for ever
 
@@ -196,7 +197,7 @@ def _readers(folder: Path, file: Path):
     loaded = load_recipe(recipe, ()).recipe
     (folder / "model").mkdir(exist_ok=True)
     yield "recipe", lambda: load_recipe(file, ())
-    yield "hooks", lambda: read_hooks(file)
+    yield "hooks", lambda: read_hooks(file, task_named("causal-lm"))
     yield "hostfile", lambda: read_hostfile(str(file))
     yield "profile", lambda: load_profile(loaded)
     yield "config.json", lambda: find_model_config(str(folder / "model"), allow_network=False)
