@@ -37,16 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _call(command: Command, options: dict[str, Any], *, as_json: bool, quiet: bool) -> int:
-    from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
+    from launcher.errors import EffilaunchError, Interrupted, Problem
     from launcher.report.outcome import emit, emit_error, silence
 
     try:
         with silence() if quiet else contextlib.nullcontext():
             return emit(command.name, command.function()(**options), as_json=as_json)
-    except RecipeError as error:
-        from launcher.importing.importers import naming_tools
-
-        return emit_error(command.name, RecipeError(naming_tools(error.problems)), as_json=as_json)
     except EffilaunchError as error:
         return emit_error(command.name, error, as_json=as_json)
     except KeyboardInterrupt:

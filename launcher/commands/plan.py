@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.errors import DoesNotFit, Problem, RecipeError, printable
-from launcher.inputs.planning_facts import gather, operator_warnings
-from launcher.inputs.shown_plan import shown_plan
-from launcher.plan.inputs import Facts
-from launcher.plan.plan import Plan
-from launcher.planner.search import Search
+from launcher.inputs.shown_plan import planned
 from launcher.recipe.loading import load_recipe
-from launcher.report.outcome import Outcome, note
+from launcher.report.outcome import Outcome
+from launcher.report.terminal import page_of
 
 if TYPE_CHECKING:
     from launcher.render.bundle import Bundle
@@ -43,25 +40,14 @@ def plan_command(
         return _in_browser(recipe, overrides, on, port, as_json=as_json, trace=trace)
     if port:
         raise RecipeError(Problem("usage", "--port needs --browser", hint="add --browser, or leave it out"))
-    loaded, facts = gather(load_recipe(recipe, overrides), on, trace=trace)
-    made = shown_plan(loaded, facts)
-    bundle, problems, others = made.bundle, made.problems, [other.text for other in made.would_fit]
-    for warning in operator_warnings(bundle.plan):
-        note(warning)
-    code = DoesNotFit.exit_code if problems else 0
-    compared, traced = _traced(bundle.plan, facts)
-    extra = made.extra | compared
+    made = planned(load_recipe(recipe, overrides), on, trace=trace)
+    code = DoesNotFit.exit_code if made.problems else 0
     if search:
-        from launcher.report.plan_text import search_text
-
-        shown = _ranking(made.found, bundle.plan)
-        timed = bundle.plan.time.figures_known
-        text = search_text(shown["search"], shown["compared"], shown["left_out"], others, timed=timed)
-        return Outcome({**bundle.to_json(), **extra, **shown}, text, problems, code)
+        return Outcome({**made.data, **made.ranking}, made.search_text(), made.problems, code)
     if explain is None:
-        page = Outcome({**bundle.to_json(), **extra}, _page(bundle) + traced, problems, code)
-        return page if html is None else _with_page(page, recipe, html)
-    return _explained(bundle, explain, problems, code)
+        shown = Outcome(made.data, made.text(page_of(sys.stdout)), made.problems, code)
+        return shown if html is None else _with_page(shown, recipe, html)
+    return _explained(made.bundle, explain, made.problems, code)
 
 
 def _in_browser(
@@ -75,31 +61,12 @@ def _in_browser(
     return browser_command(recipe, overrides=overrides, on=on, port=port)
 
 
-def _traced(plan: Plan, facts: Facts) -> tuple[dict[str, Any], str]:
-    """What a trace adds to the JSON object and to the text."""
-    if facts.trace is None:
-        return {}, ""
-    from launcher.inputs.model_trace import trace_rows
-    from launcher.report.plan_text import trace_text
-
-    compared = trace_rows(plan, facts)
-    return ({}, "") if compared is None else ({"trace": compared}, trace_text(compared))
-
-
 def _with_page(shown: Outcome, recipe: str, html: str) -> Outcome:
     """Also write the plan as a page to the file `html`, "" for a default name."""
     from launcher.report.run_pages import write_plan_page
 
     path = str(write_plan_page(shown.data, recipe, html, shown.problems))
     return replace(shown, data={**shown.data, "page": path}, text=f"{shown.text}\nwrote {printable(path)}\n")
-
-
-def _page(bundle: Bundle) -> str:
-    """The plan as text for stdout."""
-    from launcher.report.plan_text import plan_text
-    from launcher.report.terminal import page_of
-
-    return plan_text(bundle, page_of(sys.stdout))
 
 
 def _explained(bundle: Bundle, explain: str, problems: Sequence[Problem], code: int) -> Outcome:
@@ -114,18 +81,3 @@ def _explained(bundle: Bundle, explain: str, problems: Sequence[Problem], code: 
     settings = data["settings"].items()
     chosen = {k: v for k, v in settings if not explain or (k + ".").startswith(explain + ".")}
     return Outcome({"settings": chosen}, text, problems, code)
-
-
-def _ranking(found: Search, plan: Plan) -> dict[str, Any]:
-    """The keys that `--search` adds to `plan --json`."""
-    from launcher.planner.search import search_rows
-
-    return {
-        "search": search_rows(found, plan.schedule.steps),
-        "compared": {
-            "configurations": found.estimated + found.implied,
-            "estimated": found.estimated,
-            "implied": found.implied,
-        },
-        "left_out": [{"what": entry.what, "reason": entry.reason} for entry in found.left_out],
-    }

@@ -134,7 +134,7 @@ def _refused(status: int, problems: Sequence[Problem]) -> dict[str, Any]:
 
 
 def _shown(made: ShownPlan, path: str, text: str) -> dict[str, Any]:
-    data = {**made.bundle.to_json(), **made.extra}
+    data = made.data
     problems = [str(problem) for problem in made.problems]
     record = RunRecord(Path(path).stem, "planned", data, recipe=text, problems=problems)
     record = record_without_secrets(record, hide_secrets())

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError, printable
-from launcher.execute.record import RunRecord, read_run, total_seconds
+from launcher.execute.record import read_run
 from launcher.execute.run_dir import free_name
 from launcher.files.safe_files import write_text
 from launcher.render.new_file import write_new, writing
 from launcher.report.compare import differing
 from launcher.report.outcome import Outcome
 from launcher.report.run_pages import REPORT, compare_page, made, run_page, shown_record
-from launcher.report.run_sections import losses, scores, steps_done
-from launcher.report.values import at
+from launcher.report.run_sections import run_facts
 
 
 def report_command(
@@ -42,7 +41,7 @@ def report_command(
     if port:
         raise RecipeError(Problem("usage", "--port needs --serve", hint="add --serve, or leave it out"))
     records = [shown_record(read_run(folder), folder) for folder in folders]
-    data: dict[str, Any] = {"runs": [_facts(record) for record in records]}
+    data: dict[str, Any] = {"runs": [run_facts(record) for record in records]}
     if len(records) == 1:
         page = run_page(records[0], made())
         target = folders[0] / REPORT if output is None else Path(output)
@@ -65,28 +64,6 @@ def _serve(folders: Sequence[Path], port: int) -> Outcome:
     with serving(folders, unlike([folder.resolve().parts for folder in folders]), port) as address:
         wait_for_interrupt(address)
     return Outcome({}, "")
-
-
-def _facts(record: RunRecord) -> dict[str, Any]:
-    """The run in the JSON output."""
-    first, last = losses(record)
-    result = record.result
-    return {
-        "run_dir": record.run_dir,
-        "state": record.state,
-        "recipe": record.plan.get("recipe"),
-        "steps": int(steps_done(record)),
-        "loss": {"first": first, "last": last},
-        "eval": scores(record),
-        "seconds": total_seconds(result),
-        "tokens_per_second": result.get("tokens_per_second"),
-        "memory": {
-            "predicted": at(record.plan, "memory", "total"),
-            "measured": at(result, "memory", "measured"),
-        },
-        "restarts": len(record.restarts),
-        "diagnosis": dict(record.diagnosis) or None,
-    }
 
 
 def unlike(paths: Sequence[Sequence[str]]) -> list[str]:

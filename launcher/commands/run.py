@@ -77,19 +77,40 @@ def run_command(
     master_addr: str | None = None,
     command_line: Sequence[str] = (),
 ) -> Outcome:
+    """Run a recipe, as `run_recipe`; a signal that asks to stop ends it with Interrupted."""
+    if serve and dry_run:
+        hint = "leave out one of the two; `plan --html` writes a page"
+        raise RecipeError(Problem("usage", "--serve excludes --dry-run, which starts nothing", hint=hint))
+    return run_recipe(
+        load_recipe(recipe, overrides), on=on, dry_run=dry_run, tiny=tiny, resume=resume, serve=serve,
+        output_dir=output_dir, as_json=as_json, node_rank=node_rank, master_addr=master_addr,
+        command_line=command_line,
+    )  # fmt: skip
+
+
+def run_recipe(
+    loaded: LoadedRecipe,
+    *,
+    on: str | None,
+    tiny: bool,
+    resume: str | None,
+    output_dir: str | None,
+    dry_run: bool = False,
+    serve: bool = False,
+    as_json: bool = False,
+    node_rank: int | None = None,
+    master_addr: str | None = None,
+    command_line: Sequence[str] = (),
+) -> Outcome:
     """Plan, write the run directory, train, and return what was measured.
 
     node_rank, master_addr: set if the user starts every node. command_line: for hints that repeat it.
     """
-    if serve and dry_run:
-        hint = "leave out one of the two; `plan --html` writes a page"
-        raise RecipeError(Problem("usage", "--serve excludes --dry-run, which starts nothing", hint=hint))
-    loaded = load_recipe(recipe, overrides)
     alone = "--dry-run" if dry_run else "--tiny" if tiny else ""
     hardware = partial(find_hardware, loaded.recipe, on)
     request = StartRequest(loaded, hardware, note, node_rank, master_addr, command_line, alone)
     gathering = find_gathering(request)
-    asked = digest_of_request(loaded, overrides, on=on, resume=resume)
+    asked = digest_of_request(loaded, on=on, resume=resume)
     place = run_place(loaded.path, resume, output_dir)
     if gathering is not None:
         folder = shared_run_dir(place.run_dir, place.is_proposed, gathering.place)
@@ -97,7 +118,8 @@ def run_command(
     with showing(as_json=as_json) as shown:
         if gathering is not None and not gathering.place.is_head:
             take_part(gathering.place, place.run_dir, asked, hardware().devices_per_node, shown.say)
-            node = {"member": gathering.place.member, "node_rank": gathering.place.node_rank}
+            member, node_rank = gathering.place.member, gathering.place.node_rank
+            node = {"run_dir": str(place.run_dir), "member": member, "node_rank": node_rank}
             return Outcome(node, "the run has finished")
         with leading(gathering, place.run_dir, asked, shown.say) as nodes:
             if not alone and (absent := data_problems(loaded)):

@@ -61,6 +61,8 @@ class LoadedRecipe:
     """Dotted path -> the reference that stays one in every file."""
     of_jobs: Sequence[Problem] = ()
     """References in the sections of schedulers that no job's files can have; their keys are left out."""
+    overrides: Sequence[str] = ()
+    """`key=value` of `--set`, as given."""
 
 
 def load_recipe(
@@ -95,7 +97,7 @@ def load_recipe(
         raise RecipeError(sorted(unique, key=lambda p: (p.file != main, p.file or "", p.line or 0)))
     origins = {p: Origin(position.source, position.by) for p, position in merged.positions.items()}
     placed = [_with_position(problem, merged, main) for problem in of_jobs]
-    return LoadedRecipe(recipe, merged.text, file, origins, kept, placed)
+    return LoadedRecipe(recipe, merged.text, file, origins, kept, placed, tuple(overrides))
 
 
 def _shared_mirror(recipe: Recipe | None, swept: Sequence[str]) -> list[Problem]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
-from launcher.errors import WOULD_FIT, EffilaunchError, MachineError, Problem
+from launcher.errors import WOULD_FIT, EffilaunchError, MachineError, Problem, RecipeError
 from launcher.report.terminal import is_coloured, page_of, plain
 
 SCHEMA_VERSION = 1
@@ -101,13 +101,23 @@ def emit(command: str, outcome: Outcome, *, as_json: bool) -> int:
 
 def emit_error(command: str, error: EffilaunchError, *, as_json: bool) -> int:
     """Print an error and return its exit code."""
-    problems = without_secrets(error.problems)
+    problems = shown_problems(error)
     if as_json:
         _put(json_text(command, {}, problems), sys.stdout)
     else:
         _print_problems(problems)
     _flush()
     return error.exit_code
+
+
+def shown_problems(error: EffilaunchError) -> list[Problem]:
+    """The problems of an error as users see them: files of other tools are named, secrets replaced."""
+    problems = error.problems
+    if isinstance(error, RecipeError) and any(problem.file for problem in problems):
+        from launcher.importing.importers import naming_tools  # few errors need the tools' tables
+
+        problems = naming_tools(problems)
+    return without_secrets(problems)
 
 
 def without_secrets(problems: Sequence[Problem]) -> list[Problem]:

@@ -92,17 +92,21 @@ def compare_page(
 def write_plan_page(data: Mapping[str, Any], recipe: str, output: str, problems: Sequence[Problem]) -> Path:
     """Write the page of a plan to a new file and return its path.
 
-    data: that of `plan --json`. output: the file, "" for NAME-plan.html in the current folder. Raises
+    output: the file, "" for NAME-plan.html in the current folder. The rest as of `plan_page`. Raises
     RecipeError if the file exists or cannot be written.
     """
-    name = Path(recipe).stem
-    target = Path(output or f"{name}-plan.html")
+    target = Path(output or f"{Path(recipe).stem}-plan.html")
+    with writing(target, "--html FILE"):
+        write_new(target, plan_page(data, recipe, problems))
+    return target
+
+
+def plan_page(data: Mapping[str, Any], recipe: str, problems: Sequence[Problem]) -> str:
+    """The page of a plan. data: that of `plan --json`. problems: why it does not fit."""
     text = str((data.get("files") or {}).get("recipe.yaml", ""))
     messages = [str(problem) for problem in problems]
-    record = RunRecord(name=name, state="planned", plan=data, recipe=text, problems=messages)
-    with writing(target, "--html FILE"):
-        write_new(target, run_page(without_secrets(record, hide_secrets()), made()))
-    return target
+    record = RunRecord(name=Path(recipe).stem, state="planned", plan=data, recipe=text, problems=messages)
+    return run_page(without_secrets(record, hide_secrets()), made())
 
 
 @contextlib.contextmanager

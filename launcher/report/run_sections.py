@@ -233,6 +233,28 @@ def steps_done(record: RunRecord) -> float:
     return max([float(record.step), *logged])
 
 
+def run_facts(record: RunRecord) -> dict[str, Any]:
+    """The run in `report --json`."""
+    first, last = losses(record)
+    result = record.result
+    return {
+        "run_dir": record.run_dir,
+        "state": record.state,
+        "recipe": record.plan.get("recipe"),
+        "steps": int(steps_done(record)),
+        "loss": {"first": first, "last": last},
+        "eval": scores(record),
+        "seconds": total_seconds(result),
+        "tokens_per_second": result.get("tokens_per_second"),
+        "memory": {
+            "predicted": at(record.plan, "memory", "total"),
+            "measured": at(result, "memory", "measured"),
+        },
+        "restarts": len(record.restarts),
+        "diagnosis": dict(record.diagnosis) or None,
+    }
+
+
 def time_text(record: RunRecord) -> str:
     """The time of all starts of a run; if unknown, of the last one with the step it began at."""
     total = total_seconds(record.result)

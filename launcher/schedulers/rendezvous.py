@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
@@ -24,12 +24,9 @@ def find_gathering(request: StartRequest) -> Gathering | None:
     return None if found is None or found.place.members == 1 else found
 
 
-def digest_of_request(loaded: LoadedRecipe, overrides: Sequence[str], **asked: object) -> str:
-    """A digest of what must be the same on all nodes: the recipe's text and keys, and the options.
-
-    overrides: `--set`.
-    """
-    given = {"text": loaded.text, "keys": sorted(loaded.origins), "set": list(overrides), **asked}
+def digest_of_request(loaded: LoadedRecipe, **asked: object) -> str:
+    """A digest of what must be the same on all nodes: the recipe's text and keys, and the options."""
+    given = {"text": loaded.text, "keys": sorted(loaded.origins), "set": list(loaded.overrides), **asked}
     text = json.dumps(given, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -208,7 +208,7 @@ def test_what_was_asked_has_the_values_of_set(tmp_path):
     recipe.write_text(RECIPE)
 
     def digest(*overrides: str) -> str:
-        return digest_of_request(load_recipe(str(recipe), overrides), overrides, on=None, resume=None)
+        return digest_of_request(load_recipe(str(recipe), overrides), on=None, resume=None)
 
     one, two = (f"trainer.learning_rate={rate}" for rate in ("1.0e-4", "2.0e-4"))
     assert digest(one) == digest(one)

@@ -154,7 +154,7 @@ def rehearse_recipe(
     loaded = load_recipe(recipe, overrides)
     hardware = partial(find_hardware, loaded.recipe, on)
     gathering = find_gathering(StartRequest(loaded, hardware, note, node_rank, master_addr, command_line))
-    digest = digest_of_request(loaded, overrides, on=on, rehearse=True, seconds=seconds)
+    digest = digest_of_request(loaded, on=on, rehearse=True, seconds=seconds)
     default = default_run_dir(str(loaded.path), Path.cwd()).absolute()  # on the disk of the run
     folder = Path(output_dir).absolute() if output_dir else default.with_name(PREFIX + default.name)
     if gathering is not None:
