@@ -100,7 +100,7 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel):
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     data = {f"launcher/_data/{name}" for name in sources("recipes", "ds_configs")}
     assert {"launcher/_data/recipes/recipe.schema.json", "launcher/_data/ds_configs/zero3.json"} <= data
-    assert packed == sources("launcher", "effilaunch.py") | data | {"effilaunch/py.typed"}
+    assert packed == sources("effilaunch.py", "effilaunch", "launcher") | data
     assert {"launcher/py.typed", "launcher/models/data/models.json", "launcher/report/html/page.py"} <= packed
 
 
@@ -108,7 +108,7 @@ def test_the_sdist_has_what_the_wheel_is_made_of_and_no_tests(sdist):
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
     own = {"PKG-INFO", "pyproject.toml", ".gitignore", "LICENSE", "README.md", "CHANGELOG.md"}
-    assert packed == sources("effilaunch.py", "launcher", "recipes", "ds_configs") | own
+    assert packed == sources("effilaunch.py", "effilaunch", "launcher", "recipes", "ds_configs") | own
 
 
 def test_an_index_would_take_both_files(wheel, sdist, tmp_path):
@@ -282,8 +282,8 @@ TYPED = """\
 import effilaunch
 from launcher.recipe.loading import load_recipe
 
-batch: {} = load_recipe("smoke").recipe.global_batch_size
-steps: {} = effilaunch.plan("smoke", set={{"trainer.max_steps": 3}}).steps
+batch: {0} = load_recipe("smoke").recipe.global_batch_size
+steps: {0} = effilaunch.plan("smoke", set={{"trainer.max_steps": 3}}).steps
 """
 
 
