@@ -34,7 +34,7 @@ MORE = {
     "data": "data.md",
     "data.metrics": "tasks.md#metrics",
     "data.padding_free": "data.md#length",
-    "python": "data.md#hooks",
+    "python": "own-code.md",
     "sharding": "parallelism.md",
     "launch.hostfile": "hosts.md",
     "launch.slurm": "cluster.md",

@@ -106,6 +106,11 @@ NARROW = {
     "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
 """The model that a page calls ./model."""
+HOOKS = {
+    "data.md": ("format_row", "compute_metrics", "callbacks"),
+    "own-code.md": ("compute_loss", "optimizer", "prepare_model"),
+}
+"""What the hooks.py of a page defines."""
 WITH_RECIPES = [path for path in DOCUMENTS if blocks(path, "yaml")]
 
 
@@ -117,11 +122,7 @@ def test_every_recipe_plans(path, tmp_path, monkeypatch, capsys):
     for number, code in enumerate(own):
         assert number == 0, "one hooks.py a document"
         Path("hooks.py").write_text(code, encoding="utf-8")
-        assert read_hooks(Path("hooks.py"), task_named("causal-lm")).names == (
-            "format_row",
-            "compute_metrics",
-            "callbacks",
-        )
+        assert read_hooks(Path("hooks.py"), task_named("causal-lm")).names == HOOKS[path.name]
     Path("hosts").write_text("node1 slots=8\nnode2 slots=8\n")
     Path("model").mkdir()
     Path("model/config.json").write_text(json.dumps(NARROW))

@@ -8,7 +8,7 @@ gloo copies what it scatters, NCCL does not; these copies are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ SUB_GROUP_VALUES = 1_000_000_000
 """Default of sub_group_size: values of a partition that stage 3 updates at a time."""
 ZERO3_LIVE_VALUES = 1_000_000_000
 """Default of stage3_max_live_parameters: modules fetch ahead until so many values are there."""
+_UNTESTED = "zero_allow_untested_optimizer"
 ADAM = ("adamw_torch", "adamw_torch_fused")
 """Optimizers whose states (fp32 weights, two moments, a step) a universal checkpoint can hold."""
 _FILES = {0: "complete states", 1: "shards", 2: "shards", 3: "sharded weights"}
@@ -335,6 +336,16 @@ class DeepSpeed(Engine):
         message = f"{precision} and DeepSpeed: its 16-bit engines keep fp32 master weights"
         return message, "use precision bf16 or fp16, or sharding.engine: ddp"
 
+    def own_optimizer_conflict(self, profile: Mapping[str, object]) -> tuple[str, str] | None:
+        if profile.get(_UNTESTED) is True:
+            return None
+        message = (
+            "optimizer in python would get flat parts of the weights from engine deepspeed: one that reads "
+            "matrices, such as Muon, computes something else with them"
+        )
+        hint = f"use sharding.engine: ddp; if it updates each element by itself, set {_UNTESTED}: true in a "
+        return message, hint + "base profile (sharding.config)"
+
     def can_offload(self, optimizer: str, param: str) -> bool:
         return True  # fixes refuse what a stage cannot
 
@@ -439,6 +450,9 @@ def _unconvertible(old: HasSettings, stages: tuple[int, int]) -> str:
         return "its ranks share a copy, and converting such files was not tested"
     if 0 in stages:
         return "ZeRO-0 shards nothing, and DeepSpeed converts no files of it"
+    hooks = old.at("python.hooks")
+    if isinstance(hooks, list) and "optimizer" in hooks:
+        return "DeepSpeed's universal format holds the states of Adam, not those of your optimizer"
     if optim not in ADAM:
         return f"DeepSpeed's universal format holds the states of Adam, not those of {optim}"
     if stages[0] != stages[1] and old.model.config and old.has_adapter:

@@ -84,6 +84,10 @@ class Engine(EngineMemory):
         """(message, hint) where it cannot train in a precision."""
         return None
 
+    def own_optimizer_conflict(self, profile: Mapping[str, object]) -> tuple[str, str] | None:
+        """(message, hint) where it cannot train with an optimizer of `python:`. profile: the base config."""
+        return None
+
     def can_offload(self, optimizer: str, param: str) -> bool:
         """Whether it can keep optimizer states and parameters there: values of `offload_optimizer` and
         `offload_param`."""

@@ -225,6 +225,10 @@ class Fsdp(Engine):
 
     # The plan.
 
+    def own_optimizer_conflict(self, profile: Mapping[str, object]) -> tuple[str, str] | None:
+        message = "optimizer in python was not tried with the shards of engine fsdp"
+        return message, "use sharding.engine: ddp"
+
     def can_offload(self, optimizer: str, param: str) -> bool:
         moves = param == "cpu" and optimizer in ("none", "cpu")
         return moves or super().can_offload(optimizer, param)

@@ -17,9 +17,10 @@ from launcher.execute.run_dir import MARKER
 from launcher.files.checkpoint import FINISHED_BEFORE
 from launcher.files.safe_files import read_json
 from launcher.knowledge.failures.noise import is_noise
+from launcher.recipe.hooks import HOOK
 from launcher.report.outcome import note
 from launcher.report.questions import ask, can_ask
-from launcher.train.job import read_job
+from launcher.train.job import Job, read_job
 
 
 def finished_run(run_dir: str) -> Path:
@@ -78,11 +79,13 @@ def consent_to_code(run_dir: Path, command: str, *, hooks: bool, allowed: bool) 
     """Ask before `command` runs code that the run directory of another user names.
 
     hooks: whether the command also runs the hook file. allowed: --allow-code was given.
-    Raises RecipeError without consent, and if the plan cannot be read.
+    Raises RecipeError without consent, if the plan cannot be read, and where only the hook file can make the
+    model of the result.
     """
+    job = read_job(run_dir)  # as the worker reads it
+    _refuse_own_model(job, command)
     if allowed:
         return
-    job = read_job(run_dir)  # as the worker reads it
     file = job.at("python.file") if hooks else None
     code = [f"the Python file {file}"] if isinstance(file, str) and file else []
     if job.at("model.trust_remote_code"):
@@ -100,6 +103,22 @@ def consent_to_code(run_dir: Path, command: str, *, hooks: bool, allowed: bool) 
     problem = Problem("foreign-code", message, file=str(foreign), hint=hint)
     if not can_ask() or not ask(f"{problem.file} {message}. Run it? (yes/no)", "no", _yes):
         raise RecipeError(problem)
+
+
+def _hooks(job: Job) -> list[str]:
+    found = job.at("python.hooks")
+    return found if isinstance(found, list) else []
+
+
+def _refuse_own_model(job: Job, command: str) -> None:
+    made = [name for name in _hooks(job) if name in HOOK and HOOK[name].makes_model]
+    if made:
+        message = (
+            f"the model of this run was made by {made[0]} in {job.python.file}, and `{command}` would load "
+        )
+        message += "it without"
+        hint = "load the result with your own code: its weights are in adapter/ or model/"
+        raise RecipeError(Problem("own-model", message, file=str(job.run_dir), path="python", hint=hint))
 
 
 def _owner(path: Path) -> int | None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.machine import probe
@@ -22,6 +23,9 @@ from launcher.recipe.data_paths import is_glob, is_loaded_hub_id, is_url
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
+
+if TYPE_CHECKING:
+    from launcher.recipe.hook_file import HookFile
 
 _SECONDS = 2.0
 _NEAR = 0.75
@@ -78,7 +82,7 @@ def look_at_data(loaded: LoadedRecipe, hooks: Sequence[str]) -> Looked:
 
 def data_problems(loaded: LoadedRecipe) -> list[Problem]:
     """Problems of the data for a run here: missing files, and files that do not fit the task."""
-    looked = look_at_data(loaded, hook_names(loaded.recipe))
+    looked = look_at_data(loaded, _hook_names(loaded.recipe))
     return [*looked.absent, *looked.wrong]
 
 
@@ -87,19 +91,24 @@ def judged_data(loaded: LoadedRecipe, on: str | None) -> tuple[list[str], list[s
 
     Raises RecipeError if the plan is for this machine and the data cannot be trained on.
     """
-    looked = look_at_data(loaded, hook_names(loaded.recipe))
+    looked = look_at_data(loaded, _hook_names(loaded.recipe))
     if looked.wrong and _is_for_here(loaded.recipe, on):
         raise RecipeError(looked.wrong)
     return [_warning(problem) for problem in (*looked.absent, *looked.wrong)], looked.unread
 
 
-def hook_names(recipe: Recipe) -> tuple[str, ...]:
-    """Names of the hooks that the recipe's `python` file defines."""
+def find_hooks(recipe: Recipe) -> HookFile | None:
+    """The hooks that the recipe's `python` file defines; None without a file."""
     if recipe.python is None:
-        return ()
+        return None
     from launcher.recipe.hook_file import read_hooks
 
-    return read_hooks(recipe.python, task_named(recipe.task)).names
+    return read_hooks(recipe.python, task_named(recipe.task))
+
+
+def _hook_names(recipe: Recipe) -> tuple[str, ...]:
+    found = find_hooks(recipe)
+    return () if found is None else found.names
 
 
 def _is_for_here(recipe: Recipe, on: str | None) -> bool:

@@ -14,7 +14,7 @@ from launcher.engines.deepspeed import DEEPSPEED
 from launcher.errors import Problem, RecipeError
 from launcher.files.safe_files import LARGEST_TEXT, is_file, read_bytes, read_text
 from launcher.files.shipped import ds_configs_dir
-from launcher.inputs.first_rows import hook_names, judged_data
+from launcher.inputs.first_rows import find_hooks, judged_data
 from launcher.inputs.model_spec import can_trace, config_with_sizes, find_spec
 from launcher.machine import probe
 from launcher.machine.hardware import (
@@ -253,6 +253,12 @@ def _with_chat_template(loaded: LoadedRecipe) -> LoadedRecipe:
     return replace(loaded, recipe=loaded.recipe.model_copy(update={"model": model}))
 
 
+def _hook_facts(recipe: Recipe) -> dict[str, Any]:
+    """The fields of Facts about the file of `python:`."""
+    found = find_hooks(recipe)
+    return {} if found is None else {"hooks": found.names, "hooks_digest": found.digest}
+
+
 def find_images(recipe: Recipe) -> PreparedImages | None:
     """Statistics of the images in this recipe's rows; None if they are not prepared."""
     if not task_named(recipe.task).sees_images:
@@ -364,7 +370,7 @@ def gather(
         processor=probe_processor() if hardware.is_cpu else None,
         python=sys.executable,
         allocator=_allocator(),
-        hooks=hook_names(loaded.recipe),
+        **_hook_facts(loaded.recipe),
         warnings=(*hardware.notes, *warnings),
         tiny=tiny,
         # of another node, only the devices are known

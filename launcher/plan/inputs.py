@@ -43,7 +43,9 @@ class Facts:
     allocator: Mapping[str, str] = field(default_factory=dict)
     """Options of torch's allocator in the shell: variable -> value."""
     hooks: tuple[str, ...] = ()
-    """Names of the functions in the recipe's `python` file."""
+    """Names of the hooks in the recipe's `python` file."""
+    hooks_digest: str | None = None
+    """SHA-256 of that file and the modules next to it that it imports."""
     warnings: tuple[str, ...] = field(default=())
     tiny: bool = False
     """Rehearsal: two narrow layers, generated rows, four steps."""

@@ -62,6 +62,11 @@ Strings = str | list[str]
 
 CHOSEN_BEST = Resume("note", "the best checkpoint so far was chosen by the old value")
 MINIMISED = Resume("refuse", "what is minimised would be other")
+_OWN_CODE = Resume(
+    "refuse",
+    "the file of `python:`, or a module that it imports, has changed, and it decides what is learned",
+    "restore the file, or start a new run in another --output-dir",
+)
 REWARDED = Resume("refuse", "what is rewarded would be other")
 LEARNED = Resume("refuse", "it decides what was learned so far")
 _OTHER_WEIGHTS = Resume("refuse", "what is trained was learned on other frozen weights")
@@ -287,11 +292,13 @@ class EarlyStoppingSettings(Section):
 
 
 class PythonSettings(Section):
-    """The recipe's own functions."""
+    """The recipe's own functions and classes."""
 
     PATH: ClassVar[str] = "python"
     file: Annotated[str | None, Key(EVALUATED)]
     hooks: Annotated[list[str], Key(MINIMISED)]
+    digest: Annotated[str | None, Key(_OWN_CODE, before=None)]
+    """Of the file and the modules next to it that it imports; None where no hook decides what is learned."""
 
 
 class ShardingSettings(Section, ShardingKeys):

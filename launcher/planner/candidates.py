@@ -24,6 +24,7 @@ from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix, Batch, StepTime
 from launcher.planner.decide import copies_of, engine_is_open
 from launcher.planner.job import base_job, with_prepared
+from launcher.planner.own_code import widened
 from launcher.planner.rollouts import check_vllm, whole_groups
 from launcher.planner.speed import predict_step
 from launcher.recipe.loading import Origin
@@ -307,9 +308,10 @@ class Bench:
 
     def _memory(self, job: MemoryJob) -> MemoryEstimate:
         facts = self._facts
-        return estimate_memory(
+        found = estimate_memory(
             facts.model, job, facts.hardware, trace=facts.trace, calibration=facts.calibration
         )
+        return widened(found, self.draft)
 
     def _kept_bytes(self) -> int:
         if self._kept is None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from launcher.models.model import ModelSpec
 from launcher.plan.draft import Draft
+from launcher.plan.inputs import Facts
+from launcher.recipe.hooks import HOOK
 from launcher.recipe.keys import has_problem_types, shared_keys
 from launcher.recipe.schema import AdapterSection, DataSection, GenerationSection, Recipe
 from launcher.tasks.grpo import BACKENDS, KEY
 from launcher.tasks.sequence_classification import SINGLE
 
 
-def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[str, ...]) -> None:
-    """Copy the recipe's values. `hooks`: functions found in the recipe's `python`."""
+def record_recipe(draft: Draft, recipe: Recipe, facts: Facts) -> None:
+    """Copy the recipe's values, and what is known of its model and its file of hooks."""
+    spec = facts.model
     draft.put_recipe("task", recipe.task, "schema default")
     for name, key in shared_keys():
         value = attrgetter(name)(recipe)
@@ -38,7 +40,10 @@ def record_recipe(draft: Draft, recipe: Recipe, spec: ModelSpec, hooks: tuple[st
         value = None if stopping is None else getattr(stopping, name)
         draft.put_recipe(f"early_stopping.{name}", value, "no early stopping asked for")
     draft.put_recipe("python.file", recipe.python, "no hooks", origin="python")
-    draft.put_recipe("python.hooks", list(hooks), "no hooks", origin="python")
+    draft.put_recipe("python.hooks", list(facts.hooks), "no hooks", origin="python")
+    trains = any(HOOK[name].trains for name in facts.hooks)
+    digest = facts.hooks_digest if trains else None
+    draft.put("python.digest", digest, "the file decides what is learned" if trains else "no hook decides it")
     if recipe.sharding.zero_stage != "auto":
         draft.put_recipe("sharding.zero_stage", recipe.sharding.zero_stage, "")
     for name in ("offload_optimizer", "offload_param"):

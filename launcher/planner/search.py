@@ -28,6 +28,7 @@ from launcher.planner.fixes import apply_fixes, check_disabled
 from launcher.planner.fixes.fix import Situation
 from launcher.planner.kbit_norms import KEY as KBIT_NORMS
 from launcher.planner.kbit_norms import decide_kbit_norms
+from launcher.planner.own_code import check_hooks
 from launcher.planner.parallel import decide_parallel
 from launcher.planner.record import record_recipe
 from launcher.planner.rollouts import decide_eval_groups
@@ -163,7 +164,7 @@ def make_draft(loaded: LoadedRecipe, facts: Facts, variant: Variant) -> tuple[Dr
     """Everything that does not depend on sizes, for one variant, with the early fixes."""
     recipe = variant.filled_in(loaded.recipe)
     draft = Draft(variant.origins_without(loaded.origins))
-    record_recipe(draft, recipe, facts.model, facts.hooks)
+    record_recipe(draft, recipe, facts)
     decide.decide_precision(draft, recipe, facts.hardware)
     decide.decide_engine(draft, recipe, facts.hardware)
     decide.decide_launcher(draft, recipe, facts.hardware)
@@ -172,6 +173,7 @@ def make_draft(loaded: LoadedRecipe, facts: Facts, variant: Variant) -> tuple[Dr
     decide_throughput(draft, recipe, facts)
     decide_trainer(draft, recipe, facts.hardware)
     decide_runtime(draft, recipe, facts)
+    check_hooks(draft, recipe, facts)
     processes = decide.processes_of(recipe, facts.hardware)
     check_in_backward(draft, processes)
     engine_of(draft).decide(draft, recipe, facts, processes)

@@ -23,6 +23,7 @@ from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.planner.candidates import Candidate
 from launcher.planner.decide import shares
+from launcher.planner.own_code import turned_off
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
 
@@ -104,6 +105,8 @@ def _why_padded(draft: Draft, recipe: Recipe, spec: ModelSpec, kernel: str) -> s
     noise = "trainer.neftune_noise_alpha"
     if not draft.task.flattens:
         return "not asked for; its samples are padded"
+    if off := turned_off(draft, FREE):
+        return off
     if leaks := why_not_apart(spec.config, kernel):
         return leaks
     if _is_foreign(draft, spec):
@@ -146,6 +149,8 @@ def _why_not_varlen(draft: Draft, recipe: Recipe, facts: Facts) -> str:
     spec = facts.model
     if not draft.task.flattens:
         return f"task {draft.task.name} was not tried with it"
+    if off := turned_off(draft, FREE):
+        return off
     if spec.layout.caps_scores:
         return f"{spec.name} caps its scores, which it cannot"
     if leaks := why_not_apart(spec.config, "varlen"):
@@ -193,7 +198,7 @@ def _decide_multiple(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         multiple = _tensor_multiple(hardware.compute_capability)
         if not hardware.is_cpu and asked > 1 and asked % multiple:  # 1: nothing is padded
             draft.warn(f"{MULTIPLE}: {asked} is no multiple of {multiple}, which tensor cores want here")
-    elif own := draft.task.own_padding:
+    elif own := draft.task.own_padding or turned_off(draft, MULTIPLE):
         draft.put(MULTIPLE, None, own)
     elif hardware.is_cpu:
         draft.put(MULTIPLE, None, "a CPU gains nothing from it, and every padded token costs there")
@@ -232,6 +237,8 @@ def _decide_liger(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         off = "was not tried with ranks that share a copy"
     elif experts:
         off = experts
+    elif own := turned_off(draft, key):
+        off = own
     elif changed:
         off = f"its loss reads the head's own matrix alone: {changed}"
     elif draft.trainer.label_smoothing_factor:
@@ -284,6 +291,8 @@ def _why_full(draft: Draft, recipe: Recipe, facts: Facts) -> str:
     capped = spec.layout.caps_logits or spec.config.get("final_logit_softcapping") is not None
     if not task_named(task).causal_loss:
         return f"task {task} has a loss of its own"
+    if off := turned_off(draft, "model.loss"):
+        return off
     if draft.trainer.use_liger_kernel:
         return "Liger's loss rules, which makes no logits either"
     if capped:
@@ -332,7 +341,7 @@ def _decide_compile(draft: Draft, recipe: Recipe) -> None:
 def settle_compile(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts) -> None:
     """Whether blocks are compiled, once stage and predicted time of the run are known."""
     if recipe.model.compile_blocks is None:
-        off = _why_not_compiled(draft, recipe, chosen, facts)
+        off = turned_off(draft, "model.compile_blocks") or _why_not_compiled(draft, recipe, chosen, facts)
         seconds = chosen.time.low * _steps(draft)
         reason = off or f"the run takes {seconds / 3600:.1f} h or more, compiling a block a few minutes"
         draft.put("model.compile_blocks", not off, reason)

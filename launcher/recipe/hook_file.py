@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
 from launcher.files.safe_files import LARGEST_TEXT, read_text
-from launcher.recipe.hooks import HOOK, HOOKS
+from launcher.recipe.hooks import HOOK, HOOKS, owned_method
 from launcher.recipe.suggestions import close_key
 from launcher.tasks.task import Task
 
@@ -42,8 +43,8 @@ class HookFile:
 
     names: tuple[str, ...]
     """Those of `HOOKS` that the file defines, in that order."""
-    text: str
-    """The file."""
+    digest: str
+    """SHA-256 of the file and of the modules next to it that it imports, directly or indirectly."""
 
 
 def read_hooks(path: Path | str, task: Task) -> HookFile:
@@ -75,7 +76,7 @@ def read_hooks(path: Path | str, task: Task) -> HookFile:
         problems.append(_problem("hook-missing", "defines no hook at top level", file, 1, f"hooks: {names}"))
     if problems:
         raise RecipeError(sorted(problems, key=lambda problem: problem.line or 0))
-    return HookFile(tuple(name for name in HOOK if name in found), text)
+    return HookFile(tuple(name for name in HOOK if name in found), digest_of(Path(path)))
 
 
 def _meant(one: _Definition, task: Task) -> str | None:
@@ -103,7 +104,7 @@ def _misfit(one: _Definition, task: Task, file: str) -> Problem | None:
         if isinstance(node, ast.ClassDef) and not node.bases:
             message, hint = f"{name} has no base class, expected {hook.returns}", f"write `{hook.call}(...):`"
             return _problem("hook-signature", message, file, line, hint)
-        return None
+        return _trainer_misfit(node, file) if isinstance(node, ast.ClassDef) else None
     if isinstance(node, ast.AsyncFunctionDef):
         message = f"{name} is a coroutine, expected a function"
         return _problem("hook-signature", message, file, line, "write `def`")
@@ -111,6 +112,56 @@ def _misfit(one: _Definition, task: Task, file: str) -> Problem | None:
         message, hint = f"{name} cannot be called as {hook.call}", f"write `def {hook.call}:`"
         return _problem("hook-signature", message, file, line, hint)
     return None
+
+
+def _trainer_misfit(node: ast.ClassDef, file: str) -> Problem | None:
+    """The first method of the class that cannot be as it is."""
+    for one in node.body:
+        name = getattr(one, "name", "")
+        if instead := owned_method(name):
+            message = f"{node.name} overrides {name}, which the run must own"
+            return _problem("own-trainer", message, file, one.lineno, instead)
+        if name == "compute_loss" and isinstance(one, ast.FunctionDef):
+            given = one.args
+            names = {argument.arg for argument in (*given.args, *given.kwonlyargs)}
+            if "num_items_in_batch" not in names and given.kwarg is None:
+                message, hint = f"{node.name}.compute_loss takes no num_items_in_batch", "add it, =None"
+                return _problem("own-trainer", message, file, one.lineno, hint)
+    return None
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of the file and of the modules next to it that it imports, directly or indirectly."""
+    found: dict[str, str] = {}
+    waiting = [path]
+    while waiting:
+        file = waiting.pop()
+        name = str(file.relative_to(path.parent))
+        if name in found:
+            continue
+        content = file.read_bytes()
+        found[name] = hashlib.sha256(content).hexdigest()
+        for module in _imported(content):
+            near = [path.parent / f"{module}.py", *(path.parent / module).rglob("*.py")]
+            waiting += [other for other in near if other.is_file()]
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+
+
+def _imported(source: bytes) -> set[str]:
+    """First parts of the names of all imported modules; none of a text that is not Python."""
+    names: set[str] = set()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # reported when it is imported
+        return names
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
 
 
 def _problem(code: str, message: str, file: str, line: int | None, hint: str | None = None) -> Problem:

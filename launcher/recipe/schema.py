@@ -588,7 +588,7 @@ class Recipe(Section, RunKeys):
     early_stopping: EarlyStopping | None = None
     """Stop when the evaluation no longer improves."""
     python: str | None = None
-    """A file with your hooks: `format_row(row)`, `compute_metrics(prediction)`, `callbacks()`."""
+    """A file with your hooks: `format_row(row)`, `compute_loss(…)`, `optimizer(…)`, `Trainer` and others."""
     hardware: HardwareSection | None = None
     """The hardware to plan for; absent: the hardware of this machine; `--on` overrides it."""
     launch: LaunchSection = LaunchSection.model_construct()

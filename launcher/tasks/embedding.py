@@ -88,6 +88,7 @@ LOSSES: Mapping[str, Loss] = {
 
 class Embedding(Task):
     name = "embedding"
+    hooks = ("format_row", "compute_metrics", "callbacks", "optimizer", "prepare_model")
     aliases = (
         "embeddings",
         "sentence-transformer",

@@ -55,6 +55,7 @@ _SAMPLING = (
 
 class GRPO(Task):
     name = "grpo"
+    hooks = ("format_row", "compute_metrics", "callbacks", "optimizer")
     aliases = ("rl", "rlhf", "rlvr", "reinforce")
     packages = ("trl",)
     extra = "dpo"

@@ -72,6 +72,7 @@ def is_empty(query: str, documents: Sequence[str]) -> bool:
 
 class Reranker(Task):
     name = "reranker"
+    hooks = ("format_row", "compute_metrics", "callbacks", "optimizer", "prepare_model")
     aliases = ("rerank", "cross-encoder", "crossencoder", "ranker")
     packages = ("sentence_transformers",)
     extra = "embedding"

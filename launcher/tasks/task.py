@@ -42,8 +42,10 @@ class Task:
     """The extra of this project that installs them."""
     section: ClassVar[str | None] = None
     """The section of the recipe that only this task reads."""
-
-    hooks: ClassVar[tuple[str, ...]] = ("format_row", "compute_metrics", "callbacks")
+    hooks: ClassVar[tuple[str, ...]] = (
+        "format_row", "compute_metrics", "callbacks", "compute_loss", "optimizer", "data_collator",
+        "make_model", "prepare_model", "Trainer",
+    )  # fmt: skip
     """Names in recipe/hooks.py that the file of `python:` may define for it."""
 
     # --- rows -----------------------------------------------------------------------------------
@@ -316,6 +318,7 @@ class TrlTask(Task):
 
     packages = ("trl",)
     extra = "dpo"
+    hooks = ("format_row", "compute_metrics", "callbacks", "optimizer", "prepare_model", "Trainer")
     own_padding, pads_as_asked = TRL_PADS, True
     prepared_by = ("trl",)
     adapter_dropout = False

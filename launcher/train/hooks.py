@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import importlib.util
+import multiprocessing
+import pickle
 import sys
 import traceback
 import types
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError, RunFailed
+from launcher.recipe.hook_file import digest_of
 from launcher.recipe.hooks import HOOK, Hook
 from launcher.train.job import Job
 
@@ -59,7 +61,14 @@ def load_hooks(job: Job) -> Hooks:
     path = Path(file)
     module = import_file(path)
     found = {name: _loaded(module, path, HOOK[name]) for name in names}
-    return Hooks(**found, digest=_digest(path))
+    digest = digest_of(path)
+    if job.python.digest not in (None, digest):
+        message = (
+            f"has changed since the run was planned, or so has a module that it imports: {', '.join(names)}"
+        )
+        hint = "restore it, or start a new run"
+        raise RecipeError(Problem("hooks-changed", message, file=str(path), path="python", hint=hint))
+    return Hooks(**found, digest=digest)
 
 
 def _loaded(module: types.ModuleType, path: Path, hook: Hook) -> Any:
@@ -77,50 +86,23 @@ def _loaded(module: types.ModuleType, path: Path, hook: Hook) -> Any:
 
 
 def _checked(path: Path, hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
-    guarded = _guarded(path, hook.name, function)
+    guarded = _guarded(path, hook.name, function, trains=hook.trains)
 
     @functools.wraps(function)
     def checked(*args: Any) -> Any:
         returned = guarded(*args)
         if not _IS_RIGHT[hook.name](returned):
-            what = "None" if returned is None else f"a {type(returned).__name__}"
-            message = f"{hook.name} returned {what}, expected {hook.returns}"
-            raise RecipeError(
-                Problem("hook-result", message, str(path), function.__code__.co_firstlineno, "python")
-                if isinstance(function, types.FunctionType)
-                else Problem("hook-result", message, str(path), path="python")
-            )
+            line = function.__code__.co_firstlineno if isinstance(function, types.FunctionType) else None
+            raise _wrong_result(path, line, hook.name, returned, hook.returns)
         return returned
 
     return checked
 
 
-def _digest(path: Path) -> str:
-    """SHA-256 of the file and of the modules next to it that it imports, directly or indirectly."""
-    found: dict[str, str] = {}
-    waiting = [path]
-    while waiting:
-        file = waiting.pop()
-        name = str(file.relative_to(path.parent))
-        if name in found:
-            continue
-        content = file.read_bytes()
-        found[name] = hashlib.sha256(content).hexdigest()
-        for module in _imported(content):
-            near = [path.parent / f"{module}.py", *(path.parent / module).rglob("*.py")]
-            waiting += [other for other in near if other.is_file()]
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
-
-
-def _imported(source: bytes) -> set[str]:
-    """First parts of the names of all imported modules."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.partition(".")[0])
-    return names
+def _wrong_result(path: Path, line: int | None, name: str, returned: Any, expected: str) -> RecipeError:
+    what = "None" if returned is None else f"a {type(returned).__name__}"
+    message = f"{name} returned {what}, expected {expected}"
+    return RecipeError(Problem("hook-result", message, str(path), line, "python"))
 
 
 def import_file(path: Path, place: str = "python") -> types.ModuleType:
@@ -197,12 +179,60 @@ def _metrics_hook(path: Path, function: Callable[[Any], Any]) -> Callable[[Any],
     return _guarded(path, "compute_metrics", function)
 
 
+class OwnCollator:
+    """What data_collator returned. Its errors name the file, and it pickles for workers that import anew."""
+
+    def __init__(self, path: Path, collate: Callable[[Any], Any]) -> None:
+        self._path, self._collate = path, collate
+
+    def __call__(self, samples: Any) -> Any:
+        with _explained(self._path, "data_collator", RunFailed, trains=True):
+            batch = self._collate(samples)
+        if not isinstance(batch, Mapping):
+            raise _wrong_result(self._path, None, "the collator of data_collator", batch, "a dict of tensors")
+        return batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _read_collator, (str(self._path), pickle.dumps(self._collate))
+
+
+def _read_collator(path: str, pickled: bytes) -> OwnCollator:
+    import_file(Path(path))
+    return OwnCollator(Path(path), pickle.loads(pickled))
+
+
+def check_collator(collate: Any, *, workers: int, context: str | None) -> None:
+    """RecipeError for a collator of `python:` that dataloader workers cannot get.
+
+    context: how they are started, None as Python's default; a fork needs no pickle.
+    """
+    if not isinstance(collate, OwnCollator) or not workers:
+        return
+    if (context or multiprocessing.get_start_method()) == "fork":
+        return
+    try:
+        pickle.dumps(collate)
+    except Exception as error:
+        message = f"data_collator returned what dataloader workers cannot get: {error_text(error)}"
+        hint = "return an object of a class at the top level of the file, or set "
+        hint += "trainer.dataloader_num_workers: 0"
+        raise RecipeError(
+            Problem("collator-not-picklable", message, str(collate._path), path="python", hint=hint)
+        ) from error
+
+
+def _collator_hook(path: Path, function: Callable[[Any], Any]) -> Callable[[Any], OwnCollator]:
+    checked = _checked(path, HOOK["data_collator"], function)
+    return lambda processing: OwnCollator(path, checked(processing))
+
+
 _EXPLAINED: Mapping[str, Callable[[Path, Any], Any]] = {
     "format_row": _row_hook,
     "compute_metrics": _metrics_hook,
     "callbacks": _callbacks_hook,
+    "data_collator": _collator_hook,
 }
-"""Hooks with errors of their own: metrics.py judges what compute_metrics returns."""
+"""Hooks with more than `_checked`: metrics.py judges what compute_metrics returns."""
 
 
 def _is_loss(value: Any) -> bool:
@@ -257,32 +287,69 @@ def _guard_events(path: Path, callback: Any) -> None:
             setattr(callback, name, _guarded(path, label, getattr(callback, name)))
 
 
-def _guarded(path: Path, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded(
+    path: Path, label: str, function: Callable[..., Any], *, trains: bool = False
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        with _explained(path, label, RunFailed):
+        with _explained(path, label, RunFailed, trains=trains):
             return function(*args, **kwargs)
 
     return guarded
 
 
 @contextmanager
-def _explained(path: Path, label: str, kind: type[EffilaunchError]) -> Iterator[None]:
+def _explained(
+    path: Path, label: str, kind: type[EffilaunchError], *, trains: bool = False
+) -> Iterator[None]:
     """Raise an error of the user's code as `kind`, with the line of the file.
 
-    Memory that ran out stays what it is: `on_oom` answers it.
+    trains: it is a part of the step, so that memory that runs out in it stays what it is: `on_oom` answers.
     """
     try:
         yield
     except EffilaunchError:
         raise
     except (Exception, SystemExit) as error:
-        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        if trains and _is_out_of_memory(error):
             raise
         message = f"the hook {label} raised {error_text(error)}"
         raise kind(
             Problem("hook-failed", message, file=str(path), line=error_line(error, path), path="python")
         ) from error
+
+
+@contextmanager
+def placed_in_file(job: Job) -> Iterator[None]:
+    """Name the line of the user's file for an error of code that runs later: of a Trainer, an optimizer."""
+    try:
+        yield
+    except EffilaunchError:
+        raise
+    except Exception as error:
+        if not job.python.file or _is_out_of_memory(error):
+            raise
+        path = Path(job.python.file)
+        frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        own = [number for number, name in enumerate(frames) if name == str(path)]
+        below = frames[own[-1] + 1 :] if own else []
+        if not own or any(part in name for name in below for part in _NOT_THEIRS):
+            raise
+        message = f"code of the file raised {error_text(error)}"
+        problem = Problem("hook-failed", message, str(path), error_line(error, path), "python")
+        raise RunFailed(problem) from error
+
+
+_NOT_THEIRS = (
+    "/transformers/trainer", "/trl/", "/launcher/", "/accelerate/", "/deepspeed/", "/torch/distributed/",
+    "/torch/nn/parallel/",
+)  # fmt: skip
+"""Parts of file names: what fails below them, called by the user's code, may be another rank's failure."""
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, which `on_oom` answers."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def error_line(error: BaseException, path: Path) -> int | None:

@@ -79,6 +79,10 @@ class PlannedTrainer(SeamTrainer):
     """Whether the step that training resumes from should have been evaluated, and was not."""
     engine: TrainEngine | None = None
     """Set by a worker."""
+    own_loss: Callable[[Any, Any, torch.Tensor], torch.Tensor] | None = None
+    """The hook compute_loss: (outputs, labels, items) -> the sum of the items' losses over `items` (0-d)."""
+    own_optimizer: Callable[[Any, Any], Any] | None = None
+    """The hook optimizer: (model, args) -> optimizer, or (optimizer, scheduler)."""
     meter: Meter | None = None
     """Measures evaluations separately from training."""
     has_signal = True
@@ -87,10 +91,13 @@ class PlannedTrainer(SeamTrainer):
     """Tokens of the largest micro-batch so far, padding included; of encoder and decoder the mean."""
 
     data_collator: Any
+    optimizer: Any
     _order: Any = None
     """The sampler or batch sampler whose order depends on the epoch."""
     _uncounted: Any = None
     """This rank's tokens that `num_input_tokens_seen` lacks: an int, or int64, 0-d, on the device."""
+    _own_scheduler: Any = None
+    """What the hook optimizer returned beside its optimizer."""
     _read = False
     """Whether a batch has been read."""
     _caught_up = False
@@ -192,12 +199,12 @@ class PlannedTrainer(SeamTrainer):
     @property
     def loss_is_scaled_for_ga(self) -> Any:
         """Whether micro-batches already have their share of the step's loss."""
-        return True if self._weighs else super().loss_is_scaled_for_ga
+        return True if self._weighs or self.own_loss is not None else super().loss_is_scaled_for_ga
 
     @property
     def _weighs(self) -> bool:
         """Whether a micro-batch's loss is a mean, to be weighed by what it is a mean of."""
-        return self.rows_are_independent and not self.model_accepts_loss_kwargs
+        return self.rows_are_independent and not self.model_accepts_loss_kwargs and self.own_loss is None
 
     def _items_of_step(self, batches: Sequence[Any]) -> Any:
         """What the loss of a step is a mean of, on all ranks where they share it (0-d)."""
@@ -226,6 +233,8 @@ class PlannedTrainer(SeamTrainer):
         transformers takes the mean of the means of micro-batches and of ranks, unless a model's forward takes
         the number of the step's targets.
         """
+        if self.own_loss is not None:
+            return self._loss_of_hook(model, inputs, return_outputs, num_items_in_batch)
         if self._losses is not None:  # of an evaluation, in which `prediction_step` weighs the batches
             return self.mean_loss(model, inputs, return_outputs, None)
         if not self._weighs or num_items_in_batch is None:
@@ -235,6 +244,24 @@ class PlannedTrainer(SeamTrainer):
             share = share * (self.accelerator.num_processes / self.shared_by)
         found = self.mean_loss(model, inputs, return_outputs, None)
         return (found[0] * share, found[1]) if return_outputs else found * share
+
+    def _loss_of_hook(self, model: Any, inputs: Any, return_outputs: bool, items_of_step: Any) -> Any:
+        """The share of a micro-batch as compute_loss has it; in an evaluation the mean of the batch.
+
+        transformers gives its function None in an evaluation, and hands the model the count too.
+        """
+        assert self.own_loss is not None
+        trains = model.training and items_of_step is not None
+        items = items_of_step if trains else self.loss_items(inputs)
+        outputs = model(**self.without_labels(inputs))
+        loss = self.own_loss(outputs, inputs.get("labels"), items)
+        if trains and self.args.average_tokens_across_devices:  # gradients are the mean of all ranks
+            loss = loss * (self.accelerator.num_processes / self.shared_by)
+        return (loss, outputs) if return_outputs else loss
+
+    def without_labels(self, inputs: Any) -> dict[str, Any]:
+        """What a model gets of a batch that computes no loss of its own."""
+        return {name: value for name, value in inputs.items() if name != "labels"}
 
     def mean_loss(self, model: Any, inputs: Any, return_outputs: bool, num_items_in_batch: Any) -> Any:
         """The loss of a micro-batch, of a step's count where the model's forward takes one."""
@@ -380,11 +407,28 @@ class PlannedTrainer(SeamTrainer):
             batches, items = super().get_batch_samples(*args, **kwargs)
         for batch in batches:
             self._watch(batch)
-        return batches, self._items_of_step(batches) if self._weighs and batches else items
+        counts = (self._weighs or self.own_loss is not None) and batches
+        return batches, self._items_of_step(batches) if counts else items
 
     def _watch(self, batch: Any) -> None:
         if self.meter is not None:
             self.meter.comes(batch)
+
+    # --- optimizer --------------------------------------------------------------------------------
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer of the hook, with its scheduler where it made one, else upstream's."""
+        if self.own_optimizer is None or self.optimizer is not None:
+            return super().create_optimizer(*args, **kwargs)
+        made = self.own_optimizer(self.model, self.args)
+        self.optimizer, self._own_scheduler = made if isinstance(made, tuple) else (made, None)
+        return self.optimizer
+
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the hook; DeepSpeed's setup forgets what a Trainer has."""
+        if self._own_scheduler is not None:
+            self.lr_scheduler = self._own_scheduler
+        return super().create_scheduler(*args, **kwargs)
 
     # --- evaluations ------------------------------------------------------------------------------
 
@@ -528,12 +572,19 @@ class PlannedSeq2SeqTrainer(PlannedTrainer, Seq2SeqTrainer):
     """Seq2SeqTrainer whose decoder reads what it should have written so far, also with smoothed labels."""
 
     def mean_loss(self, model: Any, inputs: Any, return_outputs: bool, num_items_in_batch: Any) -> Any:
-        # Upstream takes the labels out of the batch then, of which the model makes what its decoder reads.
-        if self.label_smoother is not None and "decoder_input_ids" not in inputs:
-            base = self.accelerator.unwrap_model(model)
-            read = base.prepare_decoder_input_ids_from_labels(labels=inputs["labels"])
-            inputs = {**inputs, "decoder_input_ids": read}
+        # Upstream takes the labels out of the batch then.
+        if self.label_smoother is not None:
+            inputs = {**self.without_labels(inputs), "labels": inputs["labels"]}
         return super().mean_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def without_labels(self, inputs: Any) -> dict[str, Any]:
+        """With what the decoder reads, which the model would make of the labels."""
+        found = super().without_labels(inputs)
+        if "decoder_input_ids" in found or "labels" not in inputs:
+            return found
+        base = self.accelerator.unwrap_model(self.model)
+        read = base.prepare_decoder_input_ids_from_labels(labels=inputs["labels"])
+        return {**found, "decoder_input_ids": read}
 
 
 class PreparedTrainer(RowsArePrepared, PlannedTrainer):

@@ -31,7 +31,7 @@ from launcher.train.collectives import of_all, of_rank_0
 from launcher.train.data.encoded import Data
 from launcher.train.data.host_counts import CountOnHost, holds_several
 from launcher.train.engines import train_engine
-from launcher.train.hooks import Hooks, load_hooks
+from launcher.train.hooks import Hooks, check_collator, load_hooks, placed_in_file
 from launcher.train.idle_adapters import IdleAdapters
 from launcher.train.job import Job, rank, world_size
 from launcher.train.memory_meter import (
@@ -50,8 +50,9 @@ from launcher.train.metrics import asked_metrics, make_scores
 from launcher.train.model.loss import chunk_loss
 from launcher.train.model.models import compile_blocks
 from launcher.train.optim_in_backward import StepInBackward
+from launcher.train.own_trainer import has_own_loss
 from launcher.train.tasks import train_task
-from launcher.train.tasks.task import Evaluated
+from launcher.train.tasks.task import Evaluated, TrainTask
 from launcher.train.upstream.model_seams import documents_known
 
 __all__ = ["Measured", "final_metrics", "fit", "make_arguments", "make_trainer"]
@@ -102,7 +103,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
         return task.scores(Evaluated(names, predictions, targets, processing, data.labels, problem))
 
     collate = data.collate
-    if task.shifts_labels and collate:
+    if task.shifts_labels and collate and hooks.data_collator is None:
         collate = CountOnHost(collate, targets=job.model.loss == "chunked")
     common = {
         "model": model,
@@ -114,7 +115,19 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
         "callbacks": _callbacks(job, hooks),
         "compute_metrics": make_scores(job, scores_of, hooks.compute_metrics),
     }
+    workers, context = args.dataloader_num_workers, args.dataloader_multiprocessing_context
+    check_collator(data.collate, workers=workers, context=context)
     trainer = task.trainer(job, model, processing, common)
+    trainer.own_loss, trainer.own_optimizer = hooks.compute_loss, hooks.optimizer
+    if has_own_loss(type(trainer)):
+        trainer.model_accepts_loss_kwargs = False  # it is a mean, which is weighed by what it is a mean of
+    _set_up(job, trainer, task, data)
+    check_engine(job, trainer)
+    return trainer
+
+
+def _set_up(job: Job, trainer: Any, task: TrainTask, data: Data) -> None:
+    """What ours read beside what transformers' own Trainer takes."""
     trainer.stopping = Stopping(job.run_dir)
     trainer.add_callback(trainer.stopping)  # the last one: it sees what the others asked of this step
     trainer.engine = train_engine(job)
@@ -125,8 +138,6 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     trainer.rows_are_independent = job.runtime.loss_over != "micro-batch"
     trainer.shifts_labels = task.shifts_labels
     trainer.reports_perplexity = "perplexity" in asked_metrics(job)
-    check_engine(job, trainer)
-    return trainer
 
 
 def _make_faster(job: Job, model: Any) -> None:
@@ -210,7 +221,10 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     trainer.add_callback(idle)
     trainer.meter, meter.held = meter, lambda: _all_tensors(trainer)
     started = time.monotonic()
-    with meter.phase("train"), _autocast(job, trainer), documents_known(holds_several):
+    with (
+        meter.phase("train"), _autocast(job, trainer), documents_known(holds_several),
+        placed_in_file(job),
+    ):  # fmt: skip
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if checkpoint is not None and trainer.state.global_step == before["global_step"]:
         print(f"the run had ended at step {before['global_step']}: nothing left to train")

@@ -56,10 +56,12 @@ def make_ground(folder: Path, **changes: Any) -> Path:
 
 
 def recipe(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What `said` says, over a plain run; None in `trainer` leaves a field out."""
     trainer = {
         "max_steps": STEPS, "logging_steps": 1, "save_steps": 2, "report_to": "none", **PLAIN,
         **said.get("trainer", {}),
     }  # fmt: skip
+    trainer = {name: value for name, value in trainer.items() if value is not None}
     base = {
         "model": {"name_or_path": "model", "tokenizer": "tokenizer"},
         "data": {"train": [{"path": "rows.jsonl"}], "max_length": 32},
@@ -71,20 +73,20 @@ def recipe(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def planned(
-    said: Mapping[str, Any], ground: Path, folder: Path, forks: Forks, world: int = 2
+    said: Mapping[str, Any], ground: Path, folder: Path, forks: Forks, world: int = 2, hooks: str = ""
 ) -> tuple[Path, Mapping[str, str]]:
     """As `prepared`, of the recipe that says `said`."""
-    return prepared(recipe(said), ground, folder, forks, world)
+    return prepared(recipe(said), ground, folder, forks, world, hooks)
 
 
 def prepared(
-    whole: Mapping[str, Any], ground: Path, folder: Path, forks: Forks, world: int
+    whole: Mapping[str, Any], ground: Path, folder: Path, forks: Forks, world: int, hooks: str = ""
 ) -> tuple[Path, Mapping[str, str]]:
     """(A run directory with prepared data, the environment of its ranks.) world 0: one process alone."""
     folder.mkdir()
     for path in ground.iterdir():
         (folder / path.name).symlink_to(path)
-    (folder / "hooks.py").write_text(KILL_HOOKS)
+    (folder / "hooks.py").write_text(KILL_HOOKS + hooks)
     (folder / "r.yaml").write_text(yaml.safe_dump(dict(whole)))
     loaded, facts = gather(load_recipe(folder / "r.yaml"), f"{world}xcpu" if world else "cpu")
     bundle = render(make_plan(loaded, facts))
@@ -103,9 +105,10 @@ def trained(
     forks: Forks,
     world: int = 2,
     prelude: str | None = None,
+    hooks: str = "",
 ) -> Path:
-    """The run directory of a run that was trained to its end."""
-    out, env = planned(said, ground, folder, forks, world)
+    """The run directory of a run that was trained to its end. hooks: what hooks.py holds besides."""
+    out, env = planned(said, ground, folder, forks, world, hooks)
     ended: Ended = forks.run(out, world, env, prelude=prelude)
     assert set(ended.codes) == {0}, ended.said
     return out

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 
 import pytest
 
 from launcher.errors import RecipeError, RunFailed
-from launcher.train.hooks import Hooks, load_hooks
+from launcher.recipe.hook_file import digest_of
+from launcher.train.hooks import Hooks, check_collator, import_file, load_hooks, placed_in_file
 from launcher.train.job import Job
 
 
@@ -239,7 +241,7 @@ class Trainer(dict): pass
     model = torch.nn.Linear(1, 1)
     assert found.compute_loss(None, None, None) == 0
     assert isinstance(found.optimizer(model, None)[0], torch.optim.SGD)
-    assert found.data_collator(None) is list
+    assert found.data_collator(None).__class__.__name__ == "OwnCollator"
     assert found.prepare_model(model) is model
     assert found.make_datasets() == ([1], None)
     assert found.Trainer.__name__ == "Trainer"
@@ -255,3 +257,77 @@ def test_memory_that_ran_out_in_a_hook_stays_what_it_is(tmp_path):
     with pytest.raises(RuntimeError) as caught:
         hooks(tmp_path, text, ["processing"]).processing()
     assert type(caught.value).__name__ == "OutOfMemoryError"
+
+
+COLLATOR = """
+class Pad:
+    def __call__(self, samples):
+        return {made}
+
+def data_collator(processing):
+    return Pad(){more}
+"""
+
+
+def collator(folder, made="{'n': len(samples)}", more=""):
+    return hooks(folder, COLLATOR.format(made=made, more=more), ["data_collator"]).data_collator(None)
+
+
+def test_a_collator_reaches_workers_that_have_not_imported_its_file(tmp_path):
+    pickled = pickle.dumps(collator(tmp_path))
+    for name in [name for name in sys.modules if name.startswith("effilaunch_hooks_")]:
+        del sys.modules[name]
+    assert pickle.loads(pickled)([1, 2]) == {"n": 2}
+
+
+@pytest.mark.parametrize(
+    ("workers", "context", "refused"),
+    [(0, "spawn", False), (2, "fork", False), (2, "spawn", True), (2, "forkserver", True)],
+)
+def test_a_collator_that_workers_cannot_get_is_refused(tmp_path, workers, context, refused):
+    check_collator(collator(tmp_path), workers=workers, context=context)
+    unpicklable = collator(tmp_path, more=" and (lambda samples: {})")
+    if not refused:
+        check_collator(unpicklable, workers=workers, context=context)
+        return
+    with pytest.raises(RecipeError) as caught:
+        check_collator(unpicklable, workers=workers, context=context)
+    problem = caught.value.problems[0]
+    assert (problem.code, problem.file) == ("collator-not-picklable", str(tmp_path / "hooks.py"))
+
+
+@pytest.mark.parametrize(("made", "kind", "code"), [("[]", RecipeError, "hook-result"),
+                                                    ("1 / 0", RunFailed, "hook-failed")])  # fmt: skip
+def test_what_a_collator_makes_is_judged(tmp_path, made, kind, code):
+    with pytest.raises(kind) as caught:
+        collator(tmp_path, made)([])
+    assert caught.value.problems[0].code == code
+
+
+def test_a_file_that_has_changed_since_the_plan_is_refused(tmp_path):
+    (tmp_path / "hooks.py").write_text("def make_datasets(): return [1], None\n")
+    settings = {"python.file": str(tmp_path / "hooks.py"), "python.hooks": ["make_datasets"]}
+    settings["python.digest"] = digest_of(tmp_path / "hooks.py")
+    job = Job(tmp_path, {"settings": {key: {"value": value} for key, value in settings.items()}})
+    assert load_hooks(job).digest == settings["python.digest"]
+    (tmp_path / "hooks.py").write_text("def make_datasets(): return [2], None\n")
+    with pytest.raises(RecipeError) as caught:
+        load_hooks(job)
+    assert caught.value.problems[0].code == "hooks-changed"
+
+
+def test_an_error_below_other_code_is_not_the_files(tmp_path):
+    """What fails below transformers' own Trainer, called by the user's, may be another rank's failure."""
+    beside = tmp_path / "transformers"
+    beside.mkdir()
+    (beside / "trainer.py").write_text("def step():\n    raise ValueError('peer')\n")
+    (tmp_path / "hooks.py").write_text(
+        "def run(step):\n    step()\n\ndef fail():\n    raise ValueError('own')\n"
+    )
+    own, theirs = import_file(tmp_path / "hooks.py"), import_file(beside / "trainer.py")
+    job = Job(tmp_path, {"settings": {"python.file": {"value": str(tmp_path / "hooks.py")}}})
+    with pytest.raises(ValueError, match="peer"), placed_in_file(job):
+        own.run(theirs.step)
+    with pytest.raises(RunFailed) as caught, placed_in_file(job):
+        own.fail()
+    assert caught.value.problems[0].line == 5

@@ -51,7 +51,7 @@ def problems(folder, text):
 def test_good_hooks(tmp_path, text, names):
     hooks = read_hooks(write(tmp_path, text), CAUSAL_LM)
     assert hooks.names == names
-    assert hooks.text == text.removeprefix("\ufeff")
+    assert len(hooks.digest) == 64
 
 
 @pytest.mark.parametrize(

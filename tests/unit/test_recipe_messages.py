@@ -219,11 +219,9 @@ HOOKS = {
     "of another task": "def make_datasets(): pass\n",
     "no class": "def Trainer(): pass\n",
     "no base class": "class Trainer: pass\n",
+    "owned method": "class Trainer(B):\n    def get_train_dataloader(self): pass\n",
+    "loss of a Trainer": "class Trainer(B):\n    def compute_loss(self, model, inputs): pass\n",
 }
-
-
-class WithTrainer(type(task_named("causal-lm"))):
-    hooks = ("format_row", "compute_metrics", "callbacks", "Trainer")
 
 
 REWARDS = {
@@ -272,7 +270,7 @@ def cases(folder: Path) -> dict[str, list[Problem]]:
     hooks = folder / "hooks.py"
     for name, text in HOOKS.items():
         hooks.write_text(text, encoding="utf-8")
-        found[f"hooks: {name}"] = attempt(read_hooks, hooks, WithTrainer())
+        found[f"hooks: {name}"] = attempt(read_hooks, hooks, task_named("causal-lm"))
     rewards = folder / "rewards.py"
     for name, text in REWARDS.items():
         rewards.write_text(text, encoding="utf-8")
@@ -280,9 +278,9 @@ def cases(folder: Path) -> dict[str, list[Problem]]:
     absent = [RewardFunction(function=f"{folder}/nowhere.py:f")]
     found["rewards: absent"] = attempt(check_reward_files, absent)
     hooks.write_bytes(b"\xff")
-    found["hooks: not UTF-8"] = attempt(read_hooks, hooks, WithTrainer())
-    found["hooks: folder"] = attempt(read_hooks, folder, WithTrainer())
-    found["hooks: absent"] = attempt(read_hooks, folder / "nowhere.py", WithTrainer())
+    found["hooks: not UTF-8"] = attempt(read_hooks, hooks, task_named("causal-lm"))
+    found["hooks: folder"] = attempt(read_hooks, folder, task_named("causal-lm"))
+    found["hooks: absent"] = attempt(read_hooks, folder / "nowhere.py", task_named("causal-lm"))
     return found
 
 

@@ -12,6 +12,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.train.data.batches import make_collator
 from launcher.train.data.encoded import Data, result_rows
 from launcher.train.data.store import open_samples, read_record
+from launcher.train.hooks import load_hooks
 from launcher.train.job import Job
 from launcher.train.tasks import train_task
 
@@ -54,11 +55,11 @@ def _data(
     job: Job, processing: Any, record: Mapping[str, Any], train: Any, evaluation: Any, *, train_size: int,
     **more: Any,
 ) -> Data:  # fmt: skip
-    eval_size = 0 if evaluation is None else len(evaluation)
+    eval_size, own = 0 if evaluation is None else len(evaluation), load_hooks(job).data_collator
     return Data(
         train,
         evaluation,
-        train_task(job.task.name).collator(job, processing),
+        train_task(job.task.name).collator(job, processing) if own is None else own(processing),
         tuple(record["labels"]) if record.get("labels") else None,
         result_rows(train_size, eval_size, [split["counts"] for split in record["splits"].values()]),
         formats=tuple(record["formats"]),

@@ -7,11 +7,12 @@ import pickle
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.tasks import task_named
+from launcher.train.hooks import load_hooks
 from launcher.train.job import Job, local_rank, rank
 from launcher.train.model.experts import expert_parameters, flat_experts, packing_experts
 from launcher.train.model.processing import first_line, fit_vocabulary, hub_options, model_reference, own_code
@@ -31,10 +32,12 @@ def load_model(
     its layers as planned or cannot be saved; MachineError when quantisation did not take place, or
     the devices do not hold the model.
     """
-    options = _weight_options(job, distributed)
+    options, hooks = _weight_options(job, distributed), load_hooks(job)
     head = label_settings(job, labels)
     with packing_experts(job.model.quantization):
-        if job.model.config:
+        if hooks.make_model is not None:
+            model = _own_model(job, processing, head, hooks.make_model)
+        elif job.model.config:
             model = _random_model(job, processing, head, options)
         else:
             model = _pretrained_model(job, head, options)
@@ -54,6 +57,10 @@ def load_model(
         # A decoder's classification finds the last token by it, and checkpoints may have another tokenizer's.
         if job.task.head == "classifier" or getattr(model.config, "pad_token_id", None) is None:
             model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    if hooks.prepare_model is not None:
+        model = hooks.prepare_model(model)
+        check_recomputes(job, model)
+        check_shared(job, model)
     return model
 
 
@@ -227,6 +234,24 @@ def _random_model(job: Job, processing: Any, head: dict[str, Any], options: dict
         shutil.rmtree(folder)
     model.name_or_path = model.config.name_or_path = ""  # the folder is gone
     return model
+
+
+def _own_model(job: Job, processing: Any, head: dict[str, Any], make: Callable[[Any], Any]) -> Any:
+    """What make_model makes of the configuration, which knows the labels, in the planned dtype."""
+    import torch
+    from transformers import PreTrainedModel, set_seed
+
+    config = _random_config(job, processing, head) if job.model.config else load_config(job)
+    for name, value in head.items():
+        setattr(config, name, value)
+    if job.model.attn_implementation:
+        config._attn_implementation = job.model.attn_implementation
+    set_seed(job.seed)
+    model = make(config)
+    if not isinstance(model, PreTrainedModel):
+        message = f"make_model returned a {type(model).__name__}, expected a PreTrainedModel of transformers"
+        raise RecipeError(Problem("hook-result", message, str(job.python.file), path="python"))
+    return model if job.model.dtype == "auto" else model.to(getattr(torch, job.model.dtype))
 
 
 def _random_config(job: Job, processing: Any, head: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from launcher.rows.sources import Row
 from launcher.tasks.dpo import is_reference_free
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.job import Job
+from launcher.train.own_trainer import over_own
 from launcher.train.tasks.pairs import TrainAgainstReference, importing_trl, refuse_mixture
 from launcher.train.tasks.reference import ReferenceTrainer, frozen_copy, make_reference
 from launcher.train.tasks.task import Shown
@@ -113,7 +114,7 @@ class TrainDPO(TrainAgainstReference):
             return None if free else frozen_copy(job, common["args"], model, processing)
 
         with reference_from(DPOTrainer, before_training):
-            return PreparedDpoTrainer(
+            return over_own(job, PreparedDpoTrainer)(
                 **common, ref_model=reference, keep_initial_adapter=keep, reference_free=free
             )
 

@@ -13,6 +13,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.rows.sources import Row
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.job import Job
+from launcher.train.own_trainer import over_own
 from launcher.train.tasks.pairs import TrainAgainstReference, importing_trl, refuse_mixture
 from launcher.train.tasks.reference import ReferenceTrainer, frozen_copy, make_reference
 from launcher.train.tasks.task import Shown
@@ -148,7 +149,7 @@ class TrainKTO(TrainAgainstReference):
                 )
             }
         with reference_from(KTOTrainer, lambda: frozen_copy(job, args, model, processing)):
-            return PreparedKtoTrainer(
+            return over_own(job, PreparedKtoTrainer)(
                 **common,
                 ref_model=make_reference(job, args, model, processing),
                 keep_initial_adapter=job.adapter.path is not None,

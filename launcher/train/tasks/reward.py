@@ -14,6 +14,7 @@ from launcher.rows.sources import Row
 from launcher.train.data.chat import require_template
 from launcher.train.data.encoded import EncodedBatch, refuse_padded_end, token_ids, with_eos
 from launcher.train.job import Job
+from launcher.train.own_trainer import over_own
 from launcher.train.tasks.pairs import TrainPairs, importing_trl, refuse_mixture
 from launcher.train.tasks.task import Shown
 from launcher.train.trainers import PreparedTrainer
@@ -85,7 +86,7 @@ class TrainReward(TrainPairs):
         return RewardConfig, {"max_length": job.data.max_length}
 
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
-        return PreparedRewardTrainer(**common)
+        return over_own(job, PreparedRewardTrainer)(**common)
 
     def reply(self, model: Any, processing: Any, prompt: str, inputs: Any) -> str:
         """The reward of a text, or of a conversation that is given as JSON: encoded as a row's side is."""

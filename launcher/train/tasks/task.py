@@ -102,8 +102,9 @@ class TrainTask:
         """The Trainer. common: arguments of every one, model and args among them."""
         from launcher.train.metrics import keep_predictions
         from launcher.train.model.loss import takes_token_counts
+        from launcher.train.own_trainer import over_own
 
-        kind = self.trainer_class(job)
+        kind = over_own(job, self.trainer_class(job))
         keep = keep_predictions(job.task, generates=self.generates(job))
         trainer = kind(**common, preprocess_logits_for_metrics=keep)
         if not takes_token_counts(model.get_base_model() if job.has_adapter else model):
