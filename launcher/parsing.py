@@ -56,6 +56,10 @@ def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:
     Raises UsageError; SystemExit (0) after --help and --version, (2) after the help that no arguments show.
     """
     command = next((command for command in COMMANDS if [command.name] == argv[:1]), None)
+    if command is not None and "--" in argv and (own := OWN.get(command.name)) is not None:
+        at = argv.index("--")
+        command, options = parse_options(own, argv[1:at])
+        return command, {**options, "own": argv[at + 1 :]}
     if command is None:
         if argv and not argv[0].startswith("-"):
             raise UsageError(f"no command {argv[0]!r}", _command_hint(argv[0]))
@@ -63,11 +67,16 @@ def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:
         parser.parse_args(argv)
         parser.print_help()
         raise SystemExit(2)
+    return parse_options(command, argv[1:])
+
+
+def parse_options(command: Command, words: Sequence[str]) -> tuple[Command, dict[str, Any]]:
+    """The command, and the value of each of its options. Raises as `parse`."""
     parser = command.fill(Parser(prog=f"effilaunch {command.name}", description=command.summary))
-    options, extra = parser.parse_known_args(argv[1:])
+    options, extra = parser.parse_known_args(words)
     if extra:  # argparse takes an optional positional to be absent when an option is in front of it
         parser.hint = _setting_hint(extra) if hasattr(options, "overrides") else ""
-        options = parser.parse_intermixed_args(argv[1:])
+        options = parser.parse_intermixed_args(words)
     return command, vars(options)
 
 
@@ -136,6 +145,8 @@ class Command(NamedTuple):  # a dataclass would cost `--help` 10 ms
     name: str
     summary: str
     arguments: Sequence[Argument] = ()
+    module: str = ""
+    """Of launcher/commands/, where it is not the name."""
 
     def fill(self, parser: Parser) -> Parser:
         """The same parser, with the arguments of the command."""
@@ -146,9 +157,9 @@ class Command(NamedTuple):  # a dataclass would cost `--help` 10 ms
 
     def function(self) -> Callable[..., Outcome]:
         """NAME_command, which takes the options by name; its module is imported here."""
-        name = f"{self.name}_" if keyword.iskeyword(self.name) else self.name  # import_.py
+        name = self.module or (f"{self.name}_" if keyword.iskeyword(self.name) else self.name)  # import_.py
         module = importlib.import_module(f"launcher.commands.{name}")
-        function: Callable[..., Outcome] = getattr(module, f"{self.name}_command")
+        function: Callable[..., Outcome] = getattr(module, f"{self.module or self.name}_command")
         return function
 
 
@@ -237,7 +248,7 @@ COMMANDS = (
         arg("--output", metavar="FILE", help="write the recipe to this file (default: stdout)"),
         ON,
     )),
-    Command("run", "plan, train and report", (
+    Command("run", "plan, train and report; or supervise a command of your own: run -- COMMAND", (
         *RECIPE,
         *PROGRESS,
         flag("--dry-run", help="write the run directory, start nothing"),
@@ -392,3 +403,15 @@ COMMANDS = (
         arg("shell", choices=["bash", "zsh", "fish"], help="the shell"),
     )),
 )  # fmt: skip
+
+OWN = {
+    "run": Command("run", "run a command of your own, supervised: run [OPTIONS] -- COMMAND", (
+        *PROGRESS,
+        arg("--launch", metavar="FILE", help="YAML with `launch:`: max_restarts, hang_factor, env"),
+        SET,
+        arg("--resume", metavar="auto|PATH",
+            help="continue a run directory; a Trainer with the callback resumes its newest checkpoint"),
+        arg("--output-dir", metavar="DIR", help="the run directory"),
+    ), module="supervise"),
+}  # fmt: skip
+"""Command -> the one in its place where `--` and a user's own command follow."""

@@ -156,7 +156,7 @@ def started(
 ) -> dict[str, Any]:
     """Run a script as launcher in `folder`/run; its result.json."""
     bundle = bundle_of(folder, script, **overrides)
-    with written(bundle, folder / "run", resume=False) as lock:
+    with written(bundle.files, folder / "run", resume=False) as lock:
         return execute(
             bundle, folder / "run", gpus=(), master_port=29517, resume=None, echo=echo, limits=limits,
             lock=lock,

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import locked
 from launcher.files.safe_files import parse_json, read_json, write_json
-from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
+from launcher.inputs.finished_run import consent_to_code, output_on_stderr, result_run
 from launcher.machine.child import ask
 from launcher.machine.software import require_modules
 from launcher.render.new_file import refuse_existing, write_new, writing
@@ -40,7 +40,7 @@ def eval_command(
     """Evaluate a finished run, or a checkpoint of any run, on held-out rows, those of a file, or suites."""
     settings = {"limit": limit, "fewshot": fewshot, "batch_size": batch_size, "seed": seed}
     _check_options(suite, data, settings, no_base=no_base)
-    folder = finished_run(run_dir) if checkpoint is None else Path(run_dir).absolute()
+    folder = result_run(run_dir, checkpoint)
     if output is not None:
         _check_free(Path(output))
     consent_to_code(folder, "eval", hooks=suite is None, allowed=allow_code)

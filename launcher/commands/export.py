@@ -11,7 +11,7 @@ from typing import Any
 from launcher.commands.merge import card_record
 from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import locked
-from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
+from launcher.inputs.finished_run import consent_to_code, output_on_stderr, result_run
 from launcher.machine.software import require_modules
 from launcher.report.model_card import model_card
 from launcher.report.outcome import Outcome, note
@@ -31,7 +31,7 @@ def export_command(
     allow_code: bool,
 ) -> Outcome:
     """Export the result of a finished run, or a checkpoint of any run; nothing is left where it differs."""
-    folder = finished_run(run_dir) if checkpoint is None else Path(run_dir).absolute()
+    folder = result_run(run_dir, checkpoint)
     consent_to_code(folder, "export", hooks=False, allowed=allow_code)
     require_modules(("torch", "transformers"))
     from launcher.train.exports.export import export, target_named

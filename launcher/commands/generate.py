@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from launcher.errors import Problem, RecipeError, printable
-from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
+from launcher.inputs.finished_run import consent_to_code, output_on_stderr, result_run
 from launcher.machine.software import require_modules
 from launcher.report.outcome import Outcome, harmless, note
 
@@ -33,7 +32,7 @@ def generate_command(
         _refuse("-i and --json exclude each other", "use -i at a terminal, --json in programs")
     if max_new_tokens < 1:
         _refuse(f"--max-new-tokens is {max_new_tokens}, expected 1 or more", "the default is 64")
-    folder = finished_run(run_dir) if checkpoint is None else Path(run_dir).absolute()
+    folder = result_run(run_dir, checkpoint)
     consent_to_code(folder, "generate", hooks=False, allowed=allow_code)
     if prompt is None and not interactive:
         prompt = _piped()

@@ -12,7 +12,7 @@ from launcher.errors import Problem, RecipeError, printable
 from launcher.execute.record import RunRecord, read_run, without_secrets
 from launcher.execute.run_dir import locked
 from launcher.files.redaction import hider, secret_values
-from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
+from launcher.inputs.finished_run import consent_to_code, output_on_stderr, result_run
 from launcher.machine.software import require_modules
 from launcher.report.model_card import model_card
 from launcher.report.outcome import Outcome, note
@@ -39,7 +39,7 @@ def merge_command(
     push: the repository, "" for hub_model_id of the recipe, None to push nothing. checkpoint: use the adapter
     of this checkpoint, of any run, instead of the result.
     """
-    folder = finished_run(run_dir) if checkpoint is None else Path(run_dir).absolute()
+    folder = result_run(run_dir, checkpoint)
     consent_to_code(folder, "merge", hooks=False, allowed=allow_code)
     has_model = (folder / "model" / "config.json").is_file() and not (folder / "adapter").exists()
     is_full = checkpoint is None and has_model

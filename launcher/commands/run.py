@@ -188,7 +188,7 @@ def _written_only(begins: Beginning, bundle: Bundle, *, resume: bool) -> Outcome
     """The run directory of a dry run."""
     begins = with_own_folder(begins)
     run_dir = begins.run_dir
-    with written(bundle, run_dir, resume=resume):
+    with written(bundle.files, run_dir, resume=resume):
         keep_beginning(begins, bundle)
     text = plan_text(bundle) + f"\nwrote {printable(str(run_dir))}, nothing was started\n"
     return Outcome({**bundle.to_json(), "run_dir": str(run_dir)}, text)
@@ -211,7 +211,7 @@ def _hold_and(
     from launcher.report.run_pages import REPORT, reported  # a dry run needs none of these
 
     say = shown.say
-    with written(bundle, begins.run_dir, resume=begins.chosen is not None):
+    with written(bundle.files, begins.run_dir, resume=begins.chosen is not None):
         if mirroring is not None:
             begins = mirroring.fetch(begins)
         keep_beginning(begins, bundle)

@@ -178,8 +178,14 @@ def run_attempts(
                         failed.append(failure)
                     bundle, resume = following.after(failure, bundle)
                 else:
-                    return bundle.plan, restarts.recorded(bundle.plan, result)
+                    return bundle.plan, restarts.recorded(result, planned_length(bundle.plan))
             prepare = prepare and not is_prepared(run_dir)  # later attempts use the same samples
+
+
+def planned_length(plan: Plan) -> dict[str, Any]:
+    """How long a run was to train, for its result.json: a later dry run may write another plan.json."""
+    length = {"max_steps": plan.trainer.max_steps, "num_train_epochs": plan.trainer.num_train_epochs}
+    return {"planned": {name: value for name, value in length.items() if value is not None}}
 
 
 @dataclass(slots=True)
@@ -491,17 +497,14 @@ class Restarts:
             return KnownFailure(problem, failure.finding)
         return RunFailed([problem, *failure.problems[1:]])
 
-    def recorded(self, plan: Plan, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the planned length and all restarts of the run to result.json; its content.
+    def recorded(self, result: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+        """Add all restarts of the run, and `more`, to result.json; its content.
 
-        A later dry run may write another plan.json. Where result.json cannot be written, it stays as the
-        worker wrote it.
+        Where result.json cannot be written, it stays as the worker wrote it.
         """
-        run_dir, trainer = self.begun.run_dir, plan.trainer
-        length = {"max_steps": trainer.max_steps, "num_train_epochs": trainer.num_train_epochs}
-        planned = {name: value for name, value in length.items() if value is not None}
+        run_dir = self.begun.run_dir
         rows = [*read_jsonl(run_dir / RESTARTS), *self._unwritten]
-        complete = {**result, "planned": planned, "restarts": rows}
+        complete = {**result, **more, "restarts": rows}
         try:
             write_text(run_dir / "result.json", dump_json(complete))
         except OSError as error:

@@ -360,6 +360,11 @@ def _exit_code(run_dir: Path, ended: Ended, watch: Watch) -> int | None:
     return ended.code  # of the one rank, which needs no launcher
 
 
+def killed_pids(run_dir: Path) -> set[int]:
+    """The processes that a signal ended, as their launcher reports in the last attempt."""
+    return {int(pid) for code, pid in _OF_A_PID.findall(_launcher_output(run_dir)) if int(code) < 0}
+
+
 def _launcher_output(run_dir: Path) -> str:
     """The output of the launchers of all nodes and of rank 0 in the last attempt."""
     parts, earlier = [], earlier_bytes(run_dir)

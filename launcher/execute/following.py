@@ -6,7 +6,7 @@ import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,17 @@ from types import MappingProxyType
 
 from launcher.execute.nodes import Part, Peers, Said
 from launcher.execute.output import LogFile, Output, Report, errors_in, unwritable_by
-from launcher.execute.processes import KILL_S, RUN, guarded, kill_all, marks, processes_of, send, tree_of
+from launcher.execute.processes import (
+    KILL_S,
+    RUN,
+    command_of,
+    guarded,
+    kill_all,
+    marks,
+    processes_of,
+    send,
+    tree_of,
+)
 from launcher.execute.signals import Stops
 from launcher.execute.supervise import CallStack, Hang, Watch, read_stacks
 from launcher.files.rank_status import RankStatus, is_alive, read_stage
@@ -93,6 +103,8 @@ class Start:
     """A note on the duration of a step for the user; called once, when the ranks know it."""
     peers: Peers = NO_PEERS
     """The other nodes of the run."""
+    passes_on: Collection[signal.Signals] = ()
+    """Signals that ranks get as they came; others become SIGTERM."""
     stage: str = ""
     """Of a process without ranks: the name under which it reports its progress."""
     look: Look = blind
@@ -111,6 +123,8 @@ class Ended:
     hang: Hang | None = None
     stopped_elsewhere: bool = False
     """Whether only other nodes of the run were asked to stop."""
+    left: Sequence[str] = ()
+    """Processes that were ended, or asked to, after the launcher had ended: their command lines."""
     asked: bool = False
     """Whether this process asked ranks to stop whose launcher had ended."""
     elsewhere: Mapping[str, Part] = field(default_factory=dict)
@@ -239,7 +253,8 @@ class _Following:
         """The launcher has ended: by itself, or because somebody killed it."""
         watch = self.start.watch
         leave = _LEAVE_S if watch is None else watch.limits.leave
-        if self._living_workers():
+        if workers := self._living_workers():
+            self.ended.left = [command_of(pid) for pid in workers]
             self._set_limit(self._stop_s(), "it did not end when its launcher had")
             if self.stops.first is None:
                 self.ended.asked = True
@@ -300,7 +315,7 @@ class _Following:
             self._look()
             where = " on another node" if self.stops.first is None else ""
             self.start.echo(
-                f"{number.name}{where}: {self._stop_workers()}; press Ctrl-C again to stop at once"
+                f"{number.name}{where}: {self._stop_workers(number)}; press Ctrl-C again to stop at once"
             )
             self._set_limit(self._stop_s(), f"it took more than {self._stop_s():.0f} s to stop")
         self.ended.stopped_elsewhere = self.stops.first is None
@@ -349,10 +364,11 @@ class _Following:
             return "the run made no progress"
         return f"the launcher ended with exit code {code}" if code and self.ended.stopped_by is None else ""
 
-    def _stop_workers(self) -> str:
+    def _stop_workers(self, asked: signal.Signals = signal.SIGTERM) -> str:
         """Ask all ranks to stop; what they will do. Their launcher, asked, would kill them after 30 s."""
         workers = self._living_workers()
-        send(workers or processes_of(self.token), signal.SIGTERM)
+        number = asked if asked in self.start.passes_on else signal.SIGTERM
+        send(workers or processes_of(self.token), number)
         watch = self.start.watch
         if not workers or watch is None or not any(s.step > 0 for s in watch.living.values()):
             return "stopping"
@@ -412,6 +428,8 @@ class _Following:
     def _kill(self, why: str) -> None:
         self._over, self._killed_for = True, why or "nothing was left to wait for"
         self._report()
+        if self.process.poll() is not None:
+            self.ended.left = [*map(command_of, sorted(processes_of(self.token)))] or self.ended.left
         if self._living_workers() or self.process.poll() is None:  # else only what they had started was left
             self.ended.killed = why
         left = kill_all(self.token)

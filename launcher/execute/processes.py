@@ -66,6 +66,24 @@ def processes_of(token: str, variable: str = RUN) -> set[int]:
     return _with_children(found, parents) - {os.getpid()}
 
 
+def command_of(pid: int) -> str:
+    """The command line of a process, shortened; its number where that cannot be read."""
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        words = []
+    return f"{pid}: {' '.join(words).strip()[:80] or 'unknown'}"
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The variables with which a process was started; none where they cannot be read."""
+    try:
+        text = with_descriptor((_PROC / str(pid) / "environ").read_bytes).decode("utf-8", "replace")
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+
+
 def tree_of(pids: Collection[int]) -> set[int]:
     """These processes and their descendants, except orphans."""
     stats = {pid: process_stat(pid) for pid in _pids()}

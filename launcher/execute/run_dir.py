@@ -15,7 +15,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from launcher.files.rank_status import process_started
 from launcher.files.redaction import hide_in, hider, secret_values
 from launcher.files.safe_files import exists, is_after, parse_json, read_lines, write_text
 from launcher.plan.rehearsal import PREFIX
+from launcher.plan.stored import OWN_COMMAND
 from launcher.render.bundle import Bundle, dump_json
 
 MARKER = "COMPLETED"
@@ -131,13 +132,13 @@ def newest_run_dir(recipe_file: str, root: Path) -> Path | None:
 
 def write_run_dir(bundle: Bundle, run_dir: Path, *, resume: bool) -> None:
     """Write the bundle's files, as `written`, without holding the lock afterwards."""
-    with written(bundle, run_dir, resume=resume):
+    with written(bundle.files, run_dir, resume=resume):
         pass
 
 
 @contextlib.contextmanager
-def written(bundle: Bundle, run_dir: Path, *, resume: bool) -> Iterator[int]:
-    """Write the bundle's files, and hold the run directory; the lock's descriptor.
+def written(files: Mapping[str, str], run_dir: Path, *, resume: bool) -> Iterator[int]:
+    """Write the files of a run (name -> text), and hold the run directory; the lock's descriptor.
 
     RecipeError for a non-empty folder, unless a run in it is resumed, and for one that another run holds.
     MachineError if the disk is full.
@@ -148,7 +149,7 @@ def written(bundle: Bundle, run_dir: Path, *, resume: bool) -> Iterator[int]:
                 _check_empty(run_dir, resume)  # before a lock is created in a foreign folder
             lock = held.enter_context(locked(run_dir))
             _check_empty(run_dir, resume)
-            _write(bundle, run_dir)
+            _write(files, run_dir)
         except OSError as error:
             raise unwritable(run_dir, error) from error
         yield lock
@@ -164,14 +165,15 @@ def _check_empty(run_dir: Path, resume: bool) -> None:
         raise RecipeError(Problem("run-dir-not-empty", message, hint=hint))
 
 
-def _write(bundle: Bundle, run_dir: Path) -> None:
+def _write(files: Mapping[str, str], run_dir: Path) -> None:
     for name in ("logs", "checkpoints"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
     begun = any((run_dir / "checkpoints").glob("checkpoint-*")) or (run_dir / SUBMITTED).is_file()
-    for name, text in bundle.files.items():
+    for name, text in files.items():
         if not (name == "recipe.yaml" and begun and (run_dir / name).is_file()):  # what the run began with
             write_text(run_dir / name, text)
-    (run_dir / "command.sh").chmod(0o755)
+    if "command.sh" in files:
+        (run_dir / "command.sh").chmod(0o755)
 
 
 def unwritable(run_dir: Path, error: OSError) -> EffilaunchError:
@@ -181,6 +183,15 @@ def unwritable(run_dir: Path, error: OSError) -> EffilaunchError:
         hint = "free space there, or name another folder with --output-dir"
         return MachineError(Problem(DISK_FULL, message, hint=hint))
     return RecipeError(Problem(UNWRITABLE, message, hint="name another with --output-dir"))
+
+
+def read_own(run_dir: Path) -> dict[str, Any] | None:
+    """plan.json of the run of a user's own command; None for another folder."""
+    try:
+        found = parse_json((run_dir / "plan.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("kind") == OWN_COMMAND else None
 
 
 _held: dict[Path, int] = {}

@@ -172,7 +172,7 @@ def is_prepared(run_dir: Path) -> bool:
 def _write_attempt(bundle: Bundle, run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> None:
     """Write the files of this attempt."""
     try:
-        _begin_attempt(run_dir, bound, resume)
+        begin_attempt(run_dir, bound, resume)
         show_start(bundle, run_dir, resume)
     except OSError as error:
         raise unwritable(run_dir, error) from error
@@ -268,7 +268,7 @@ def _record_port(run_dir: Path, order: Order, bound: Bound) -> None:
         raise unwritable(run_dir, error) from error
 
 
-def _begin_attempt(run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> None:
+def begin_attempt(run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> None:
     """Remove the status files of earlier attempts, and mark the beginning of this one in every log."""
     logs = run_dir / "logs"
     number = _attempts_in(logs / LAUNCHER_LOG) + 1

@@ -90,6 +90,8 @@ class Watch:
     limits: Limits = field(default_factory=Limits)
     own: frozenset[int] | None = None
     """The ranks of this node, whose processes are looked at; None: all that run on this host."""
+    unreported: Callable[[], Mapping[int, RankStatus]] = dict
+    """Living ranks that write no status, as those of a user's own command."""
     elsewhere: Mapping[int, RankStatus] = field(default_factory=dict)
     """Statuses of the ranks of other nodes, as these told: judged, too, and as alive until in `gone`."""
     gone: frozenset[int] = frozenset()
@@ -116,8 +118,9 @@ class Watch:
         alive = {rank for rank, status in statuses.items() if is_alive(status)}
         # Read after that: of a rank that is no longer alive, this is the last status.
         statuses |= read_statuses(self.run_dir, statuses.keys() - alive)
-        alive |= self.elsewhere.keys() - self.gone
-        self.see({**statuses, **self.elsewhere}, alive, elapsed)
+        others = {rank: status for rank, status in self.unreported().items() if rank not in statuses}
+        alive |= others.keys() | (self.elsewhere.keys() - self.gone)
+        self.see({**others, **statuses, **self.elsewhere}, alive, elapsed)
 
     def is_own(self, rank: int) -> bool:
         """Whether this node has started this rank. By its number: two nodes may have one host name."""

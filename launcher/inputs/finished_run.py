@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
-from launcher.execute.run_dir import MARKER
+from launcher.execute.run_dir import MARKER, read_own
 from launcher.files.checkpoint import FINISHED_BEFORE
 from launcher.files.safe_files import read_json
 from launcher.knowledge.failures.noise import is_noise
@@ -21,6 +21,20 @@ from launcher.recipe.hooks import HOOK
 from launcher.report.outcome import note
 from launcher.report.questions import ask, can_ask
 from launcher.train.job import Job, read_job
+
+
+def result_run(run_dir: str, checkpoint: str | None) -> Path:
+    """The absolute path of the run directory whose result, or checkpoint, is used.
+
+    Raises RecipeError for a user's own command, whose result is where its script has put it; without
+    `checkpoint` as `finished_run`.
+    """
+    folder = Path(run_dir).absolute()
+    if read_own(folder) is not None:
+        message = "is the run of a command of your own, whose result effilaunch does not know"
+        hint = "use the folder that the script wrote; `report` and `diagnose` read this run"
+        raise RecipeError(Problem("own-command", message, run_dir, hint=hint))
+    return finished_run(run_dir) if checkpoint is None else folder
 
 
 def finished_run(run_dir: str) -> Path:

@@ -294,6 +294,15 @@ def memory_holders() -> list[Holder]:
     ]
 
 
+def utilisation(uuids: Sequence[str]) -> int | None:
+    """Percent of the last second in which the busiest of these GPUs computed; None where it is unknown."""
+    status, text = _ask_smi("--query-gpu=uuid,utilization.gpu", "--format=csv,noheader,nounits")
+    rows = [line.partition(", ") for line in text.splitlines()] if status == "ok" else []
+    return max(
+        (int(used) for uuid, _, used in rows if uuid in uuids and used.strip().isdigit()), default=None
+    )
+
+
 def memory_of_process(pid: int) -> dict[str, int]:
     """Bytes that the driver counts for a process on each GPU, by UUID; empty where it is not listed."""
     own = (holder for holder in memory_holders() if holder.pid == str(pid))

@@ -12,6 +12,9 @@ from launcher.recipe.env import Kept
 from launcher.recipe.keys import ALWAYS
 from launcher.tasks import TASKS
 
+OWN_COMMAND = "own command"
+"""`kind` in the plan.json of a user's own command, of which nothing is planned."""
+
 
 def before(settings: Mapping[str, Any]) -> dict[str, object]:
     """What a plan did before there was such a setting; the worker reads older plans so, too.

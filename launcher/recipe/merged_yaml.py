@@ -113,7 +113,8 @@ def _read(
         what = "is empty" if document.data is None else f"is {describe(document.data)}"
         what = "is a Python program" if is_program else what
         message = f"the recipe {what}, expected a mapping with at least `model:` and `data:`"
-        merged.problems.append(Problem("wrong-type", message, file, 1))
+        hint = f"to supervise it: `effilaunch run -- python {file}`" if is_program else None
+        merged.problems.append(Problem("wrong-type", message, file, 1, hint=hint))
     if "extends" in merged.data:
         return _extend(merged, path, chain)
     return merged

@@ -341,13 +341,13 @@ class Showing:
         if self.screen is not None:
             self.screen.draw(partial(live_line, now))
 
-    def looking(self, run_dir: Path) -> Callable[[Plan], Look]:
+    def looking(self, run_dir: Path) -> Callable[[Plan | None], Look]:
         """The function that `run_attempts` calls as each attempt starts."""
         attempts = itertools.count()
         return lambda plan: self.begin(plan, run_dir, next(attempts))
 
-    def begin(self, plan: Plan, run_dir: Path, restarts: int = 0) -> Look:
-        """Start showing an attempt."""
+    def begin(self, plan: Plan | None, run_dir: Path, restarts: int = 0) -> Look:
+        """Start showing an attempt. plan: None for a user's own command."""
         return _Attempt(self, plan, NewRows(run_dir / "metrics.jsonl"), restarts).look
 
 
@@ -367,7 +367,7 @@ class _Attempt:
     """One attempt of the run."""
 
     showing: Showing
-    plan: Plan
+    plan: Plan | None
     rows: NewRows
     restarts: int
     _last: Mapping[str, Any] = field(default_factory=dict)
@@ -407,7 +407,7 @@ class _Attempt:
             left_s=left,
             loss=_loss(self._last),
             speed=self._speed(median),
-            memory=_used(self.plan, statuses),
+            memory=None if self.plan is None else _used(self.plan, statuses),
             restarts=self.restarts,
             **activity,
         )
@@ -417,7 +417,7 @@ class _Attempt:
         tokens = self._last.get("tokens_per_second")
         if tokens:
             return f"{tokens:,.0f} tokens/s"
-        if self._last and median:
+        if self._last and median and self.plan is not None:
             return f"{self.plan.batch.global_size / median:,.1f} samples/s"
         return ""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.execute.record import RunRecord, total_seconds
 from launcher.models.lora import describe_idle_adapters
+from launcher.plan.stored import OWN_COMMAND
 from launcher.report.data_sections import note_texts
 from launcher.report.diagnosis_sections import failure_cards
 from launcher.report.plan_sections import length_text
@@ -144,7 +145,7 @@ def _times(record: RunRecord, load: float) -> dict[str, Any]:
     ratio = trained / estimate if trained and estimate > 0 else 1.0
     is_other = not 1 / _AS_PLANNED <= ratio <= _AS_PLANNED
     return {
-        "steps": steps_done(record),
+        "steps": steps_done(record) or (None if is_own(record) else 0),
         "planned": planned,
         "length": None if number(planned.get("steps")) else length_text(record.plan),
         "own": own if since else None,
@@ -192,6 +193,11 @@ def _kept(record: RunRecord) -> dict[str, Any]:
         if record.run_dir and output in ("adapter", "model")
         else None,
     }
+
+
+def is_own(record: RunRecord) -> bool:
+    """Whether it is a user's own command, which may report no step."""
+    return record.plan.get("kind") == OWN_COMMAND
 
 
 def losses(record: RunRecord) -> tuple[Any, Any]:

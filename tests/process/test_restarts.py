@@ -324,7 +324,7 @@ def test_a_holder_with_the_same_number_elsewhere_is_not_taken_for_this_process(t
 
 def test_a_folder_of_somebody_else_gets_no_lock(tmp_path):
     bundle = bundle_of(tmp_path, "")
-    with pytest.raises(RecipeError, match="is not empty"), written(bundle, tmp_path, resume=False):
+    with pytest.raises(RecipeError, match="is not empty"), written(bundle.files, tmp_path, resume=False):
         pass
     assert not (tmp_path / ".lock").exists()
 
@@ -341,7 +341,7 @@ with locked(Path(sys.argv[1])):
 def test_what_is_written_is_held(tmp_path):
     """From the first file on: a second start would give this run its own plan."""
     run_dir = tmp_path / "run"
-    with written(bundle_of(tmp_path, ""), run_dir, resume=False):
+    with written(bundle_of(tmp_path, "").files, run_dir, resume=False):
         argv = [sys.executable, "-c", HOLD, str(run_dir)]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert f"in use by process {os.getpid()}" in done.stderr

@@ -197,7 +197,7 @@ def _rehearse(
     bundle = render_rehearsal(plan, planned)
     ranks = plan.hardware.num_devices
     say(start_line(planned, ranks, printable(str(run_dir))))
-    with written(bundle, run_dir, resume=False) as lock:
+    with written(bundle.files, run_dir, resume=False) as lock:
         start = partial(
             execute, bundle, run_dir, gpus=gpus, master_port=probe.free_port(), resume=None, echo=say,
             prepare=False, limits=limits_of(planned, ranks), lock=lock, nodes=nodes,
