@@ -317,6 +317,10 @@ def carried_out(words: list[str]) -> int:
     sys.path[:0] = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path.insert(0, str(Path(what).parent) if kind == "" else "")
     sys.argv = [what if kind == "" else kind, *rest]
+    for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        if (Path(folder) / "sitecustomize.py").is_file():
+            sys.modules.pop("sitecustomize", None)  # Debian's
+            importlib.import_module("sitecustomize")
     try:
         if kind == "-m" and what in RANKS:
             return int(importlib.import_module(what).main(rest) or 0)
@@ -332,7 +336,7 @@ def carried_out(words: list[str]) -> int:
             sys.stderr.write(f"{end.code}\n")
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except Exception:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is one
         return 1
     return 0
 

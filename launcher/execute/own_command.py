@@ -32,9 +32,10 @@ from launcher.execute.endings import (
 from launcher.execute.following import Ended, Look, Start, follow
 from launcher.execute.logged import read_logged
 from launcher.execute.processes import WORKERS_LEAVE_S
-from launcher.execute.run_dir import MARKER, locked, unwritable
+from launcher.execute.run_dir import MARKER, locked, read_stopped, unwritable
 from launcher.execute.start import begin_attempt
 from launcher.execute.supervise import Limits, Watch
+from launcher.files.checkpoint import complete_checkpoints
 from launcher.files.redaction import SECRET, hider, secret_values
 from launcher.files.safe_files import read_json, write_json, write_text
 from launcher.files.secrets import GIVEN
@@ -151,8 +152,6 @@ def run_own(
     resume: str | None,
     say: Callable[[str], None],
     looking: Callable[[None], Look],
-    limits: Limits | None = None,
-    first_pause_s: float = FIRST_PAUSE_S,
 ) -> dict[str, Any]:
     """Run the command in a written run directory, with its restarts; result.json.
 
@@ -160,10 +159,10 @@ def run_own(
     and RecipeError or MachineError where the run directory cannot be written or is in use.
     """
     with locked(run_dir) as lock:
-        restarts = Restarts(Begun(run_dir, resume), command.launch.max_restarts, say, first_pause_s)
+        restarts = Restarts(Begun(run_dir, resume), command.launch.max_restarts, say, FIRST_PAUSE_S)
         while True:
             try:
-                attempt = _Attempt(command, run_dir, gpus, resume, say, limits or Limits(leave=LEAVE_S), lock)
+                attempt = _Attempt(command, run_dir, gpus, resume, say, Limits(leave=LEAVE_S), lock)
                 result = attempt.run(looking(None))
             except RunFailed as failure:
                 resume = restarts.next(failure)
@@ -239,7 +238,10 @@ class _Attempt:
         """The error of how it ended; None where it finished."""
         failed = failures_while_stopping(self.run_dir, ended.reports)
         if ended.stopped_by is not None or (not failed and was_stopped(self.run_dir, ended)):
-            return interruption(self.run_dir, ended, failed=failed)
+            if read_stopped(self.run_dir) or complete_checkpoints(self.run_dir / "checkpoints"):
+                return interruption(self.run_dir, ended, failed=failed)
+            again = "start it again; whether it resumes is its own matter"
+            return interruption(self.run_dir, ended, failed=failed, again=again)
         if ended.code == 0 and ended.hang is None and not ended.killed and not failed:
             return self._left(ended.left) if ended.left else None
         return cause()
