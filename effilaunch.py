@@ -16,6 +16,7 @@ import html
 import importlib
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ __all__ = [
     "Result",
     "RunFailed",
     "Search",
+    "callback",
     "diagnose",
     "load",
     "plan",
@@ -318,6 +320,29 @@ def diagnose(text_or_path: str | os.PathLike[str]) -> Diagnosis:
             return Diagnosis(shown_diagnosis(diagnose_text(text_or_path)))
         found, _recipe = diagnose_files([os.fspath(text_or_path)])
         return Diagnosis(shown_diagnosis(found))
+
+
+def callback() -> Any:
+    """A callback of transformers, for a Trainer in the script of `effilaunch run -- COMMAND`.
+
+    `Trainer(..., callbacks=[effilaunch.callback()])` gives the run its steps and losses, one stop of all
+    ranks with a checkpoint, and `--resume auto`. In a process that no such run has started it does nothing,
+    and says so once. It needs transformers, and nothing else of effilaunch than this file.
+    """
+    global _said_outside
+    if "EFFILAUNCH_RUN_DIR" in os.environ:
+        with contextlib.suppress(ModuleNotFoundError):  # of a run of another kind, or without its PYTHONPATH
+            return importlib.import_module("effilaunch_rank").callback()
+    from transformers import TrainerCallback
+
+    if not _said_outside and os.environ.get("RANK", "0") == "0":
+        message = "callback() does nothing: `effilaunch run -- COMMAND` did not start this process"
+        sys.stderr.write(f"effilaunch: {message}\n")
+    _said_outside = True
+    return TrainerCallback()
+
+
+_said_outside = False
 
 
 def _planned(kind: type[P], recipe: RecipeLike, set: Mapping[str, object] | None, on: str | None) -> P:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from patience import wait_until
 
+import effilaunch
 from launcher.errors import RecipeError
 from launcher.execute.activity import DEVICES_S, QUIET_S, RUN_DIR, Activity
 from launcher.execute.own_command import OwnCommand, own_command
@@ -108,12 +109,13 @@ def two_ranks(tmp_path):
         process.communicate()
 
 
-def test_ranks_are_found_by_their_environment_and_hang_without_output_and_work(two_ranks):
+def test_ranks_are_found_by_their_environment_and_hang_without_output_and_work(two_ranks, monkeypatch):
     run_dir, pids = two_ranks
     now, percent, asked = [1000.0], [7], []
     activity = Activity(run_dir, ["GPU-a"], lambda uuids: asked.append(uuids) or percent[0], lambda: now[0])
     assert {rank: one.pid for rank, one in activity.ranks().items()} == dict(enumerate(pids))
     assert activity.world_size == 2
+    monkeypatch.setattr(Activity, "_find_ranks", lambda self: dict(enumerate(pids)))
     watch = Watch(run_dir, 20.0, limits=Limits(start=200.0), unreported=activity.ranks)
 
     def hangs_after(seconds: float) -> bool:
@@ -176,7 +178,7 @@ def python_in(run_dir: Path, code: str, *paths: Path, **env: str) -> subprocess.
     (folder / "sitecustomize.py").write_text(_SITE)
     path = os.pathsep.join(map(str, (folder, *paths)))
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=run_dir,
         env={"PATH": os.environ["PATH"], RUN_DIR: str(run_dir), "PYTHONPATH": path, **env},
     )  # fmt: skip
 
@@ -291,6 +293,29 @@ def test_a_status_tells_steps_and_phases(callback):
     assert status.median is not None
     found.on_prediction_step(args, state, control)
     wait_until(lambda: read_statuses(found._run_dir)[0].phase == "evaluate", 10)
+
+
+def test_outside_of_a_run_the_line_says_once_that_it_does_nothing(monkeypatch, capsys):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.delenv(RUN_DIR, raising=False)
+    monkeypatch.setattr(effilaunch, "_said_outside", False)
+    found = [effilaunch.callback() for _ in range(2)]
+    assert [type(one) for one in found] == [transformers.TrainerCallback] * 2
+    assert capsys.readouterr().err.count("does nothing") == 1
+
+
+def test_the_line_needs_transformers_alone(tmp_path):
+    """Without launcher, as in another environment, from the copies in the run directory."""
+    (tmp_path / "transformers.py").write_text("class Trainer: train = None\nclass TrainerCallback: pass\n")
+    folder = tmp_path / "python"
+    folder.mkdir()
+    (folder / "effilaunch.py").write_text(Path(effilaunch.__file__).read_text())
+    code = (
+        "import sys; sys.modules['launcher'] = None; import effilaunch; found = effilaunch.callback(); "
+        "print(type(found).__name__, effilaunch.__file__)"
+    )
+    done = python_in(tmp_path, code, tmp_path)
+    assert done.stdout == f"EffilaunchCallback {folder}/effilaunch.py\n", done.stderr
 
 
 @pytest.mark.parametrize(("asked", "folder", "resumed"), [
