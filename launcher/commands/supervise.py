@@ -14,7 +14,7 @@ from launcher.execute.run_dir import MARKER, read_own, written
 from launcher.execute.signals import ended_by_signals
 from launcher.execute.start_point import Beginning, beginning, run_place, set_newer_aside, with_own_folder
 from launcher.machine.gpus import read_gpus
-from launcher.recipe.loading import load_launch
+from launcher.recipe.launch_file import load_launch
 from launcher.report.outcome import Outcome
 from launcher.report.result_text import result_text
 from launcher.report.run_display import Showing, showing

@@ -31,7 +31,7 @@ from launcher.recipe.rules import (
     take_unsupported,
     task_of,
 )
-from launcher.recipe.schema import LaunchSection, Recipe
+from launcher.recipe.schema import Recipe
 from launcher.recipe.suggestions import close_key
 from launcher.recipe.yaml_reader import join, parse_scalar
 from launcher.tasks.grpo import KEY
@@ -90,57 +90,14 @@ def load_recipe(
     problems += _shared_mirror(recipe, swept)
     # A value that the reader refused is null from there on, which is no second problem.
     unread = {_place(problem) for problem in merged.problems}
-    placed = [_with_position(problem, merged, main) for problem in problems]
+    placed = [with_position(problem, merged, main) for problem in problems]
     problems = merged.problems + [problem for problem in placed if _place(problem) not in unread]
     if recipe is None or problems:
         unique = dict.fromkeys(problems)
         raise RecipeError(sorted(unique, key=lambda p: (p.file != main, p.file or "", p.line or 0)))
     origins = {p: Origin(position.source, position.by) for p, position in merged.positions.items()}
-    placed = [_with_position(problem, merged, main) for problem in of_jobs]
+    placed = [with_position(problem, merged, main) for problem in of_jobs]
     return LoadedRecipe(recipe, merged.text, file, origins, kept, placed, tuple(overrides))
-
-
-_LAUNCH_KEYS = ("env", "hang_factor", "max_restarts")
-"""Of `launch`: those of a command that is no plan's."""
-
-
-def load_launch(file: str | None, overrides: Sequence[str]) -> LaunchSection:
-    """`launch:` for a user's own command, from a file (None: its defaults) with `key=value` overrides.
-
-    Raises RecipeError with every problem.
-    """
-    main = file or "--set"
-    merged = load_merged(Path(main), overrides, text=None if file is not None else "launch: {}")
-    data, problems = merged.data, [*merged.problems]
-    found = [*take_secrets(data), *check_environment(data)]
-    hint = f"only {', '.join(f'launch.{name}' for name in _LAUNCH_KEYS)} apply to a command"
-    launch = data.get("launch")
-    given = launch if isinstance(launch, dict) else {}
-    others = [name for name in data if name != "launch"] + [
-        f"launch.{name}" for name in given if name not in _LAUNCH_KEYS
-    ]
-    found += [
-        Problem("unread-key", "is not read for a command of your own", path=one, hint=hint) for one in others
-    ]
-    found += [
-        env.missing_problem(name, join("launch.env", key))
-        for key, value in (given.get("env") or {}).items()
-        if isinstance(value, str)
-        for name in env.missing_variables(value, os.environ)
-    ]
-    known = {name: value for name, value in given.items() if name in _LAUNCH_KEYS}
-    section = LaunchSection.model_construct()
-    try:
-        section = LaunchSection.model_validate(known)
-    except ValidationError as error:
-        found += [
-            replace(problem, path=f"launch.{problem.path}")
-            for problem in validation_problems(error.errors(), known)
-        ]
-    problems += [_with_position(problem, merged, main) for problem in found]
-    if problems:
-        raise RecipeError(list(dict.fromkeys(problems)))
-    return section
 
 
 def _shared_mirror(recipe: Recipe | None, swept: Sequence[str]) -> list[Problem]:
@@ -174,7 +131,7 @@ def _place(problem: Problem) -> tuple[object, ...]:
     return problem.file, problem.line, problem.path
 
 
-def _with_position(problem: Problem, merged: MergedRecipe, main: str) -> Problem:
+def with_position(problem: Problem, merged: MergedRecipe, main: str) -> Problem:
     """The problem with file and line; a missing key is reported for `main`."""
     position = merged.position(problem.path or "")
     if position is None:

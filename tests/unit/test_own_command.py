@@ -22,7 +22,7 @@ from launcher.execute.supervise import Limits, Watch
 from launcher.files.checkpoint import defect
 from launcher.files.rank_status import read_statuses
 from launcher.parsing import UsageError, parse
-from launcher.recipe.loading import load_launch
+from launcher.recipe.launch_file import load_launch
 from launcher.recipe.schema import LaunchSection
 from launcher.train import own_command as rank_side
 
@@ -72,6 +72,13 @@ def test_only_what_applies_to_a_command_is_read(tmp_path):
         ("unread-key", "model", 5), ("wrong-value", "launch.max_restarts", None),
     }  # fmt: skip
     assert refused(lambda: load_launch(str(tmp_path / "no.yaml"), [])) == [("unreadable", None, None)]
+    for text, code in (
+        ("launch: [1]", "wrong-type"),
+        ("launch: {env: [1]}", "wrong-type"),
+        ("- 1", "wrong-type"),
+    ):
+        file.write_text(text)
+        assert [one[0] for one in refused(lambda: load_launch(str(file), []))] == [code]
     found = load_launch(None, ["launch.max_restarts=3", "launch.env.A=b"])
     assert (found.max_restarts, dict(found.env), found.hang_factor) == (3, {"A": "b"}, 20.0)
 

@@ -49,7 +49,8 @@ VALUES = re.compile(
 MODULES = [
     importlib.import_module(f"launcher.recipe.{module.name}")
     for module in pkgutil.iter_modules(launcher.recipe.__path__)
-    if module.name not in ("source_tables", "sweep")  # sweep: see test_submit_cli.py
+    if module.name
+    not in ("source_tables", "sweep", "launch_file")  # see test_submit_cli.py and test_own_command.py
 ]
 BUILDERS = ("Problem", "_conflict", "_problem")
 """Functions whose calls construct a problem."""
