@@ -38,9 +38,9 @@ SPREAD := --dist loadfile --no-loadscope-reorder
 QUICK := $(if $(SLOW),,not slow and not gpu and )
 DRAWN := $(if $(filter some,$(SLOW)),--drawn)
 
-# One process more than cores: some always wait for a process that they started.
+# Two processes more than cores: about half of them wait for a process that they started.
 test: $(STAMP) ## the quick tests (SLOW=some: and a share of the slow ones, drawn by the commit; SLOW=1: all)
-	$(PYTEST) $(SPREAD) $(DRAWN) -n $$(($(CORES) + 1)) -m "$(QUICK)not cluster and not browser"
+	$(PYTEST) $(SPREAD) $(DRAWN) -n $$(($(CORES) + 2)) -m "$(QUICK)not cluster and not browser"
 
 test-full: $(STAMP) ## the slow tests
 	$(PYTEST) $(SPREAD) -n $(CORES) -m "(slow or gpu) and not cluster and not browser"

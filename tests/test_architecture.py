@@ -74,6 +74,7 @@ def test_no_command_imports_the_training_stack(tmp_path):
     assert not [line for line in lines if not line.startswith("LOADED 0 [] ")]
 
 
+@pytest.mark.slow(share=2)
 def test_doctor_asks_the_training_stack_in_a_process_of_its_own(tmp_path, request):
     pytest.importorskip("torch")
     forked = f"import sys\nsys.executable = {str(request.getfixturevalue('forks').python)!r}\n"

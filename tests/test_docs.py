@@ -98,6 +98,7 @@ def test_the_site_publishes_pages_and_pictures_alone(tmp_path, monkeypatch):
     assert {file.src_uri for file in found if file.inclusion.is_included()} == kept
 
 
+@pytest.mark.slow(share=1)
 def test_the_site_has_what_its_pages_load(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
     from mkdocs.commands.build import build

@@ -397,6 +397,7 @@ ZERO3 = """
     """
 
 
+@pytest.mark.slow(share=2)
 @pytest.mark.parametrize("name", ["untied", "tied"])
 def test_under_zero3_whole_embeddings_are_trained(tmp_path, name):
     base = saved_base(tmp_path, name)

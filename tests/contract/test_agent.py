@@ -281,6 +281,7 @@ class Pair:
         return [agent.returncode for agent in reversed(self.agents)], said[::-1]
 
 
+@pytest.mark.slow(share=2)
 def test_ranks_are_numbered_by_the_node_ranks_and_meet_at_the_rendezvous(forks, first):
     codes, said = Pair(first, forks).ended()
     assert codes == [0, 0], "\n".join(said)

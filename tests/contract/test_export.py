@@ -190,6 +190,7 @@ def test_an_adapter_whose_base_cannot_be_restored_is_not_loaded(run, tmp_path):
     assert refusal.value.problems[0].code == "adapter-mismatch"
 
 
+@pytest.mark.slow(share=2)
 def test_an_adapter_that_began_in_the_base_is_exported_merged(run, capsys):
     run = chatted(run.parent / "began", {"adapter": {**LORA, "init_lora_weights": "pissa"}})
     assert refused(capsys, run, "--to", "vllm", "--adapter") == "export-adapter"

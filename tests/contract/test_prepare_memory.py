@@ -56,7 +56,7 @@ def write_large(path: Path, size: int) -> int:
     return rows
 
 
-@pytest.mark.slow
+@pytest.mark.slow(share=16)
 @pytest.mark.timeout(1500)
 def test_resident_memory_is_flat_over_200_megabytes(tmp_path):
     from launcher.train.tiny import tiny_tokenizer

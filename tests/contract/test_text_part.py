@@ -146,7 +146,10 @@ def test_a_plan_has_the_text_model_alone(kind, text, wrappers, tmp_path, capsys,
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [("llava", {"model_type": "llama", "vocab_size": 32064}), ("lfm2_vl", {"model_type": "lfm2"})],
+    [
+        ("llava", {"model_type": "llama", "vocab_size": 32064}),
+        pytest.param("lfm2_vl", {"model_type": "lfm2"}, marks=pytest.mark.slow),
+    ],
 )
 def test_tiny_fills_in_the_sizes_that_a_published_text_config_leaves_to_its_class(
     kind, text, tmp_path, capsys

@@ -65,6 +65,7 @@ def submit(*words) -> int:
 TO = ("--to", "kubernetes", "--output-dir")
 
 
+@pytest.mark.slow(share=2)
 def test_a_train_job_on_two_nodes_prepares_runs_and_is_followed(cluster, recipe, data, tmp_path, capfd):
     """The nodes find their rank and the first of them in Kubeflow's variables."""
     run_dir = tmp_path / "run"

@@ -58,7 +58,8 @@ HERE = ("0100007F", "00000000000000000000000001000000")
 """127.0.0.1 and ::1."""
 
 
-@pytest.mark.parametrize("engine", ["ddp", pytest.param("deepspeed", marks=pytest.mark.slow)])
+@pytest.mark.slow(share=3)
+@pytest.mark.parametrize("engine", ["ddp", "deepspeed"])
 def test_a_run_on_one_machine_listens_on_loopback_alone(tmp_path, capfd, engine):
     make_base(tmp_path)
     (tmp_path / "hooks.py").write_text(HOOKS)

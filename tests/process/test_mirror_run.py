@@ -92,6 +92,7 @@ def started(
     return run
 
 
+@pytest.mark.slow(share=2)
 def test_on_an_empty_disk_the_run_continues_and_ends_as_the_undisturbed_one(server, ground, tmp_path, warm):
     whole = recipe(ground, "whole.yaml", runtime={})
     effilaunch("run", whole, "--output-dir", tmp_path / "whole")

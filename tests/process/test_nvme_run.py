@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
 # The first of these runs compiles async_io, once: 13 files, on a busy machine 11 minutes.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("warm")]
+pytestmark = [pytest.mark.slow(share=24), pytest.mark.timeout(1800), pytest.mark.usefixtures("warm")]
 
 STEPS = 4
 RECIPE = """\

@@ -99,6 +99,7 @@ def submit(*words) -> int:
 TO = ("--to", "skypilot", "--output-dir")
 
 
+@pytest.mark.slow(share=2)
 def test_a_task_is_launched_and_followed_to_its_result(sky, recipe, volume, tmp_path, capfd):
     run_dir = tmp_path / "run"
     assert submit(recipe, *TO, run_dir, "--json") == 0

@@ -14,6 +14,7 @@ from patience import patience, wait_until
 from supervised import ranks
 from two_nodes import Pair
 
+from launcher.execute.signals import ECHO_S
 from launcher.machine.probe import is_free
 
 HOST = socket.gethostname()
@@ -181,6 +182,8 @@ def test_a_hang_is_judged_over_all_ranks_and_each_writes_where_it_stands(tmp_pat
 def test_ctrl_c_twice_at_a_member_kills_everything_at_once(tmp_path, port):
     pair = Pair(tmp_path, ranks(SLOW, early=DEAF, steps=1000), port).training()
     pair.send(1, signal.SIGINT)
-    time.sleep(1.5)
+    told = [pair.run_dir / ".nodes" / f"{node}.json" for node in (0, 1)]
+    wait_until(lambda: all(json.loads(path.read_text())["stop"] == signal.SIGINT for path in told))
+    time.sleep(ECHO_S)  # since both know of the first: what comes within it is its echo
     said = pair.send(1, signal.SIGINT).ended(130, 130)
     assert all("a second signal asked to stop at once" in words for words in said)

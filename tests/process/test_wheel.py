@@ -329,6 +329,7 @@ def pyodide() -> Path:
         pytest.skip(str(why))
 
 
+@pytest.mark.slow(share=2)
 def test_python_3_14_plans(wheel, tmp_path):
     """All that needs neither a process nor a lock on a file: WebAssembly has none."""
     folder, site = pyodide(), site_for_wasm(tmp_path / "site", wheel)

@@ -243,10 +243,15 @@ def test_changes_replace_add_and_take_away(tmp_path):
     assert loaded.recipe.trainer["num_train_epochs"] == 1, "the given recipe stays as it is"
 
 
-RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
+TRACED = {"gemma3_4b_vision_lora", "qwen3_vl_8b_lora_24gb", "smolvlm_lora"}
+"""Models of images and text, whose memory on the CPU is traced."""
+RECIPES = [
+    pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in TRACED else ())
+    for path in sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
+]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECIPES)
 def test_every_shipped_recipe_can_climb_in_small(path):
     loaded = load_recipe(path)
     planned, told = gather(loaded, "cpu", tiny=True, allow_network=False)

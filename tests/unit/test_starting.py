@@ -59,6 +59,7 @@ def on_one_machine():
             yield model, goal, MACHINES[number % len(MACHINES)]
 
 
+@pytest.mark.slow(share=4)
 def test_every_goal_model_and_machine(tmp_path):
     """A plan, or the reason why there is none: too little memory, or a family that cannot learn it."""
     outcomes = defaultdict(list)
