@@ -76,6 +76,7 @@ check: $(STAMP) ## lint, format, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 
 # --strict counts the warnings that are shown: --quiet would let them pass.
 docs: $(STAMP) ## docs/ as a site in build/site, without a warning
