@@ -171,6 +171,7 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "float16": ({"float16": True, "bf16": False}, "precision", "fp16-true"),
     "float32": ({"float32": True, "bf16": "no"}, "precision", "fp32"),
     "tf32": ({"tf32": True}, "trainer.tf32", True),
+    "activation_offloading": ({"activation_offloading": True}, "sharding.offload_activations", "cpu"),
     "adapter": ({}, "adapter.type", "lora"),
     "lora_target_linear": ({}, "adapter.target_modules", "all-linear"),
     "lora_target_modules": (

@@ -26,6 +26,7 @@ from launcher.planner.parallel import trains_in_parts
 from launcher.planner.planner import make_plan
 from launcher.planner.search import search
 from launcher.planner.strategies import (
+    could_move,
     model_recipe,
     model_strategies,
     on_hardware,
@@ -148,7 +149,8 @@ def _of_recipe(
     for hardware in machines:
         check_ranks(spec, tensor_parallel, hardware)
         calibration = find_calibration(hardware)
-        sized = {name: on_hardware(job, hardware, tensor_parallel) for name, job in jobs}
+        there = [(name, job) for name, job in jobs if could_move(job, hardware)]
+        sized = {name: on_hardware(job, hardware, tensor_parallel) for name, job in there}
         usable = {name: job for name, job in sized.items() if trains_in_parts(job)}
         for name in (name for name in sized if name not in usable):
             reason = f"not with {sized[name].tensor_parallel} tensor-parallel ranks"

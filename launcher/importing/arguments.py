@@ -199,6 +199,8 @@ def _checkpointing_kwargs(reading: Reading, given: Given) -> None:
     for key in options.keys() - known.keys():
         reading.drop(given.inner(key, options[key]), Effect.NONE, "no field of torch's checkpoint")
     reading.know(given.name)
+    if known.pop("offload", None) is True:
+        reading.take("sharding.offload_activations", "cpu", given.inner("offload", True))
     if known:
         take_field(reading, Given(given.name, known, given.line))
 

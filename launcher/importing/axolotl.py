@@ -39,6 +39,12 @@ from launcher.importing.rollouts import GENERATION_KEYS, take_rollouts, take_sca
 from launcher.tasks import TASKS, task_of_tool, task_with_images, words_of_tool
 from launcher.tasks.grpo import KEY
 
+
+def _elsewhere(value: Any) -> str | None:
+    """Where activation_offloading keeps activations."""
+    return "cpu" if value in ("legacy", "disk") else on("cpu")(value)
+
+
 MODEL: Keys = {"base_model": To("model.name_or_path", text, required="")}
 STEPS: Keys = {
     "learning_rate": Field("trainer.learning_rate", required=", and axolotl requires it"),
@@ -68,6 +74,7 @@ KEYS: Keys = {
         dataloader_pin_memory dataloader_prefetch_factor dataloader_drop_last torch_empty_cache_steps
         torch_compile_backend torch_compile_mode hub_strategy hub_revision"""),
     "noisy_embedding_alpha": Field("trainer.neftune_noise_alpha"),
+    "activation_offloading": To("sharding.offload_activations", _elsewhere, "legacy and disk count as true"),
     "tf32": To("trainer.tf32", as_bool, "auto sets nothing"),
     "torch_compile": To("trainer.torch_compile", as_bool, "auto sets nothing"),
     "group_by_length": To("trainer.train_sampling_strategy", on("group_by_length"), "group_by_length"),
@@ -177,7 +184,7 @@ SHIPPED: Mapping[str, Mapping[str, Any]] = {
 """Configs of its folder deepspeed_configs -> what is set there; "auto" and defaults are left out."""
 _NOT_LINEAR = ("lm_head", "embed_tokens", "wte")
 _KEPT_ELSEWHERE = ("offload", "offload_disk", "unsloth")
-"""Values of gradient_checkpointing that say where activations are kept."""
+"""Values of gradient_checkpointing with which activations are kept in host memory, or on a disk."""
 _TRACKERS = {
     "use_wandb": "wandb",
     "use_tensorboard": "tensorboard",
@@ -467,8 +474,8 @@ def _take_optimizer(peer: Peer) -> None:
         note = "a share of all steps; axolotl stops at 100 steps"
         peer.default("trainer.warmup_steps", 0.03, "warmup_ratio", note)
     if str(peer.get("gradient_checkpointing")).lower() in _KEPT_ELSEWHERE:
-        note = "how it is kept concerns speed and memory only"
-        peer.take("trainer.activation_checkpointing", True, "gradient_checkpointing", note=note)
+        peer.take("trainer.activation_checkpointing", True, "gradient_checkpointing")
+        peer.take("sharding.offload_activations", "cpu", "gradient_checkpointing")
     else:
         peer.argument("gradient_checkpointing")
     peer.argument("gradient_checkpointing_kwargs")

@@ -317,6 +317,7 @@ def _settle_hub(made: Imported) -> None:
 
 def _settle_sharding(made: Imported, profile: Mapping[str, Any]) -> None:
     _settle_fsdp(made)
+    _settle_activations(made)
     engine = made.value("sharding.engine")
     if engine not in (None, "deepspeed"):
         for key in ("zero_stage", "offload_optimizer", "offload_param", "nvme_path", "config"):
@@ -343,6 +344,19 @@ def _settle_fsdp(made: Imported) -> None:
         reason = f"memory only: fsdp does not shard {why} here; the planner chooses the engine"
         made.leave("sharding.engine", Effect.NONE, reason)
         made.leave("sharding.offload_param", Effect.NONE, "it was for fsdp")
+
+
+def _settle_activations(made: Imported) -> None:
+    """Drop offloaded activations where they are not planned here; they do not change the training."""
+    cases = {
+        "trainer.activation_checkpointing is false": made.value("trainer.activation_checkpointing") is False,
+        "trainer.torch_compile is true": made.value("trainer.torch_compile") is True,
+        "ranks share each layer": any(
+            made.value(f"sharding.{n}") not in (None, 1) for n in ("tp_size", "cp_size")
+        ),
+    }
+    for why in (why for why, applies in cases.items() if applies):
+        made.leave("sharding.offload_activations", Effect.NONE, f"memory only: not here where {why}")
 
 
 def _settle_hardware(made: Imported) -> None:

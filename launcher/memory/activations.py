@@ -112,6 +112,14 @@ def _runs(kinds: Sequence[Layout]) -> Iterator[tuple[int, int]]:
         yield number, len(list(run))
 
 
+def offloaded_inputs(spec: ModelSpec, job: MemoryJob) -> list[int]:
+    """Bytes of each layer's input that checkpoints of one forward pass keep in the host memory of a GPU."""
+    if not job.checkpointing or job.offload_activations == "none":
+        return []
+    stacks = make_stacks(spec, job, job.engine.dtypes(job, on_cpu=False))
+    return [stack.input_bytes for stack in stacks for _ in range(stack.layers)]
+
+
 def shared_bytes(stacks: Sequence[Stack]) -> int:
     """What all layers keep once; runs of one decoder share it."""
     kinds: dict[tuple[bool, int], int] = {}

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.machine.hardware import Hardware
+from launcher.memory.activations import offloaded_inputs
 from launcher.memory.allocator import power_of_two
 from launcher.memory.job import MemoryJob
 from launcher.memory.states import base_weight_bytes
@@ -29,6 +30,8 @@ class HostMemory:
     """On a CPU: what the ranks hold in place of a device's memory."""
     offloaded: int
     """Offloaded weights, gradients and optimizer states."""
+    activations: int
+    """Inputs of layers that checkpoints keep, offloaded."""
     staging: int
     """Page-locked buffers through which they travel."""
     rounding: int
@@ -45,21 +48,25 @@ class HostMemory:
     @property
     def peak(self) -> int:
         """The most at any moment: while loading, or in training with a save."""
-        running = self.tensors + self.offloaded + self.staging + self.rounding + self.pageable + self.saving
-        return self.workers + max(self.loading, running)
+        running = self.tensors + self.offloaded + self.activations + self.staging + self.rounding
+        return self.workers + max(self.loading, running + self.pageable + self.saving)
 
 
 def host_memory(spec: ModelSpec, job: MemoryJob, hardware: Hardware, total: int) -> HostMemory:
     """Host memory by its parts; `total`: the training peak of one device."""
     engine = job.engine
-    states = engine.states(*on_rank(spec, job))
+    part, own = on_rank(spec, job)
+    states = engine.states(part, own)
+    kept = 1 if job.mini_batch else job.passes
+    inputs = [] if hardware.is_cpu else kept * offloaded_inputs(part, own)
     local = min(job.devices_per_node, job.data_parallel * job.tensor_parallel * job.sequence_parallel)
     return HostMemory(
         workers=local * PROCESS_BYTES,
         tensors=local * total if hardware.is_cpu else 0,
         offloaded=local * states.host,
+        activations=local * sum(inputs),
         staging=local * states.staging,
-        rounding=local * _rounding(states.pinned) if job.rounds_pinned else 0,
+        rounding=local * _rounding((*states.pinned, *inputs)) if job.rounds_pinned else 0,
         # A CPU has no paged memory: bitsandbytes falls back to plain tensors, which are part of `tensors`.
         pageable=0 if hardware.is_cpu else local * states.pageable,
         loading=0 if hardware.is_cpu else _loading(spec, job, local),

@@ -108,6 +108,8 @@ class MemoryJob:
     """Samples of an evaluation batch on one device; 0: the job does not evaluate."""
     accumulation: int | None = None
     """Micro-batches per step; at 1 no gradient outlives a step. None: gradients are assumed to."""
+    offload_activations: str = "none"
+    """none | cpu: where checkpoints keep the inputs of layers."""
     in_backward: bool = False
     """Each weight is updated as soon as its gradient is complete, which is freed then."""
     adapter_dropout: float = 0.0

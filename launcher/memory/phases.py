@@ -39,6 +39,8 @@ class _Pass:
     masks: int
     """Read by all layers: checkpoints keep them, else they go when the forward pass ends."""
     checkpointing: bool
+    offloads: bool
+    """The inputs that checkpoints keep are in host memory, but for two."""
     gradient_width: float
     """Of a trained parameter after the layer that runs; 0 where all gradients exist already."""
     across: AcrossLayers
@@ -48,8 +50,7 @@ class _Pass:
     def layer_saved(self, cost: LayerCost, stack: Stack) -> tuple[int, int]:
         """Activations and copies of weights that a layer keeps until its turn comes."""
         if self.checkpointing:
-            x = stack.block.tokens * stack.block.hidden * stack.block.dtypes.residual
-            return x + cost.held, 0
+            return cost.held + (0 if self.offloads else stack.input_bytes), 0
         return cost.saved, cost.weights
 
     def below(self, index: int, layer: int) -> tuple[int, int]:
@@ -60,6 +61,8 @@ class _Pass:
             for one, n in ((first, min(count, 1)), (cost, max(0, count - 1))):
                 kept, copies = self.layer_saved(one, stack)
                 saved, weights = saved + n * kept, weights + n * copies
+        if self.offloads and (index or layer):  # the next one is fetched already, or is still there
+            saved += self.costs[index if layer else index - 1][0].input_bytes
         return saved, weights
 
     def above(self, index: int, layer: int) -> int:
@@ -83,13 +86,13 @@ class _Pass:
         cost = cost if layer else first
         saved, weights = self.below(index, layer)
         if self.checkpointing:
-            saved += self.layer_saved(cost, stack)[0] - cost.held
+            saved += stack.input_bytes
         saved += self.shared + self.held_above(index, layer)
         last = layer == stack.layers - 1
         saved += self.across.at(index, last=last, checkpointing=self.checkpointing)
         if self.costs[0][0].decodes != self.costs[-1][0].decodes:
             # The gradient of what the decoder read of the encoder.
-            saved += stack.block.tokens * stack.block.hidden * stack.block.dtypes.residual
+            saved += stack.input_bytes
         return self._parts(cost.peak, saved, weights, self.above(index, layer))
 
     def _parts(self, peak: Peak, saved: int, weights: int, gradients: int) -> Components:
@@ -143,15 +146,15 @@ class _Pass:
 
     def at_inputs(self) -> Components:
         """After the first layer, what made the layers' own inputs runs backwards."""
-        block, inputs = self.costs[0][0].block, self.across.inputs
+        inputs = self.across.inputs
         kept = self.across.kept(checkpointing=self.checkpointing)
-        saved = self.shared - kept + block.tokens * block.hidden * block.dtypes.residual
+        saved = self.shared - kept + self.costs[0][0].input_bytes
         return self._parts(inputs.peak, saved, 0, self.above(0, -1))
 
     def at_embedding(self, spec: ModelSpec, job: MemoryJob) -> Components:
         """Last of all, the dense gradient of the embedding; a tied head's exists and is added to it."""
         stack = self.costs[0][0]
-        x = stack.block.tokens * stack.block.hidden * stack.block.dtypes.residual
+        x = stack.input_bytes
         shared = self.shared - self.across.kept(checkpointing=self.checkpointing)
         above = self.above(0, -1) + int(self.across.inputs.params * self.gradient_width)
         if job.adapter:
@@ -191,7 +194,8 @@ def _pass(
     across = across_layers(stacks, running, accumulated=accumulated)
     shared += across.kept(checkpointing=job.checkpointing)
     width = 0.0 if keeps else gradient_width
-    return _Pass(costs, head, shared, masks, job.checkpointing, width, across, batches)
+    moves = job.checkpointing and job.offload_activations != "none" and not d.on_cpu
+    return _Pass(costs, head, shared, masks, job.checkpointing, moves, width, across, batches)
 
 
 def _batch_bytes(block: Block) -> int:

@@ -40,6 +40,8 @@ def why_not(job: MemoryJob, task: str) -> str | None:
     """Why a job cannot be traced; None when it can be."""
     if own := task_named(task).untraceable or job.engine.untraceable(job):
         return own
+    if job.offload_activations != "none":
+        return "a trace has the inputs of layers on the device"
     if job.liger:
         return "Liger's kernels are compiled on the device"
     if job.tensor_parallel > 1:

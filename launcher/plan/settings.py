@@ -306,6 +306,7 @@ class ShardingSettings(Section, ShardingKeys):
     engine: Annotated[EngineName, Key(_FILES)]
     offload_optimizer: Annotated[Offload, Key(_FILES)]
     offload_param: Annotated[Offload, Key(_FILES)]
+    offload_activations: Annotated[Literal["none", "cpu"], Key(DERIVED, before="none")]
     zero_stage: Annotated[int | None, Key(_FILES)] = None
     """None in a draft whose recipe and profile leave it open, and in a plan whose engine has no stages."""
 

@@ -1,8 +1,9 @@
 """The next plan of a run that ran out of memory under `on_oom: adapt`: one saving after the other. Pure.
 
 First the micro-batch is halved and accumulation doubled until one sample is left, then activations are
-recomputed, then ZeRO shards more, then states and weights move to the host. Nothing else that the failed plan
-had chosen changes, the global batch least of all: an estimate that was too low would choose the same again.
+recomputed, then what that keeps moves to the host, then ZeRO shards more, then states and weights move to the
+host. Nothing else that the failed plan had chosen changes, the global batch least of all: an estimate that
+was too low would choose the same again.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ _ACCUMULATION = "trainer.gradient_accumulation_steps"
 GENERATION = "trainer.steps_per_generation"
 _AGAIN = "trainer.activation_checkpointing"
 _ENGINE, _STAGE = "sharding.engine", "sharding.zero_stage"
+_ACTIVATIONS = "sharding.offload_activations"
 _OPTIMIZER, _PARAM = "sharding.offload_optimizer", "sharding.offload_param"
 
 
@@ -103,6 +105,8 @@ def ways_out(plan: Plan) -> list[str]:
     ways = [f"micro-batch {', '.join(map(str, sizes[1:]))}"] if len(sizes) > 1 else []
     if not job.checkpointing:
         ways.append("activation checkpointing")
+    if _may_move(plan):
+        ways.append("activations in host memory")
     engines = [change for change, _ in _saves_more(plan)]
     stages = [f"ZeRO-{change[_STAGE]}" for change in engines if not {_OPTIMIZER, _PARAM} & change.keys()]
     ways += [", ".join(stages)] if stages else []
@@ -135,7 +139,7 @@ def adapt(
             plan = replace(plan_first(asked, facts, found), elastic=failed.elastic)
         except RecipeError:
             continue
-        if _STAGE in change and plan.memory.needed >= failed.memory.needed:
+        if {_STAGE, _ACTIVATIONS} & change.keys() and plan.memory.needed >= failed.memory.needed:
             continue
         changed = {
             key: (failed.at(key), plan.at(key))
@@ -159,6 +163,7 @@ def kept_choices(loaded: LoadedRecipe, failed: Plan) -> Changes:
         _STAGE: failed.sharding.zero_stage,
         _OPTIMIZER: job.offload_optimizer,
         _PARAM: job.offload_param,
+        _ACTIVATIONS: job.offload_activations,
     }
     if loaded.recipe.model.quantization == "auto":
         kept["model.quantization"] = job.quantization
@@ -201,7 +206,15 @@ def _savings(failed: Plan, moment: Moment) -> Iterator[tuple[Changes, str]]:
                 {_AGAIN: True},
                 f"micro-batch {batch.micro} ran out of memory: activations are recomputed",
             )
+        elif _may_move(failed):
+            reason = f"micro-batch {batch.micro} ran out of memory: inputs of layers wait in host memory"
+            yield {_ACTIVATIONS: "cpu"}, reason
     yield from _saves_more(failed)
+
+
+def _may_move(plan: Plan) -> bool:
+    """Whether inputs of layers, where they are kept, may wait in host memory."""
+    return plan.job.offload_activations == "none" and not plan.hardware.is_cpu
 
 
 def _half(plan: Plan, size: int) -> int | None:

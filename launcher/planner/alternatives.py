@@ -28,6 +28,7 @@ NODES = (2, 4, 8, 16, 32)
 _RUN_SHARED = ("sp_size", "tp_size")
 """Context parallelism was planned from its source alone."""
 _IN_BACKWARD = "sharding.optim_in_backward"
+_ACTIVATIONS, _RECOMPUTES = "sharding.offload_activations", "trainer.activation_checkpointing"
 _COSTS = {KBIT_NORMS: "slightly less exact norms", _IN_BACKWARD: "gradients are not clipped"}
 """What a change costs besides time, by its key."""
 LENGTH_STEP = 64
@@ -203,6 +204,9 @@ def _changes(recipe: Recipe, hardware: Hardware) -> list[dict[str, object]]:
         changes.append({"sharding.offload_optimizer": "cpu"})
         if recipe.sharding.offload_param == "none":
             changes.append({"sharding.offload_optimizer": "cpu", "sharding.offload_param": "cpu"})
+    if recipe.sharding.offload_activations == "none" and not hardware.is_cpu:
+        recomputes = {_RECOMPUTES: True} if _RECOMPUTES in pins else {}
+        changes.append({**recomputes, _ACTIVATIONS: "cpu"})
     adapter: dict[str, object] = {} if recipe.adapter else {"adapter": {"type": "lora"}}
     if adapter:
         changes.append(adapter)
@@ -225,7 +229,7 @@ def _changes(recipe: Recipe, hardware: Hardware) -> list[dict[str, object]]:
 def _pinned(recipe: Recipe) -> Iterator[tuple[str, object]]:
     """Values of the recipe that keep the search from saving memory, and what to write instead."""
     if recipe.trainer.get("activation_checkpointing") is False:
-        yield "trainer.activation_checkpointing", True
+        yield _RECOMPUTES, True
     if recipe.trainer.get("per_device_train_batch_size", 1) != 1:
         yield "trainer.per_device_train_batch_size", None
     evaluates = recipe.data.eval is not None and "per_device_eval_batch_size" not in recipe.trainer

@@ -156,7 +156,7 @@ def decide_runtime(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         "PYTHONUNBUFFERED": ("1", "the last lines before a crash must reach the log"),
     }
     moved = {draft.sharding.offload_optimizer, draft.sharding.offload_param}
-    offloads = moved & {"cpu", "nvme"}
+    offloads = bool(moved & {"cpu", "nvme"})
     if hardware.is_cpu or offloads:
         threads = max(1, facts.cpu_cores // hardware.devices_per_node)
         values["OMP_NUM_THREADS"] = (str(threads), "launchers default to 1, which starves CPU work")
@@ -167,7 +167,8 @@ def decide_runtime(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     for name, text in env.items():
         draft.put_recipe(f"launch.env.{name}", text, "")
     if not hardware.is_cpu:
-        _decide_allocator(draft, env, facts, offloads=bool(offloads))
+        offloads = offloads or draft.sharding.offload_activations != "none"
+        _decide_allocator(draft, env, facts, offloads=offloads)
 
 
 def _decide_allocator(draft: Draft, env: Mapping[str, str], facts: Facts, *, offloads: bool) -> None:
@@ -240,6 +241,33 @@ def _in_backward_conflicts(draft: Draft, processes: int) -> Iterator[tuple[str, 
         yield "trainer.optim", message, f"use an AdamW such as paged_adamw_8bit, {without}"
     if draft.task.mini_batch(draft) is not None:
         yield key, "a cached loss runs several backward passes a step", "use a loss that is not cached"
+
+
+def check_offload_activations(draft: Draft) -> None:
+    """RecipeError where the inputs of layers cannot be moved to host memory, or nothing keeps them."""
+    for conflict in _activation_conflicts(draft):
+        raise draft.refuse("offload-activations", *conflict)
+
+
+def _activation_conflicts(draft: Draft) -> Iterator[tuple[str, str, str]]:
+    """(key, message, hint) of each thing that offloaded activations exclude."""
+    key, trainer, sharding = "sharding.offload_activations", draft.trainer, draft.sharding
+    options, drop = "trainer.activation_checkpointing_kwargs", f"drop it, or {key}"
+    if (trainer.activation_checkpointing_kwargs or {}).get("offload"):
+        yield options, "no plan counts what `offload` moves", f"drop it, and write {key}: cpu"
+    if sharding.offload_activations == "none":
+        return
+    if trainer.activation_checkpointing is False:
+        message = f"{key} moves what activation checkpointing keeps: without, there is nothing to move"
+        yield "trainer.activation_checkpointing", message, f"set it to true, or drop {key}"
+    if draft.model.device_map:
+        yield "model.device_map", "activations of several devices are not moved by one process", drop
+    for name in ("tp_size", "cp_size"):
+        if getattr(sharding, name) > 1:
+            yield f"sharding.{name}", f"{key} was not tried with ranks that share each layer", drop
+    for name in ("trainer.torch_compile", "model.compile_blocks"):
+        if draft.at(name):
+            yield name, f"{key}: the copies would break each compiled layer's graph", drop
 
 
 def check_accelerator_config(draft: Draft, recipe: Recipe, processes: int) -> None:

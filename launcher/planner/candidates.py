@@ -77,7 +77,7 @@ def variants(recipe: Recipe, hardware: Hardware, profile: Mapping[str, object] |
         choices["model.quantization"] = QUANTIZATIONS if recipe.adapter else ("none",)
     if recipe.model.kbit_norms == "auto":
         choices["model.kbit_norms"] = ("float32", "bfloat16")
-    for name in ("offload_optimizer", "offload_param"):
+    for name in ("offload_optimizer", "offload_param", "offload_activations"):
         if getattr(recipe.sharding, name) == "auto":
             choices[f"sharding.{name}"] = _offloads(name, hardware, profile)
     if engine_is_open(recipe, hardware):
@@ -143,6 +143,7 @@ class Candidate:
             "sharding.zero_stage": self.zero_stage,
             "sharding.offload_optimizer": job.offload_optimizer,
             "sharding.offload_param": job.offload_param,
+            "sharding.offload_activations": job.offload_activations,
             "trainer.activation_checkpointing": job.checkpointing,
         }
 
@@ -161,7 +162,8 @@ class Candidate:
     def rank_key(self) -> tuple[object, ...]:
         """What surely fits before what may not, then the fastest; of equals what changes least."""
         job = self.job
-        offloads = (job.offload_param != "none", job.offload_optimizer != "none")
+        moved = (job.offload_param, job.offload_optimizer, job.offload_activations)
+        offloads = tuple(place != "none" for place in moved)
         quantised = (job.quantization != "none", job.kbit_norms != "float32")
         does = (*quantised, *offloads, job.zero_stage, job.checkpointing)
         place = ENGINES.index(engine_of(job))
@@ -222,6 +224,8 @@ class Bench:
         """(ZeRO stage, checkpointing), cheapest first."""
         pinned = self.draft.trainer.activation_checkpointing
         recomputes = (False, True) if pinned is None else (bool(pinned),)
+        if self.draft.sharding.offload_activations != "none":
+            recomputes = (True,)  # what it moves is what checkpoints keep
         return [(stage, again) for stage in self.stages for again in recomputes]
 
     def best(self, strategy: tuple[int, bool]) -> Candidate:

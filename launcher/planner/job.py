@@ -33,8 +33,7 @@ def base_job(
     draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int, versions: Mapping[str, str]
 ) -> MemoryJob:
     """The memory job of this draft at micro-batch 1, stage 0, without checkpointing."""
-    has_adapter = draft.adapter.type is not None
-    adapter = adapted_by(spec, draft.fields(draft.adapter)) if has_adapter else None
+    adapter = None if draft.adapter.type is None else adapted_by(spec, draft.fields(draft.adapter))
     bucket, one_row = _bucket(hardware), bool(draft.data.padding_free)
     engine, quantization = engine_of(draft), draft.model.quantization
     job = MemoryJob(
@@ -54,12 +53,13 @@ def base_job(
         double_quant=quantization != "none" and bool(quantization.get("double_quant")),
         kbit_norms=draft.model.kbit_norms,
         trainable_params=spec.trained_whole if adapter is None else adapter.params,
-        adapter=has_adapter,
+        adapter=adapter is not None,
         adapter_dropout=draft.adapter.lora_dropout,
         engine=engine,
         zero_stage=0,
         offload_optimizer=draft.sharding.offload_optimizer,
         offload_param=draft.sharding.offload_param,
+        offload_activations=draft.sharding.offload_activations,
         optim=draft.trainer.optim,
         optim_args=draft.trainer.optim_args or "",
         checkpointing=False,
@@ -75,7 +75,7 @@ def base_job(
         cast_inputs=draft.adapter.cast_input_dtype_enabled is not False,
         padded=_padded(draft, spec),
         maps_weights=_maps_weights(draft, spec),
-        extra_frozen=_token_rows(draft, spec) if has_adapter else 0,
+        extra_frozen=_token_rows(draft, spec) if adapter is not None else 0,
     )
     job = _with_allocator(_with_reference(job, draft), draft, hardware)
     return engine.completed(job if adapter is None else _with_adapter(job, adapter, spec), draft)

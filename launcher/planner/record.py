@@ -46,7 +46,7 @@ def record_recipe(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     draft.put("python.digest", digest, "the file decides what is learned" if trains else "no hook decides it")
     if recipe.sharding.zero_stage != "auto":
         draft.put_recipe("sharding.zero_stage", recipe.sharding.zero_stage, "")
-    for name in ("offload_optimizer", "offload_param"):
+    for name in ("offload_optimizer", "offload_param", "offload_activations"):
         draft.put_recipe(f"sharding.{name}", getattr(recipe.sharding, name), "nothing is offloaded")
     for name, value in recipe.trainer.items():
         draft.put_recipe(f"trainer.{name}", value, "")

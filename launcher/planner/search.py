@@ -20,6 +20,7 @@ from launcher.planner import decide
 from launcher.planner.arguments import (
     check_accelerator_config,
     check_in_backward,
+    check_offload_activations,
     decide_runtime,
     decide_trainer,
 )
@@ -44,6 +45,7 @@ SAME_MEMORY = 2**30 // 20
 _LABELS = {
     "sharding.offload_optimizer": "optimizer on the CPU",
     "sharding.offload_param": "parameters on the CPU",
+    "sharding.offload_activations": "activations on the CPU",
     KBIT_NORMS: "bfloat16 norms",
 }
 _PLAIN = {"sharding.engine": ENGINES[0].name, KBIT_NORMS: "float32"}
@@ -176,6 +178,7 @@ def make_draft(loaded: LoadedRecipe, facts: Facts, variant: Variant) -> tuple[Dr
     check_hooks(draft, recipe, facts)
     processes = decide.processes_of(recipe, facts.hardware)
     check_in_backward(draft, processes)
+    check_offload_activations(draft)
     engine_of(draft).decide(draft, recipe, facts, processes)
     check_accelerator_config(draft, recipe, processes)
     decide_parallel(draft, recipe, facts.model, facts.hardware)

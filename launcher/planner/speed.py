@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from launcher.machine.hardware import Figures, Hardware, Processor, figures_of
+from launcher.memory.activations import offloaded_inputs
 from launcher.memory.job import MemoryJob
 from launcher.memory.rollouts import cache_bytes
 from launcher.memory.tensor_parallel import on_rank
@@ -81,6 +82,8 @@ class Work:
     """Bytes to the devices of the same copy."""
     hosted: float
     """Bytes over PCIe to and from the host."""
+    ahead: float
+    """The same, while the device computes: inputs of layers that checkpoints keep in the host's memory."""
     host_traffic: float
     """Bytes through the host's memory."""
     launches: float
@@ -161,12 +164,15 @@ def _seconds(
     inside = figures.link * at(LINK_SHARE)
     network = min(inside, at(NETWORK_BYTES))
     exposed = at(EXPOSED_SHARE)
+    pcie = figures.host * at(HOST_SHARE)
+    products, traffic = work.flops / peak, work.traffic / (figures.memory * at(MEMORY_SHARE))
+    waits = max(exposed * work.ahead / pcie, work.ahead / pcie - products - traffic)
     return {
-        "matrix products": work.flops / peak,
-        "device memory": work.traffic / (figures.memory * at(MEMORY_SHARE)),
+        "matrix products": products,
+        "device memory": traffic,
         "communication": (exposed if overlaps else 1.0) * work.sent / (network if far else inside)
         + exposed * work.shared / (network if spans else inside),
-        "offload": work.hosted / (figures.host * at(HOST_SHARE)) + work.host_traffic / at(HOST_MEMORY_BYTES),
+        "offload": work.hosted / pcie + waits + work.host_traffic / at(HOST_MEMORY_BYTES),
         "kernel launches": work.launches * at(LAUNCH_SECONDS),
     }
 
@@ -222,6 +228,7 @@ def step_work(spec: ModelSpec, job: MemoryJob, kept: int) -> Work:
         sent=sent,
         shared=micro_steps * (2 + recomputed) * shared,
         hosted=hosted,
+        ahead=2 * forwards * sum(offloaded_inputs(spec, job)),
         host_traffic=update if offloads else 0,
         launches=forwards * layers * (kernels + gathers) * (3 + recomputed),
     )

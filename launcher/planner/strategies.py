@@ -120,22 +120,25 @@ def open_jobs(job: MemoryJob, fixed: Collection[str]) -> list[tuple[str, MemoryJ
     named = {"sharding.offload_optimizer", "sharding.offload_param"} & set(fixed)
     if alone and not named:
         moved = [*job.engine.offloads()] or moved
-    recomputed = [job.checkpointing]
+    recomputed = [(job.checkpointing, job.offload_activations)]
     if not {"trainer.activation_checkpointing", "trainer.gradient_checkpointing"} & set(fixed):
-        recomputed = [False, True]
+        recomputed = [(False, "none"), (True, "none")]
+    if alone and recomputed[-1] == (True, "none") and "sharding.offload_activations" not in fixed:
+        recomputed.append((True, "cpu"))
     jobs = []
     for stage in stages:
         shared = job.engine.stage(replace(job, zero_stage=stage))
         for optimizer, params in moved:
             if (params != "none" and shared != 3) or (optimizer != "none" and shared == 0):
                 continue
-            for checkpointing in recomputed:
+            for checkpointing, activations in recomputed:
                 one = replace(
                     job,
                     zero_stage=stage,
                     offload_optimizer=optimizer,
                     offload_param=params,
                     checkpointing=checkpointing,
+                    offload_activations=activations,
                 )
                 jobs.append((strategy_name(one), one))
     return jobs
@@ -154,7 +157,7 @@ def strategy_name(job: MemoryJob) -> str:
     elif job.offload_optimizer != "none":
         parts.append(f"optimizer on {place[job.offload_optimizer]}")
     if job.checkpointing:
-        parts.append("checkpointing")
+        parts.append("checkpointing" + (" on CPU" if job.offload_activations != "none" else ""))
     return ", ".join(parts)
 
 
@@ -190,6 +193,11 @@ def _tensor_ranks(job: MemoryJob, asked: int) -> int:
             Problem("bad-tensor-parallel", message, path="--tensor-parallel", hint="leave it out")
         )
     return max(asked, job.tensor_parallel)
+
+
+def could_move(job: MemoryJob, hardware: Hardware) -> bool:
+    """Whether activations that the job offloads leave the device: a CPU has no other memory."""
+    return job.offload_activations == "none" or not hardware.is_cpu
 
 
 def worth_a_row(job: MemoryJob) -> bool:

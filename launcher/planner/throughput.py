@@ -341,7 +341,8 @@ def _decide_compile(draft: Draft, recipe: Recipe) -> None:
 def settle_compile(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts) -> None:
     """Whether blocks are compiled, once stage and predicted time of the run are known."""
     if recipe.model.compile_blocks is None:
-        off = turned_off(draft, "model.compile_blocks") or _why_not_compiled(draft, recipe, chosen, facts)
+        off = turned_off(draft, "model.compile_blocks") or _why_not_beside(draft)
+        off = off or _why_not_compiled(draft, recipe, chosen, facts)
         seconds = chosen.time.low * _steps(draft)
         reason = off or f"the run takes {seconds / 3600:.1f} h or more, compiling a block a few minutes"
         draft.put("model.compile_blocks", not off, reason)
@@ -350,6 +351,15 @@ def settle_compile(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts
 def _steps(draft: Draft) -> int:
     steps = draft.trainer.max_steps
     return steps if isinstance(steps, int) and steps > 0 else 0
+
+
+def _why_not_beside(draft: Draft) -> str:
+    """Empty where nothing else that the plan has excludes compiled blocks."""
+    if draft.trainer.torch_compile:
+        return "trainer.torch_compile compiles the complete model"
+    if draft.sharding.offload_activations != "none":
+        return "the copies of sharding.offload_activations would break each layer's graph"
+    return ""
 
 
 def _why_not_compiled(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts) -> str:
@@ -372,8 +382,6 @@ def _why_not_compiled(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Fa
         return "was not tried with ranks that share a copy"
     if job.engine.stage(job) > 2:
         return "weights that are gathered layer by layer break the graph"
-    if draft.trainer.torch_compile:
-        return "trainer.torch_compile compiles the complete model"
     if not _steps(draft) or not chosen.time.figures_known:
         return "how long the run takes is not known: it pays from an hour on"
     if chosen.time.low * _steps(draft) < COMPILED_FROM_SECONDS:

@@ -347,6 +347,9 @@ class ShardingSection(Section, ShardingKeys):
     offload_param: Literal["none", "auto", "cpu", "nvme"] = "none"
     """Where parameters are stored between uses: `cpu` with ZeRO-3, and with engine `fsdp`, which moves
     gradients and optimizer states, too; `nvme` with ZeRO-3 only; `auto` as for optimizer states."""
+    offload_activations: Literal["none", "auto", "cpu"] = "none"
+    """Where the inputs of layers wait for the backward pass, which activation checkpointing keeps: `cpu`: in
+    host memory, each fetched while the layer above it is computed; `auto` as for optimizer states."""
     config: str | None = None
     """A base DeepSpeed profile: a file, or the name of a shipped one such as `zero2`."""
 

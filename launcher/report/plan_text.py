@@ -253,4 +253,5 @@ def strategy_name(settings: Mapping[str, Any]) -> str:
     names = {"sharding.offload_optimizer": "optimizer", "sharding.offload_param": "parameters"}
     offloaded = [name for key, name in names.items() if settings[key] != "none"]
     parts += [f"offload {'both' if len(offloaded) == 2 else offloaded[0]}"] if offloaded else []
+    parts += ["offload activations"] if settings["sharding.offload_activations"] != "none" else []
     return ", ".join(parts)

@@ -23,6 +23,7 @@ from launcher.files.checkpoint import (
     read_origin,
 )
 from launcher.files.safe_files import parse_json
+from launcher.train.activation_offload import offload_activations
 from launcher.train.arguments import make_arguments
 from launcher.train.callbacks import Metrics, Progress, Stopping, numbers
 from launcher.train.checkpoint.resuming import EarlyStopping, ready_checkpoint
@@ -214,6 +215,8 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     trainer.add_callback(gradients)
     if job.sharding.optim_in_backward:
         trainer.add_callback(StepInBackward(trainer.accelerator, gradients.found))
+    if job.sharding.offload_activations == "cpu":
+        offload_activations(model)
     trainer.add_callback(MeteredSteps(meter))
     context = FirstContext(meter, (job.plan.get("memory") or {}).get("components", {}))
     trainer.add_callback(context)

@@ -101,6 +101,7 @@ def test_then_checkpointing_then_zero_then_the_host(tmp_path):
     seen = [
         (
             s.plan.job.checkpointing,
+            s.plan.job.offload_activations,
             s.plan.job.zero_stage,
             s.plan.job.offload_optimizer,
             s.plan.job.offload_param,
@@ -108,13 +109,14 @@ def test_then_checkpointing_then_zero_then_the_host(tmp_path):
         for s in found
     ]
     assert seen == [
-        (True, 1, "none", "none"),
-        (True, 2, "none", "none"),
-        (True, 3, "none", "none"),
-        (True, 3, "cpu", "none"),
-        (True, 3, "cpu", "cpu"),
+        (True, "none", 1, "none", "none"),
+        (True, "cpu", 1, "none", "none"),
+        (True, "cpu", 2, "none", "none"),
+        (True, "cpu", 3, "none", "none"),
+        (True, "cpu", 3, "cpu", "none"),
+        (True, "cpu", 3, "cpu", "cpu"),
     ]
-    assert [step.keeps_checkpoints for step in found] == [True, True, False, False, True]
+    assert [step.keeps_checkpoints for step in found] == [True, True, True, False, False, True]
     assert all(a.plan.memory.needed < b.plan.memory.needed for b, a in pairwise(found[1:]))
 
 
@@ -162,7 +164,8 @@ def test_one_device_has_nobody_to_share_with(tmp_path):
     _, found = tries(
         tmp_path, "1xA100-80GB", global_batch_size=1, trainer__activation_checkpointing="true",
     )  # fmt: skip
-    assert [step.plan.job.offload_optimizer for step in found] == ["cpu"] * len(found)
+    assert found[0].plan.job.offload_activations == "cpu"
+    assert {step.plan.job.offload_optimizer for step in found[1:]} == {"cpu"}
     assert found[-1].plan.job.offload_param == "cpu"
 
 
@@ -191,7 +194,9 @@ def test_offload_that_the_host_cannot_hold_is_passed_over(tmp_path):
     _, much = tries(tmp_path, text=FULL, host_bytes=2 * 10**12, **given)
     first, little = tries(tmp_path, text=FULL, host_bytes=40 * 10**9, **given)
     assert first.memory.host_bytes < 40 * 10**9 < much[0].plan.memory.host_bytes
-    assert [step.plan.job.offload_optimizer for step in much] == ["cpu", "cpu"]
+    seen = [(step.plan.job.offload_optimizer, step.plan.job.offload_activations) for step in much]
+    # The step of the optimizer needs the most, until its states have gone.
+    assert seen == [("cpu", "none"), ("cpu", "cpu"), ("cpu", "cpu")]
     assert little == []
 
 
@@ -199,11 +204,12 @@ def test_what_a_base_profile_says_stays(tmp_path, root):
     """Its offload to NVMe, and its stage, which the plan may not contradict."""
     given = {"global_batch_size": 16, "trainer__per_device_train_batch_size": 2}
     first, found = tries(tmp_path, text=FULL, profile=root / "ds_configs" / "zero3_nvme.json", **given)
-    assert ways_out(first) == ["micro-batch 1", "activation checkpointing"]
-    assert [step.plan.batch.micro for step in found] == [1, 1]
+    assert ways_out(first) == ["micro-batch 1", "activation checkpointing", "activations in host memory"]
+    assert [step.plan.batch.micro for step in found] == [1, 1, 1]
     assert {(s.plan.job.offload_optimizer, s.plan.job.offload_param) for s in found} == {("nvme", "nvme")}
     first, found = tries(tmp_path, text=FULL, profile=root / "ds_configs" / "zero2.json", **given)
-    assert ways_out(first) == ["micro-batch 1", "activation checkpointing", "offload"]
+    recomputes = ["activation checkpointing", "activations in host memory"]
+    assert ways_out(first) == ["micro-batch 1", *recomputes, "offload"]
     assert {step.plan.job.zero_stage for step in found} == {2}
     assert found[-1].plan.job.offload_optimizer == "cpu"
 
@@ -289,7 +295,8 @@ def test_the_plan_says_what_it_would_try(tmp_path):
         tmp_path, text=FULL, global_batch_size=64, trainer__per_device_train_batch_size=4,
         trainer__activation_checkpointing="false", sharding__zero_stage=1,
     )  # fmt: skip
-    assert ways_out(first) == ["micro-batch 2, 1", "activation checkpointing", "ZeRO-2, ZeRO-3", "offload"]
+    recomputes = ["activation checkpointing", "activations in host memory"]
+    assert ways_out(first) == ["micro-batch 2, 1", *recomputes, "ZeRO-2, ZeRO-3", "offload"]
     assert ways_out(found[-1].plan) == []
     on_cpu, _ = tries(tmp_path, "2xcpu", BASE.replace("512", "64"), sharding__zero_stage=3,
                       trainer__activation_checkpointing="true", global_batch_size=2)  # fmt: skip

@@ -826,7 +826,11 @@ def test_norms_of_a_quantised_model_are_in_16_bits_there(more: dict[str, Any], n
     assert reading.value("precision") == ("fp16" if "fp16" in more else "bf16")
 
 
-def test_checkpoints_of_activations_are_kept_as_the_planner_decides() -> None:
+def test_offloaded_activations_are_offloaded() -> None:
     for value in ("offload", "offload_disk", "unsloth"):
         reading = read({**FILE, "gradient_checkpointing": value})
         assert reading.value("trainer.activation_checkpointing") is True, value
+        assert reading.value("sharding.offload_activations") == "cpu", value
+    for value, place in ((True, "cpu"), ("legacy", "cpu"), ("disk", "cpu"), (False, None)):
+        reading = read({**FILE, "gradient_checkpointing": True, "activation_offloading": value})
+        assert reading.value("sharding.offload_activations") == place, value

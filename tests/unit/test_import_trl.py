@@ -38,6 +38,11 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "model_name_or_path": (FILE, "model.name_or_path", "org/model"),
     "model_revision": ({**FILE, "model_revision": "v1"}, "model.revision", "v1"),
     "trust_remote_code": ({**FILE, "trust_remote_code": True}, "model.trust_remote_code", True),
+    "activation_offloading": (
+        {**FILE, "activation_offloading": True},
+        "sharding.offload_activations",
+        "cpu",
+    ),
     "dataset_num_proc": ({**FILE, "dataset_num_proc": 4}, "data.num_proc", 4),
     "pad_to_multiple_of": ({**FILE, "pad_to_multiple_of": 8}, "data.pad_to_multiple_of", 8),
     "dataset_streaming": ({**FILE, "dataset_streaming": True}, "data.streaming", True),

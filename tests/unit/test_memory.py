@@ -141,6 +141,7 @@ def draft_of(**settings: object) -> Draft:
     values = {
         "data.max_length": 512, "precision": "bf16", "model.dtype": "float32",
         "sharding.engine": "ddp", "sharding.offload_optimizer": "none", "sharding.offload_param": "none",
+        "sharding.offload_activations": "none",
         "trainer.optim": "adamw_torch", "model.attn_implementation": "sdpa",
         "model.quantization": "none", "model.device_map": None, "model.loss": "full", "model.add_tokens": [],
         "model.config": None, "model.gguf_file": None,

@@ -297,6 +297,11 @@ class Stack:
     decodes: bool = False
     """It reads what the encoder before it has made."""
 
+    @property
+    def input_bytes(self) -> int:
+        """Of one layer's input, which is as large as its output."""
+        return self.block.tokens * self.block.hidden * self.block.dtypes.residual
+
 
 STORED = Storage(0)
 """A weight that is kept without a copy: a checkpoint computes again when its derivative is wanted."""

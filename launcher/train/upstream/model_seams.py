@@ -29,6 +29,15 @@ def leave_embedding_out(model: Any) -> None:
     model._no_split_modules = sorted(layer_classes(model) - holders)
 
 
+def wrap_checkpoints(model: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+    """Have the layers of `model` be recomputed by wrap(torch's checkpoint), until checkpointing is switched
+    on or off again; whether there is such a function."""
+    layers = [part for part in model.modules() if hasattr(part, "_gradient_checkpointing_func")]
+    for layer in layers:
+        layer._gradient_checkpointing_func = wrap(layer._gradient_checkpointing_func)
+    return bool(layers)
+
+
 def names_not_saved(model: Any) -> frozenset[str]:
     """Weights that save_pretrained leaves out, such as the twin of a tied weight."""
     return frozenset(getattr(model, "_keys_to_ignore_on_save", None) or ())

@@ -154,6 +154,18 @@ SEAMS = (
         "Weights that a save leaves out are not missing from a checkpoint.", ("_keys_to_ignore_on_save",),
     ),
     Seam(
+        "transformers.modeling_utils", "", ("5.23.0", 3227), _MODELS, "patch",
+        "Inputs of checkpointed layers go to host memory ahead of their use; `offload` of "
+        "activation_checkpointing_enable has the computation wait for each copy.",
+        ("_gradient_checkpointing_func",
+         'setattr(module, "_gradient_checkpointing_func", gradient_checkpointing_func)'),
+    ),
+    Seam(
+        "transformers.modeling_layers", "GradientCheckpointingLayer", ("5.23.0", 54), _MODELS, "context",
+        "Passes the layer's input by position, and nothing else that a checkpoint would keep.",
+        ("return self._gradient_checkpointing_func(partial(forward, self, **kwargs), *args)",),
+    ),
+    Seam(
         "transformers.integrations.peft", "", ("5.23.0", 76), _MODELS, "call",
         "An adapter's folder given as a model is refused.", ("_hf_peft_config_loaded",),
     ),
@@ -354,6 +366,10 @@ SEAMS = (
     Seam(
         "torch.storage", "", ("2.13.0", 42), _TORCH, "call",
         "Identifies a storage; data_ptr() is 0 for fake ones and ambiguous for empty ones.", ("_cdata",),
+    ),
+    Seam(
+        "torch.autograd.graph", "", ("2.13.0", 741), _TORCH, "call",
+        "Whether a layer has changed its input while that was copied to the host.", ("tensor._version",),
     ),
     Seam(
         "torch.distributed.tensor._api", "", ("2.13.0", 26), _TORCH, "call",

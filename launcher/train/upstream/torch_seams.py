@@ -35,6 +35,11 @@ def assert_on_device(holds: torch.Tensor) -> None:
     torch._assert_async(holds)
 
 
+def writes_to(tensor: torch.Tensor) -> int:
+    """How often a tensor's values were changed in place, through whichever of its views."""
+    return int(tensor._version)
+
+
 def storage_key(storage: torch.UntypedStorage) -> int:
     """The same for all Python objects of one storage, fake ones included, whose data_ptr is always 0."""
     return int(storage._cdata)
