@@ -17,7 +17,7 @@ from launcher.execute.run_dir import MARKER, read_own
 from launcher.files.checkpoint import FINISHED_BEFORE
 from launcher.files.safe_files import read_json
 from launcher.knowledge.failures.noise import is_noise
-from launcher.recipe.hooks import HOOK
+from launcher.recipe.hooks import MAKE_MODELS
 from launcher.report.outcome import note
 from launcher.report.questions import ask, can_ask
 from launcher.train.job import Job, read_job
@@ -125,7 +125,7 @@ def _hooks(job: Job) -> list[str]:
 
 
 def _refuse_own_model(job: Job, command: str) -> None:
-    made = [name for name in _hooks(job) if name in HOOK and HOOK[name].makes_model]
+    made = [name for name in _hooks(job) if name in MAKE_MODELS]
     if made:
         message = (
             f"the model of this run was made by {made[0]} in {job.python.file}, and `{command}` would load "

@@ -131,7 +131,10 @@ def _trainer_misfit(node: ast.ClassDef, file: str) -> Problem | None:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of the file and of the modules next to it that it imports, directly or indirectly."""
+    """SHA-256 of the file and of the modules next to it that it imports, directly or indirectly.
+
+    RecipeError where one of them cannot be read.
+    """
     found: dict[str, str] = {}
     waiting = [path]
     while waiting:
@@ -139,7 +142,10 @@ def digest_of(path: Path) -> str:
         name = str(file.relative_to(path.parent))
         if name in found:
             continue
-        content = file.read_bytes()
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise _unreadable(error, str(file)) from None
         found[name] = hashlib.sha256(content).hexdigest()
         for module in _imported(content):
             near = [path.parent / f"{module}.py", *(path.parent / module).rglob("*.py")]
@@ -174,12 +180,16 @@ def _read(path: Path, file: str) -> str:
     except UnicodeDecodeError:
         raise RecipeError(_problem("hooks-unreadable", "is not UTF-8", file, None)) from None
     except (OSError, ValueError) as error:
-        code, message = "hooks-unreadable", f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        hint = None
-        if isinstance(error, FileNotFoundError):
-            code, message = "hooks-missing", "no such file"
-            hint = "set `python:` to a Python file, relative to the recipe"
-        raise RecipeError(_problem(code, message, file, None, hint)) from None
+        raise _unreadable(error, file) from None
+
+
+def _unreadable(error: OSError | ValueError, file: str) -> RecipeError:
+    code, message = "hooks-unreadable", f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    hint = None
+    if isinstance(error, FileNotFoundError):
+        code, message = "hooks-missing", "no such file"
+        hint = "set `python:` to a Python file, relative to the recipe"
+    return RecipeError(_problem(code, message, file, None, hint))
 
 
 def _parse(text: str, file: str) -> ast.Module:

@@ -120,6 +120,7 @@ HOOKS = (
 )  # fmt: skip
 """All hooks; this order is the one in plans and messages."""
 HOOK = {hook.name: hook for hook in HOOKS}
+MAKE_MODELS = tuple(hook.name for hook in HOOKS if hook.makes_model)
 
 _LOOP = "steps are counted, stopped and resumed there: react in a TrainerCallback of callbacks()"
 _SAVES = "a checkpoint is complete, or it does not exist: write more files in on_save of a callback"

@@ -50,13 +50,14 @@ class Hooks:
     """SHA-256 of the file and the modules next to it, for the key of samples that format_row made."""
 
 
-def load_hooks(job: Job) -> Hooks:
+def load_hooks(job: Job, *only: str) -> Hooks:
     """Import what the plan names from `python.file`; no hooks without a file.
 
+    only: hooks without which the file is not imported, as commands on a result may not run it.
     RecipeError if it cannot be imported or a name is not a function, or not a class.
     """
     file, names = job.python.file, job.python.hooks
-    if not file:
+    if not file or (only and not set(only) & set(names)):
         return Hooks()
     path = Path(file)
     module = import_file(path)

@@ -81,6 +81,8 @@ class PlannedTrainer(SeamTrainer):
     """Set by a worker."""
     own_loss: Callable[[Any, Any, torch.Tensor], torch.Tensor] | None = None
     """The hook compute_loss: (outputs, labels, items) -> the sum of the items' losses over `items` (0-d)."""
+    loss_is_own = False
+    """Whether the loss is of `python:`, by that hook or by a Trainer's compute_loss."""
     own_optimizer: Callable[[Any, Any], Any] | None = None
     """The hook optimizer: (model, args) -> optimizer, or (optimizer, scheduler)."""
     meter: Meter | None = None
@@ -576,6 +578,15 @@ class PlannedSeq2SeqTrainer(PlannedTrainer, Seq2SeqTrainer):
         if self.label_smoother is not None:
             inputs = {**self.without_labels(inputs), "labels": inputs["labels"]}
         return super().mean_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def predicted(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """With the loss of `python:`; upstream takes the model's own beside generated text."""
+        loss, generated, targets = super().predicted(model, inputs, *args, **kwargs)
+        writes = self.args.predict_with_generate and generated is not None
+        if loss is None or not (self.loss_is_own and writes):
+            return loss, generated, targets
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs).detach(), generated, targets
 
     def without_labels(self, inputs: Any) -> dict[str, Any]:
         """With what the decoder reads, which the model would make of the labels."""

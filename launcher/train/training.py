@@ -118,10 +118,12 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     }
     workers, context = args.dataloader_num_workers, args.dataloader_multiprocessing_context
     check_collator(data.collate, workers=workers, context=context)
-    trainer = task.trainer(job, model, processing, common)
+    with placed_in_file(job):
+        trainer = task.trainer(job, model, processing, common)
     trainer.own_loss, trainer.own_optimizer = hooks.compute_loss, hooks.optimizer
     if has_own_loss(type(trainer)):
         trainer.model_accepts_loss_kwargs = False  # it is a mean, which is weighed by what it is a mean of
+    trainer.loss_is_own = hooks.compute_loss is not None or has_own_loss(type(trainer))
     _set_up(job, trainer, task, data)
     check_engine(job, trainer)
     return trainer
@@ -278,7 +280,7 @@ def final_metrics(job: Job, trainer: Trainer) -> dict[str, float | None]:
         step = best_step(trainer)
     rows = [row for row in state.log_history if row["step"] == step and "eval_loss" in row]
     if not rows:
-        with _autocast(job, trainer):
+        with _autocast(job, trainer), placed_in_file(job):
             rows = [trainer.evaluate()]
     return {"step": step} | numbers(rows[-1], _NOT_METRICS)
 

@@ -96,6 +96,14 @@ def test_a_models_own_code_is_asked_for_too(run, capsys, command):
     assert code_of(capsys, command, run, "--allow-code") == "not-trained"
 
 
+@pytest.mark.parametrize("command", ["eval", "generate", "merge"])
+@pytest.mark.parametrize("name", ["make_model", "prepare_model"])
+def test_a_model_that_the_file_made_is_loaded_by_no_command(run, capsys, command, name):
+    plan(run, {"python.file": str(run / "hooks.py"), "python.hooks": ["callbacks", name]})
+    assert code_of(capsys, command, run) == "own-model"
+    assert not (run / "RAN").exists()
+
+
 @pytest.mark.parametrize("settings", [{}, {"python.file": None, "model.trust_remote_code": False}])
 def test_without_code_nobody_is_asked(run, capsys, settings):
     plan(run, settings)

@@ -272,7 +272,42 @@ def test_a_resume_that_forgets_something_would_be_seen(hooks, ground, tmp_path, 
         check_exact(case, kills, straight, tmp_path)
 
 
+OWN_CODE = """
+import torch
+from torch.nn import functional
+from transformers import Trainer as Base
+
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for one in group["params"]:
+                state = self.state[one]
+                moment = state.setdefault("moment", torch.zeros_like(one))
+                one.add_((0.9 * moment + 0.1 * one.grad).sign(), alpha=-group["lr"] / 10)
+                moment.mul_(0.99).add_(one.grad, alpha=0.01)
+
+
+def optimizer(model, args):
+    made = Lion([one for one in model.parameters() if one.requires_grad], args.learning_rate)
+    return made, torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1 / (1 + step))
+
+
+def compute_loss(outputs, labels, num_items_in_batch):
+    scores, targets = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    return functional.cross_entropy(scores.float(), targets, reduction="sum") / num_items_in_batch
+
+
+class Trainer(Base):
+    def training_step(self, *args, **kwargs):
+        return super().training_step(*args, **kwargs)
+"""
 GRID = [
+    Case("own-code", {"engine": "ddp"}, hooks=OWN_CODE),
     Case("zero3-lora-packed", {"zero_stage": 3}, adapter=LORA, data={"packing": True}),
     Case("zero2-evaluated", {"zero_stage": 2}, micro=4, data={"eval": {"split": 0.125}},
          trainer={"eval_strategy": "steps", "eval_steps": 4}),

@@ -16,6 +16,7 @@ from launcher.train.data.batches import make_collator
 from launcher.train.data.build import build_data
 from launcher.train.data.encoded import Data
 from launcher.train.data.gate import LOOKED_AT, _look, check_first_batch, check_steps, check_truncation
+from launcher.train.hooks import OwnCollator
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing
 from launcher.train.tiny import tiny_tokenizer
@@ -63,6 +64,25 @@ def test_flattened_rows_do_without_the_first_label_of_a_sample(tmp_path, tokeniz
     with pytest.raises(RecipeError) as caught:
         check_first_batch(job, tokenizer, Data(good, None, loses, None, {}, samples=good), 2)
     assert [problem.code for problem in caught.value.problems] == ["targets-lost"]
+
+
+@pytest.mark.parametrize(("masked", "code"), [(2, None), (None, "no-targets")])
+def test_a_collator_of_the_file_may_mask_more_but_not_all(tmp_path, tokenizer, masked, code):
+    good = [sample(tokenizer, "ask", "answer", all_=True), sample(tokenizer, "ask more", "x", all_=True)]
+    job, pad = read_job(write_run(tmp_path / "run", {})), make_collator("pad", tokenizer)
+
+    def masks(samples):
+        batch = pad(samples)
+        batch["labels"][:, :masked] = -100
+        return batch
+
+    data = Data(good, None, OwnCollator(tmp_path / "hooks.py", masks), None, {}, samples=good)
+    if code is None:
+        check_first_batch(job, tokenizer, data, 2)
+        return
+    with pytest.raises(RecipeError) as caught:
+        check_first_batch(job, tokenizer, data, 2)
+    assert [problem.code for problem in caught.value.problems] == [code]
 
 
 def test_no_learnt_token_stops_and_shows_the_sample(tmp_path, tokenizer):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 
-pytest.importorskip("transformers")
+pytest.importorskip("torch")
+
+import torch
 
 from launcher.errors import RecipeError
 from launcher.recipe.hooks import owned_method
@@ -62,3 +67,17 @@ def test_what_ours_replace_without_calling_theirs_is_owned():
     upstream = {name for one in PlannedTrainer.__mro__[2:] for name in vars(one)} - set(dir(object))
     replaced = {name for name in ours & upstream if not name.startswith("__")} - called
     assert {name for name in replaced if not owned_method(name)} == set()
+
+
+@pytest.mark.parametrize(
+    ("own", "generates", "loss"), [(True, True, 3.0), (False, True, 1.0), (True, False, 1.0)]
+)
+def test_an_evaluation_that_generates_has_the_loss_of_the_file(monkeypatch, own, generates, loss):
+    """transformers takes the model's own loss there."""
+    found = (torch.tensor(1.0), torch.zeros(1, 2) if generates else None, torch.zeros(1, 2))
+    monkeypatch.setattr(PlannedTrainer, "predicted", lambda self, *args: found)
+    monkeypatch.setattr(PlannedTrainer, "compute_loss", lambda self, *args: torch.tensor(3.0))
+    trainer = object.__new__(PlannedSeq2SeqTrainer)
+    trainer.args, trainer.loss_is_own = SimpleNamespace(predict_with_generate=generates), own
+    trainer.compute_loss_context_manager = contextlib.nullcontext
+    assert trainer.predicted(None, {})[0] == loss

@@ -25,6 +25,14 @@ def test_without_a_file_there_are_no_hooks(tmp_path):
     assert load_hooks(Job(tmp_path, {"settings": settings})) == Hooks()
 
 
+def test_a_file_whose_hooks_are_not_needed_is_not_imported(tmp_path):
+    settings = {"python.file": str(tmp_path / "gone.py"), "python.hooks": ["callbacks"]}
+    job = Job(tmp_path, {"settings": {key: {"value": value} for key, value in settings.items()}})
+    assert load_hooks(job, "make_model", "prepare_model") == Hooks()
+    with pytest.raises(RecipeError):
+        load_hooks(job, "make_model", "callbacks")
+
+
 def test_only_the_promised_functions_are_taken(tmp_path):
     text = "def format_row(row):\n    return row\n\ndef compute_metrics(prediction):\n    return {}\n"
     found = hooks(tmp_path, text, ["format_row"])

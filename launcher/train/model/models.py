@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
+from launcher.recipe.hooks import MAKE_MODELS
 from launcher.tasks import task_named
 from launcher.train.hooks import load_hooks
 from launcher.train.job import Job, local_rank, rank
@@ -32,7 +33,7 @@ def load_model(
     its layers as planned or cannot be saved; MachineError when quantisation did not take place, or
     the devices do not hold the model.
     """
-    options, hooks = _weight_options(job, distributed), load_hooks(job)
+    options, hooks = _weight_options(job, distributed), load_hooks(job, *MAKE_MODELS)
     head = label_settings(job, labels)
     with packing_experts(job.model.quantization):
         if hooks.make_model is not None:
