@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(
     path for path in (ROOT / "recipes").rglob("*.yaml") if "_base" not in path.parts
 )  # bases are fragments for `extends`, not recipes
+OF_ROWS = [path for path in RECIPES if path.parent.name != "own"]
+"""Without those of hooks, which are planned and run by tests/process/test_own.py."""
 BASES = sorted((ROOT / "recipes" / "_base").glob("*.yaml"))
 PROFILES = sorted((ROOT / "ds_configs").glob("*.json"))
 PROMISED = {
@@ -56,6 +58,11 @@ PROMISED = {
     "qwen3_vl_8b_lora_24gb",
     "gemma3_4b_vision_lora",
     "smolvlm_lora",
+    "question_answering",
+    "masked_lm",
+    "whisper",
+    "wav2vec2",
+    "segmentation",
 }
 SHOWN = {
     "extends", "early_stopping", "model.config", "model.add_tokens", "model.chat_template",
@@ -109,7 +116,8 @@ def test_recipe_names_its_schema_for_editors(path):
 def test_the_list_of_recipes_shows_titles(capsys):
     assert main(["recipes", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["recipes"]
-    assert [row["name"] for row in shown] == [path.stem for path in RECIPES]
+    names = [path.relative_to(ROOT / "recipes").with_suffix("").as_posix() for path in RECIPES]
+    assert sorted(row["name"] for row in shown) == sorted(names)
     for row in shown:
         assert re.fullmatch(r"[A-Z].*[.:]", row["title"]), row
         assert "yaml-language-server" not in row["title"]
@@ -138,7 +146,7 @@ def test_recipe_validates(path, capsys):
 
 
 @pytest.mark.usefixtures("recorded")
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", OF_ROWS, ids=lambda path: path.stem)
 def test_recipe_plans_on_its_hardware_and_fits(path, capsys):
     on = ["--on", "cpu"] if path.stem == "smoke" else []
     plan = plan_json(capsys, str(path), *on)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from launcher.errors import DoesNotFit, RecipeError
+from launcher.errors import DoesNotFit, Problem, RecipeError
 from launcher.execute.run_dir import scratch_run_dir, write_run_dir
 from launcher.execute.start import prepare_data
 from launcher.files.safe_files import read_record
@@ -19,6 +19,7 @@ from launcher.report.outcome import Outcome
 from launcher.report.result_text import prepared_text
 from launcher.report.run_display import showing
 from launcher.report.terminal import Page, page_of
+from launcher.tasks import task_named
 
 NEEDED = ("transformers", "datasets")
 
@@ -28,6 +29,9 @@ def prepare_command(
 ) -> Outcome:
     """Prepare the data in a child process; `show` samples with their loss mask."""
     loaded = load_recipe(recipe, overrides)
+    if task_named(loaded.recipe.task).made_by_hooks:
+        message = f"task {loaded.recipe.task} prepares nothing: make_datasets makes its datasets in the run"
+        raise RecipeError(Problem("usage", message, path="task", hint="`effilaunch run` needs no prepare"))
     absent = [] if tiny else data_problems(loaded)
     if absent:
         raise RecipeError(absent)

@@ -97,7 +97,8 @@ def consent_to_code(run_dir: Path, command: str, *, hooks: bool, allowed: bool) 
     model of the result.
     """
     job = read_job(run_dir)  # as the worker reads it
-    _refuse_own_model(job, command)
+    if not (job.task.made_by_hooks and hooks):  # which makes the model again
+        _refuse_own_model(job, command)
     if allowed:
         return
     file = job.at("python.file") if hooks else None

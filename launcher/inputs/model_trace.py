@@ -62,6 +62,9 @@ def with_trace(loaded: LoadedRecipe, facts: Facts) -> Facts:
                 raise Untraceable(reason)
             step, versions = trace_plan(plan)
         except Untraceable as error:
+            if facts.model.made is not None:
+                made = replace(facts.model.made, uncounted=str(error))
+                return replace(facts, model=replace(facts.model, made=made))
             warning = f"the model could not be traced, so its memory is the closed form's: {error}"
             return replace(facts, warnings=(*facts.warnings, warning))
         facts = replace(facts, trace=known.with_step(step, versions))
@@ -93,6 +96,10 @@ def _plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
 def trace_plan(plan: Plan) -> tuple[TracedStep, Mapping[str, str]]:
     """Trace one step; also the versions of the libraries. Raises Untraceable, MachineError."""
     request, choices = trace_request(plan), choices_of(plan.job, plan.hardware)
+    if plan.spec.made is not None:
+        from launcher.inputs.own_model import trace_made
+
+        return trace_made(request, choices)
     expandable = expandable_in(plan.launch.env)
 
     def ask() -> dict[str, Any]:
@@ -117,7 +124,13 @@ def trace_request(plan: Plan) -> dict[str, Any]:
     settings = json.loads(render(plan).files["plan.json"])["settings"]
     return {
         "ask": "trace",
-        "plan": {"settings": {n: {"value": one["value"]} for n, one in settings.items() if _is_read(n)}},
+        "plan": {
+            "settings": {
+                n: {"value": one["value"]}
+                for n, one in settings.items()
+                if _is_read(n) or plan.spec.made is not None
+            }
+        },
         "memory": plan.job.to_json(),
         "config": dict(plan.spec.config),
         "labels": plan.spec.head.out_features if task_named(plan.spec.task).adds_head else None,

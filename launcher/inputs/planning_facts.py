@@ -35,7 +35,7 @@ from launcher.plan.settings import deciding_images
 from launcher.planner.record import frozen_parts
 from launcher.recipe.data_paths import is_url
 from launcher.recipe.fields import ADAPTER_KEYS
-from launcher.recipe.loading import LoadedRecipe
+from launcher.recipe.loading import LoadedRecipe, with_changes
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
 from launcher.tasks.embedding import prompts_unused
@@ -349,16 +349,10 @@ def gather(
     trace the real model, which model families without a closed form always need.
     """
     loaded = _with_chat_template(loaded)
-    name, config, origin = model_config(loaded.recipe, allow_network=allow_network, given=configs)
-    if tiny:
-        config = dict(config_with_sizes(name, config, loaded.recipe.task, ask=allow_torch))
-        loaded, hardware = _rehearsal(loaded, on, config)
-        assert isinstance(loaded.recipe.model.config, dict), "tiny_recipe writes one"
-        name, config, origin = f"{name} (tiny)", loaded.recipe.model.config, "--tiny"
-    else:
-        hardware = find_hardware(loaded.recipe, on)
-    warnings = [] if tiny else [one for found in judged_data(loaded, on) for one in found]
-    spec, note = _find_spec(loaded.recipe, name, config, origin, ask=allow_torch)
+    found = _found_model(
+        loaded, on, tiny, allow_network=allow_network, allow_torch=allow_torch, given=configs
+    )
+    loaded, hardware, spec, note, warnings = found
     calibration = None if tiny else find_calibration(hardware)  # a tiny model differs from real ones
     warnings += [*([] if note is None else [note]), *_warnings(loaded.recipe, spec, calibration)]
     facts = Facts(
@@ -385,6 +379,37 @@ def gather(
     return loaded, facts
 
 
+def _found_model(
+    loaded: LoadedRecipe,
+    on: str | None,
+    tiny: bool,
+    *,
+    allow_network: bool,
+    allow_torch: bool,
+    given: Mapping[str, dict[str, Any]],
+) -> tuple[LoadedRecipe, Hardware, ModelSpec, str | None, list[str]]:
+    """The recipe as it is planned, the hardware, the model, the note of one that must be traced, and what is
+    to be said of the rows. Arguments as of `gather`."""
+    if task_named(loaded.recipe.task).made_by_hooks:
+        from launcher.inputs.own_model import made_model  # few recipes need it
+
+        if isinstance(loaded.recipe.model.config, str):
+            config = model_config(loaded.recipe, allow_network=False)[1]
+            loaded = with_changes(loaded, {"model.config": config}, None)
+        loaded, spec, note = made_model(loaded, tiny=tiny, ask_torch=allow_torch)
+        return loaded, find_hardware(loaded.recipe, on), spec, note, []
+    name, config, origin = model_config(loaded.recipe, allow_network=allow_network, given=given)
+    if tiny:
+        config = dict(config_with_sizes(name, config, loaded.recipe.task, ask=allow_torch))
+        loaded, hardware = _rehearsal(loaded, on, config)
+        assert isinstance(loaded.recipe.model.config, dict), "tiny_recipe writes one"
+        name, config, origin = f"{name} (tiny)", loaded.recipe.model.config, "--tiny"
+    else:
+        hardware = find_hardware(loaded.recipe, on)
+    warnings = [] if tiny else [one for found in judged_data(loaded, on) for one in found]
+    return loaded, hardware, *_find_spec(loaded.recipe, name, config, origin, ask=allow_torch), warnings
+
+
 def _allocator() -> dict[str, str]:
     """Options of torch's allocator in the shell."""
     return {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
@@ -402,5 +427,7 @@ def _find_spec(
 
 def check_model(recipe: Recipe) -> None:
     """Raise RecipeError if the model family or a module that the adapter names is unknown. No network."""
+    if task_named(recipe.task).made_by_hooks:
+        return
     name, config, origin = model_config(recipe, allow_network=False)
     _find_spec(recipe, name, config, origin, ask=False)

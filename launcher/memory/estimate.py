@@ -130,17 +130,18 @@ def estimate_memory(
     total, device = components.total, hardware.device_bytes
     margin = int(MARGIN * (device or 0))
     peaks = _other_peaks(part, own, hardware, outside, job.sequence_length)
+    peaks |= _traced_evaluation(trace, spec, job, hardware)
     method, prior = "trace" if traced else "closed-form", prior_range(job, hardware, total - outside)
     span, range_word = memory_range(total - outside, outside, job_kind(spec, job), method, calibration, prior)
     needed = max(total, span.expected, *peaks.values())
     host = host_memory(spec, job, hardware, needed)
     return MemoryEstimate(
         device_bytes=device,
-        fits=None if device is None else needed + margin <= device,
+        fits=None if device is None or spec.uncounted else needed + margin <= device,
         margin=margin,
         low=span.low,
         expected=span.expected,
-        high=span.high,
+        high=max(span.high, device or 0) if spec.uncounted else span.high,
         components=components,
         total=total,
         save_peak=peaks["saving"],
@@ -205,7 +206,28 @@ def _all_phases(
 
 
 def _all_notes(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> tuple[str, ...]:
-    return (*memory_notes(job, hardware), *image_note(spec, job), *rollout_notes(spec, job, hardware))
+    made = made_notes(spec)
+    return (*memory_notes(job, hardware), *image_note(spec, job), *rollout_notes(spec, job, hardware), *made)
+
+
+def made_notes(spec: ModelSpec) -> tuple[str, ...]:
+    """What is not counted of a model that hooks make."""
+    if not spec.uncounted:
+        return ()
+    return (
+        f"not counted: activations, and what the loss needs, as a step of {spec.name} cannot be traced "
+        f"({spec.uncounted}); whether it fits is not known",
+    )
+
+
+def _traced_evaluation(
+    trace: Trace | None, spec: ModelSpec, job: MemoryJob, hardware: Hardware
+) -> dict[str, int]:
+    """Of what hooks make, an upper bound: the forward pass of a training batch of that size."""
+    if spec.made is None or not job.eval_batch:
+        return {}
+    phases = _traced(trace, spec, replace(job, micro_batch=job.eval_batch), hardware)
+    return {} if phases is None else {"evaluating": phases["forward"].total}
 
 
 def memory_notes(job: MemoryJob, hardware: Hardware) -> tuple[str, ...]:

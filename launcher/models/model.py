@@ -127,6 +127,20 @@ class Vision:
 
 
 @dataclass(frozen=True, slots=True)
+class Made:
+    """What hooks make: a model of which only the parameters are counted, and its datasets."""
+
+    length: int | None
+    """Tokens of the largest of the first samples; None where they are not token ids."""
+    train_rows: int
+    """0 for a dataset without a length."""
+    eval_rows: int | None
+    """None without an evaluation dataset."""
+    uncounted: str = ""
+    """Why its step could not be traced; empty where it was, or has not been tried."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """What memory and adapters depend on; sizes in elements."""
 
@@ -167,13 +181,24 @@ class ModelSpec:
     """Of an unknown family: elements of each parameter that holds all experts of a layer."""
     foreign_parameters: tuple[tuple[tuple[int, ...], bool, int], ...] = ()
     """Of an unknown family: shapes of its parameters, whether embeddings, and how many of each."""
+    frozen: int = 0
+    """Parameters that hooks froze."""
+    made: Made | None = None
+    """Of a model that hooks make: layout, head and linears are a sketch of its size alone."""
     adapters: tuple[tuple[str, Adapted], ...] = ()
     """Results of the real peft for adapters without a closed form, by `adapter_key`."""
 
     @property
     def tokens_per_sample(self) -> int | None:
-        """Sequence length of images; None for text."""
+        """Sequence length of images, or of what hooks make; None for text."""
+        if self.made is not None:
+            return self.made.length or 1
         return self.layout.tokens_per_sample
+
+    @property
+    def uncounted(self) -> str:
+        """Why the activations of what hooks make are not counted; empty where they are."""
+        return "" if self.made is None else self.made.uncounted
 
     @property
     def loaded_params(self) -> int:
@@ -188,7 +213,7 @@ class ModelSpec:
     @property
     def trained_whole(self) -> int:
         """Parameters that a full fine-tune trains."""
-        return self.loaded_params - (self.vision.frozen if self.vision else 0)
+        return self.loaded_params - (self.vision.frozen if self.vision else 0) - self.frozen
 
     @property
     def linear_weights(self) -> int:

@@ -49,7 +49,8 @@ def check_hooks(draft: Draft, recipe: Recipe, facts: Facts) -> None:
 
 def uncounted(draft: Draft) -> str:
     """What of the memory is not counted because of hooks; empty where all is."""
-    found = [HOOK[name].uncounted for name in draft.python.hooks if HOOK[name].uncounted]
+    hooks = [HOOK[name] for name in draft.python.hooks if name not in draft.task.needed_hooks]
+    found = [hook.uncounted for hook in hooks if hook.uncounted]
     return f"not counted: {', '.join(found)}" if found else ""
 
 

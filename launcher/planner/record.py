@@ -25,7 +25,9 @@ def record_recipe(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         _record_images(draft, recipe)
     draft.put_recipe("model.device_map", recipe.model.device_map, "not asked for")
     # A shipped fact's name is resolved here: the worker gets the configuration itself.
-    config_value = None if recipe.model.config is None else dict(spec.config)
+    given = recipe.model.config
+    config = given if spec.made is not None and isinstance(given, dict) else spec.config
+    config_value = None if given is None else dict(config)
     draft.put_recipe("model.config", config_value, "not asked for")
     if spec.wrapper is not None and recipe.model.config is None:
         reason = f"{recipe.task} reads text: of the {spec.wrapper} checkpoint only the text model is loaded"

@@ -279,7 +279,10 @@ def record_size(draft: Draft, chosen: Candidate, reasons: Mapping[str, str] | No
 def record_loss(draft: Draft, spec: ModelSpec) -> None:
     """What the loss of a step and of an evaluation is a mean of."""
     over = draft.task.loss_over(draft)
-    if over == "micro-batch":
+    if draft.task.made_by_hooks:
+        why = "a model returns the mean of its micro-batch, which counts by its rows in a step and in an "
+        why += "evaluation; one whose forward takes num_items_in_batch, its share of the step's labels"
+    elif over == "micro-batch":
         why = "its rows are compared with each other: their number decides what is learned; the loss of an "
         why += "evaluation is the mean of its batches, so per_device_eval_batch_size and the ranks change it"
     else:

@@ -71,6 +71,10 @@ def read_hooks(path: Path | str, task: Task) -> HookFile:
             what = f"{one.name} is neither a hook nor used"
             hint = f"did you mean `{meant}`?"
             problems.append(_problem("hook-unknown", what, file, one.node.lineno, hint))
+    if found and (lacking := [name for name in task.needed_hooks if name not in found]):
+        message = f"does not define {', '.join(lacking)}, which task {task.name} needs"
+        hint = "; ".join(f"{HOOK[name].call} returns {HOOK[name].returns}" for name in lacking)
+        problems.append(_problem("hook-missing", message, file, 1, hint))
     if not found and not problems:
         names = ", ".join(HOOK[name].call for name in task.hooks)
         problems.append(_problem("hook-missing", "defines no hook at top level", file, 1, f"hooks: {names}"))

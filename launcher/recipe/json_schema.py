@@ -13,6 +13,7 @@ from launcher.recipe.field_tables import (
 )  # fmt: skip
 from launcher.recipe.problems import field_descriptions, known_sections
 from launcher.recipe.schema import Recipe
+from launcher.tasks import TASKS
 
 _TYPES: dict[str, dict[str, Any]] = {
     "none": {"type": "null"},
@@ -49,7 +50,9 @@ def recipe_json_schema() -> dict[str, Any]:
             definition["properties"][field] = {"description": text, **definition["properties"][field]}
     schema["properties"] = {"extends": extends, "todo": todo, **schema["properties"]}
     required = schema.pop("required", [])
-    schema["anyOf"] = [{"required": ["extends"]}, {"required": required}]
+    by_hooks = [task.name for task in TASKS if task.made_by_hooks]
+    made = {"properties": {"task": {"enum": by_hooks}}, "required": ["task", "python"]}
+    schema["anyOf"] = [{"required": ["extends"]}, {"required": required}, made]
     trainer = {
         name: _field(entry)
         for name, entry in _every_trainer_field().items()

@@ -169,6 +169,9 @@ def _check(
         return position.folder if position else Path.cwd()
 
     problems += check_rules(data, resolved, folder)
+    if task_of(data).made_by_hooks:
+        data.setdefault("model", {})
+        data["data"] = {"train": []}
     _make_absolute(data, folder)
     recipe, errors = _validate(data, references)
     kept = {} if recipe is None else _kept(data, references, folder)

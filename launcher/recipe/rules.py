@@ -218,9 +218,10 @@ class _Given:
     def __init__(self, data: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
         self.data, self.trainer, self.task = data, trainer, task_of(data)
         self.model, self.adapter = _section(data, "model"), _section(data, "adapter")
-        self.rows = _section(data, "data")
+        self.rows = {} if self.task.made_by_hooks else _section(data, "data")
         self.sources = [
-            (place, source if isinstance(source, Mapping) else {}) for place, source in data_sources(data)
+            (place, source if isinstance(source, Mapping) else {})
+            for place, source in data_sources({"data": self.rows})
         ]
         self.formats = [
             (place, source["format"])
@@ -228,6 +229,11 @@ class _Given:
             if isinstance(source.get("format"), str) and source["format"] in FORMATS
         ]
         """(dotted path of the source, format) where a known format is given."""
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there are rows to evaluate on; of hooks nobody knows before they run."""
+        return self.task.made_by_hooks or self.rows.get("eval") is not None
 
     def has(self, dotted: str) -> bool:
         """Whether `section.key` has a value other than an empty list and false."""
@@ -276,6 +282,8 @@ def _check_exclusive(given: _Given) -> Problems:
 def _check_model(given: _Given) -> Problems:
     if not isinstance(given.data.get("model"), Mapping):
         return
+    if given.task.made_by_hooks and not given.model:
+        return
     is_named, is_configured = (given.model.get(key) is not None for key in ("name_or_path", "config"))
     if not (is_named or is_configured):
         message = "`name_or_path` (pretrained weights) or `config` (random weights) is required"
@@ -315,9 +323,14 @@ def _check_adapter(given: _Given) -> Problems:
         yield _conflict(path, message, "add `loftq_config: {loftq_bits: 4, loftq_iter: 1}` under `adapter:`")
 
 
+def _check_some_rows(given: _Given) -> Problems:
+    if given.rows.get("train") == [] and not given.task.made_by_hooks:
+        yield Problem("wrong-value", "is an empty list, expected at least 1 entry", path="data.train")
+
+
 def _check_evaluation(given: _Given) -> Problems:
     """What the Trainer would refuse only after loading the model."""
-    trainer, has_rows = given.trainer, given.rows.get("eval") is not None
+    trainer, has_rows = given.trainer, given.evaluates
     stops = given.data.get("early_stopping") is not None
     # the plan's defaults
     by_rows = "steps" if given.rows.get("streaming") is True else "epoch"
@@ -373,7 +386,7 @@ def _check_early_stopping(given: _Given) -> Problems:
     """Early stopping compares evaluations and keeps the best checkpoint."""
     if given.data.get("early_stopping") is None:
         return
-    if given.rows.get("eval") is None:
+    if not given.evaluates:
         yield _conflict("early_stopping", "needs `data.eval`", _ADD_EVAL)
     if given.trainer.get("load_best_model_at_end") is False:
         message = "is false, but `early_stopping` keeps the best checkpoint"
@@ -477,7 +490,8 @@ def _hub_hint(url: str) -> str | None:
 
 _RULES = (
     _check_device, _check_owned, _check_exclusive, _check_model, _check_kbit_norms, _check_adapter,
-    _check_evaluation, _check_early_stopping, _check_hub, _check_mirror, _check_optimizer, _check_best_metric,
+    _check_some_rows, _check_evaluation, _check_early_stopping, _check_hub, _check_mirror, _check_optimizer,
+    _check_best_metric,
 )  # fmt: skip
 
 
@@ -513,6 +527,8 @@ def _check_columns(given: _Given) -> Problems:
 
 def _check_read(given: _Given) -> Problems:
     """Keys that the task does not read."""
+    if given.task.made_by_hooks:  # of whole sections
+        return
     for path, key in unread_keys(given.task):
         if given.has(path):
             readers = [task.name for task in TASKS if key.is_read_by(task)]
@@ -540,8 +556,7 @@ def _check_own_section(given: _Given) -> Problems:
         ):
             message = f"is only for task {other.name}"
             yield _conflict(other.section, message, f"remove it, or write `task: {other.name}`")
-    if given.task.section:
-        yield from given.task.check_section(_section(given.data, given.task.section), given.data)
+    yield from given.task.check_section(_section(given.data, given.task.section or ""), given.data)
 
 
 def _check_added_tokens(given: _Given) -> Problems:

@@ -209,7 +209,7 @@ class FimSection(Section):
 class DataSection(Section, DataKeys):
     """Training and evaluation rows."""
 
-    train: Annotated[list[DataSource], Field(min_length=1)]
+    train: Annotated[list[DataSource], Field(json_schema_extra={"minItems": 1})]
     """Sources of training rows, concatenated; keys in the section below."""
     eval: EvalSplit | list[DataSource] | None = None
     """A list of sources as in `data.train`, or a share of its rows: `{split: 0.02}`."""
@@ -561,13 +561,14 @@ class Recipe(Section, RunKeys):
     sequence-to-sequence model, a classifier of texts, tokens or images, a model of images and text
     (`image-text-to-text`), preferences (`dpo`), answers labelled good or bad (`kto`), a reward model
     (`reward`), or a model whose answers functions score (`grpo`), these with trl; text embeddings
-    (`embedding`) or a reranker (`reranker`), both with sentence-transformers."""
+    (`embedding`) or a reranker (`reranker`), both with sentence-transformers; or the model and the datasets
+    that hooks make (`own`)."""
     model: ModelSection
-    """The base model."""
+    """The base model; task `own` needs none."""
     adapter: AdapterSection | None = None
     """A LoRA adapter; absent: all parameters are trained."""
     data: DataSection
-    """Training and evaluation rows."""
+    """Training and evaluation rows; task `own` has those of `make_datasets`."""
     embedding: EmbeddingSection | None = None
     """Task `embedding`: its loss, pooling and prompts."""
     reranker: RerankerSection | None = None

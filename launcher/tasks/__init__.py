@@ -11,6 +11,7 @@ from launcher.tasks.grpo import GRPO
 from launcher.tasks.image_classification import ImageClassification
 from launcher.tasks.image_text_to_text import ImageTextToText
 from launcher.tasks.kto import KTO
+from launcher.tasks.own import Own
 from launcher.tasks.reranker import Reranker
 from launcher.tasks.reward import Reward
 from launcher.tasks.rows import RowFormat
@@ -32,6 +33,7 @@ TASKS: tuple[Task, ...] = (
     GRPO(),
     Embedding(),
     Reranker(),
+    Own(),
 )
 """The first is the default of a recipe."""
 
@@ -48,8 +50,14 @@ INSTEAD: Mapping[str, str] = {
         ("distillation", "gkd", "distill"),
         "no task learns from a teacher's logits; write the teacher's answers as rows of `task: causal-lm`",
     ),
-    **dict.fromkeys(("masked-lm", "mlm", "fill-mask"), "no task learns masked tokens"),
-    **dict.fromkeys(("asr", "automatic-speech-recognition"), "no task reads audio"),
+    **dict.fromkeys(
+        ("masked-lm", "mlm", "fill-mask"),
+        "no task learns masked tokens; `task: own` trains the model and the datasets of your hooks",
+    ),
+    **dict.fromkeys(
+        ("asr", "automatic-speech-recognition"),
+        "no task reads audio; `task: own` trains the model and the datasets of your hooks",
+    ),
 }
 """What is no task, though other tools name it as one -> what to do."""
 

@@ -14,7 +14,7 @@ from launcher.errors import Problem
 from launcher.tasks.rows import PREFERENCE, RowFormat
 
 Architecture = Literal["decoder", "encoder", "encoder-decoder", "image-encoder", "vision-language"]
-HeadKind = Literal["language-model", "classifier", "token-classifier", "none"]
+HeadKind = Literal["language-model", "classifier", "token-classifier", "none", "own"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,16 @@ class Task:
     """The extra of this project that installs them."""
     section: ClassVar[str | None] = None
     """The section of the recipe that only this task reads."""
+    made_by_hooks: ClassVar[bool] = False
+    """Whether the hooks of `python:` make its model, its datasets and its batches."""
+
     hooks: ClassVar[tuple[str, ...]] = (
         "format_row", "compute_metrics", "callbacks", "compute_loss", "optimizer", "data_collator",
         "make_model", "prepare_model", "Trainer",
     )  # fmt: skip
     """Names in recipe/hooks.py that the file of `python:` may define for it."""
+    needed_hooks: ClassVar[tuple[str, ...]] = ()
+    """Those that it must define."""
 
     # --- rows -----------------------------------------------------------------------------------
     row_formats: ClassVar[tuple[RowFormat, ...]]
@@ -83,7 +88,7 @@ class Task:
     """The AutoModel class of transformers that has its head."""
     head: ClassVar[HeadKind] = "classifier"
     """Logits of the vocabulary for each token, of the labels for each sample or for each token; none: the
-    model ends with its hidden states."""
+    model ends with its hidden states; own: whatever the model has."""
     num_labels: ClassVar[int | None] = None
     """Logits of the head where no row decides it."""
     head_in_checkpoint: ClassVar[bool] = False
@@ -235,7 +240,10 @@ class Task:
         return None
 
     def check_section(self, given: Mapping[str, Any], rest: Mapping[str, Any]) -> list[Problem]:
-        """Problems of the task's own section of a recipe. rest: the recipe as it is written."""
+        """Problems of the task's own section of a recipe, and of whole sections that it does not read.
+
+        rest: the recipe as it is written.
+        """
         return []
 
     def section_values(self, given: Any) -> dict[str, tuple[Any, str]]:

@@ -165,7 +165,7 @@ def save_outcome(
     evaluated = final_metrics(job, trainer)
     folder = job.run_dir / kind
     base = trainer.model.get_base_model() if job.has_adapter else trainer.model
-    if hasattr(base.config, "use_cache"):
+    if hasattr(getattr(base, "config", None), "use_cache"):
         base.config.use_cache = True  # the Trainer turned it off, which would be saved
 
     def write(aside: Path) -> None:

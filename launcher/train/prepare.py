@@ -41,6 +41,8 @@ SAMPLES = 3
 IMAGES = 8
 """Of a sample, with thumbnails."""
 _POLL_S = 0.05
+_NOTHING: Mapping[str, Any] = {"key": None, "splits": {}, "labels": None, "formats": [], "samples": []}
+"""data.json of a run whose datasets hooks make."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,12 +117,17 @@ def _all_cores() -> Iterator[None]:
 def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
     """Prepare the data and write data.json; returns its content.
 
-    RecipeError for unusable data, and if more was truncated than the recipe allows.
+    RecipeError for unusable data, and if more was truncated than the recipe allows. Datasets that hooks make
+    are made in the ranks: nothing is prepared.
     """
+    from launcher.train.data.store import RECORD
+
+    if job.task.made_by_hooks:
+        write_json(job.run_dir / RECORD, _NOTHING)
+        return dict(_NOTHING)
     from launcher.train.data.build import held_out_samples
     from launcher.train.data.gate import check_dropped, check_stream, check_truncation
     from launcher.train.data.prepare import prepare
-    from launcher.train.data.store import RECORD
     from launcher.train.hooks import load_hooks
     from launcher.train.metrics import check_metrics
     from launcher.train.model.processing import load_processing

@@ -189,7 +189,7 @@ class PlannedTrainer(SeamTrainer):
         hand_over(inputs)
         if "input_ids" in inputs:
             tokens = inputs["input_ids"].numel()
-            if getattr(self.model.config, "is_encoder_decoder", False):
+            if "labels" in inputs and getattr(self.model_config, "is_encoder_decoder", False):
                 tokens = -(-(tokens + inputs["labels"].numel()) // 2)
             self.largest_batch = max(self.largest_batch, tokens)
         if not self._caught_up:
@@ -197,6 +197,11 @@ class PlannedTrainer(SeamTrainer):
             if self.owes_evaluation:
                 self._catch_up()
         return super().training_step(model, inputs, *args, **kwargs)
+
+    @property
+    def model_config(self) -> Any:
+        """The configuration of the model; None of a module without one."""
+        return getattr(self.model, "config", None)
 
     @property
     def loss_is_scaled_for_ga(self) -> Any:

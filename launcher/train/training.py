@@ -381,4 +381,7 @@ def _footprint(model: Any) -> int:
     """Bytes of parameters and buffers; placeholders of ZeRO-3 count with their full size."""
     sharded = [parameter for parameter in model.parameters() if hasattr(parameter, "ds_numel")]
     hidden = sum((item.ds_numel - item.numel()) * item.element_size() for item in sharded)
-    return int(model.get_memory_footprint() + hidden)
+    if hasattr(model, "get_memory_footprint"):
+        return int(model.get_memory_footprint() + hidden)
+    held = (*model.parameters(), *model.buffers())
+    return int(sum(one.numel() * one.element_size() for one in held) + hidden)

@@ -113,10 +113,9 @@ def train(job: Job) -> None:
     from launcher.train.memory_meter import Meter, held_tensors
     from launcher.train.metrics import check_metrics
     from launcher.train.model.adapters import attach_adapter
-    from launcher.train.model.models import load_model
-    from launcher.train.model.processing import load_processing
     from launcher.train.outcome import save_outcome
     from launcher.train.own_device import arguments_on_planned_device
+    from launcher.train.tasks import train_task
     from launcher.train.tracking import attach_trackers, end_trackers
     from launcher.train.training import fit, make_trainer
 
@@ -129,7 +128,8 @@ def train(job: Job) -> None:
     if enumeration := train_engine(job).pickled_enum:
         save_members_by_value(enumeration)
     check_metrics(job)
-    processing = load_processing(job)
+    task = train_task(job.task.name)
+    processing = task.processing(job)
     data = build_data(job, processing)
     micro_batch = args.per_device_train_batch_size
     check_steps(data, micro_batch, copies(job), drop_last=args.dataloader_drop_last)
@@ -137,7 +137,7 @@ def train(job: Job) -> None:
     set_seed(args.seed)  # the same on every rank, for random weights and adapters
     meter = Meter(on_cuda=args.device.type == "cuda")
     with meter.phase("load"):
-        model = load_model(job, processing, data.labels)
+        model = task.model(job, processing, data.labels)
         set_seed(args.seed)
         model = attach_adapter(job, model, processing)
         trainer = make_trainer(job, args, model, processing, data)  # moves the model to its device

@@ -148,6 +148,7 @@ RECIPES: list[dict[str, str]] = [
     {"task": "grpo", "reward": "[{function: 'r.py:'}, {function: exact_match}, {function: exact_match}]",
      "trainer": "{generation_kwargs: {top_k: 3}, loss_type: foo, num_iterations: 0}"},
     {"task": "grpo", "reward": "[{function: length}]", "data": data(special_tokens_in_text="escape")},
+    {"task": "own", "model": "{name_or_path: m, quantization: nf4}", "adapter": "{r: 8}"},
     # the schema
     {"data": "{eval: {splt: 0.1}}"},
     {"zzz": "1", "batch_size": "8", "learning_rate": "1", "model_name": "x", "stage": "sft"},
@@ -278,6 +279,8 @@ def cases(folder: Path) -> dict[str, list[Problem]]:
         found[f"rewards: {name}"] = attempt(check_reward_files, [RewardFunction(function=f"{rewards}:f")])
     absent = [RewardFunction(function=f"{folder}/nowhere.py:f")]
     found["rewards: absent"] = attempt(check_reward_files, absent)
+    hooks.write_text("def make_model(config): return None", encoding="utf-8")
+    found["hooks: some of those needed"] = attempt(read_hooks, hooks, task_named("own"))
     hooks.write_bytes(b"\xff")
     found["hooks: not UTF-8"] = attempt(read_hooks, hooks, task_named("causal-lm"))
     found["hooks: folder"] = attempt(read_hooks, folder, task_named("causal-lm"))

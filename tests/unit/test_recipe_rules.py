@@ -53,7 +53,11 @@ def problems(folder: Path, **parts: str) -> list[tuple[str, str | None]]:
     return [(problem.code, problem.path) for problem in refused(folder, **parts)]
 
 
-@pytest.mark.parametrize("task", NAMES)
+def test_every_task_but_that_of_hooks_reads_rows() -> None:
+    assert set(FORMATS) == {task.name for task in TASKS if not task.made_by_hooks}
+
+
+@pytest.mark.parametrize("task", FORMATS)
 def test_each_task_reads_its_formats_and_no_others(tmp_path, task):
     for form in ("text", "instruction", "prompt-completion", "chat", "preference", "classification", "image"):
         source = f"path: a.jsonl, format: {form}"

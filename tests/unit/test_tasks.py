@@ -12,7 +12,7 @@ from launcher.recipe.field_tables import TABLES, task_fields
 from launcher.tasks import DEFAULT_TASK, FORMATS, TASKS, task_named, tasks_of
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = frozenset(task.name for task in TASKS)
+NAMES = frozenset(task.name for task in TASKS) - {"own"}  # a word of other dictionaries too
 OWN = (ROOT / "launcher" / "tasks", ROOT / "launcher" / "train" / "tasks")
 
 

@@ -146,7 +146,7 @@ class Pusher:
 
 def _local_base(trainer: Any) -> str | None:
     """The folder that the model was loaded from; None for a hub id."""
-    base = str(getattr(trainer.model.config, "_name_or_path", None) or "")
+    base = str(getattr(trainer.model_config, "_name_or_path", None) or "")
     return base if base and Path(base).is_dir() else None
 
 

@@ -326,7 +326,7 @@ def first_save_bytes(trainer: Any, *, weights_alone: bool) -> int:
 
 
 def _beside(trainer: Any) -> int:
-    config = trainer.model.config
+    config = trainer.model_config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return bytes_beside_tensors(getattr(text, "vocab_size", None) or 0)
 

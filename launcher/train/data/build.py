@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from launcher.train.data.encoded import Data, result_rows
 from launcher.train.data.store import open_samples, read_record
 from launcher.train.hooks import load_hooks
 from launcher.train.job import Job
+from launcher.train.own import own_data
 from launcher.train.tasks import train_task
 
 PLACES = ("file", "number")
@@ -21,7 +23,9 @@ PLACES = ("file", "number")
 
 
 def build_data(job: Job, processing: Any) -> Data:
-    """The data that `prepare` left for this run. RecipeError when it is not there."""
+    """The data that `prepare` left for this run, or that hooks make. RecipeError when it is not there."""
+    if job.task.made_by_hooks:
+        return own_data(job, processing)
     record = read_record(job)
     if job.data.streaming:
         from launcher.train.data.stream import Stream
@@ -42,6 +46,14 @@ def build_evaluation(job: Job, processing: Any) -> Data:
 
     They also take the place of the training rows, for trainers that need some.
     """
+    if job.task.made_by_hooks:
+        made = own_data(job, processing)
+        if made.eval is None:
+            message, hint = "make_datasets returns no evaluation dataset", "return one"
+            raise RecipeError(
+                Problem("no-eval-rows", message, str(job.python.file), path="python", hint=hint)
+            )
+        return replace(made, train=made.eval)
     record = read_record(job)
     if isinstance(job.data.eval, Mapping):
         held_out = _chosen(record, "train", _split(job, _open(record, "train"), job.data.eval)[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
@@ -61,7 +61,7 @@ def check_steps(data: Data, micro_batch: int, processes: int, *, drop_last: bool
 
     The Trainer would warn and return without a step. How long a stream is nobody knows.
     """
-    if not drop_last or data.streaming or len(data.train) >= micro_batch * processes:
+    if not drop_last or not isinstance(data.train, Sized) or len(data.train) >= micro_batch * processes:
         return
     message = f"{len(data.train)} samples are fewer than {processes} batches of {micro_batch}, one for each "
     message += "process, and smaller ones are dropped"

@@ -183,7 +183,9 @@ SIZES = (
 
 
 def save_processing(processing: Any, folder: Path) -> None:
-    """`save_pretrained`, with the configuration of a video processor that was left out."""
+    """`save_pretrained`, with the configuration of a video processor that was left out. None: nothing."""
+    if processing is None:
+        return
     processing.save_pretrained(folder)
     kept, file = getattr(processing, "of_video", None), folder / FILE
     if kept and file.is_file():

@@ -89,7 +89,10 @@ def evaluate(
         own = evaluating(job, aside)
         check_metrics(own)
         processing = trained_processing(own, folder)
-        if data is None:
+        if own.task.made_by_hooks:
+            _refuse_other_rows(own, data)
+            record = {}
+        elif data is None:
             record = _held_out(job, own, say)
         else:
             own = replaced(own, {"data.eval": [_source(job, data)]})
@@ -145,6 +148,14 @@ def _held_out(job: Job, own: Job, say: Callable[[str], None]) -> dict[str, Any]:
     return record
 
 
+def _refuse_other_rows(job: Job, data: Path | None) -> None:
+    if data is not None:
+        message = (
+            f"--data names rows of a file, and task {job.task.name} is evaluated on those of make_datasets"
+        )
+        raise RecipeError(Problem("usage", message, hint="leave --data out"))
+
+
 def _source(job: Job, data: Path) -> dict[str, Any]:
     """The rows of a file as a source of the recipe, with format and columns of the training rows."""
     sources = job.data.train
@@ -187,14 +198,20 @@ def _evaluated(job: Job, own: Job, folder: Path, processing: Any) -> FinishedEva
 def _model(own: Job, folder: Path, processing: Any, labels: Any) -> Any:
     """The weights of a folder, loaded as for training; spread over devices if no GPU can hold them."""
     from launcher.train.model.models import load_model
+    from launcher.train.model.weights import check_missing, read_weights
 
-    spread = place_of(own, folder) == "auto"
+    spread = not own.task.made_by_hooks and place_of(own, folder) == "auto"
     if spread:
         own = replaced(own, {"model.device_map": "auto"})
     if is_trained(folder) == ADAPTER:
         base = load_model(own, processing, labels, distributed=not spread)
         autocast = own.adapter.autocast_adapter_dtype
         return on_base(base, folder, autocast_adapter_dtype=autocast)
+    if own.task.made_by_hooks:
+        model = train_task(own.task.name).model(own, processing, labels)
+        missing, _ = read_weights(model, folder)
+        check_missing(model, missing, folder)
+        return model
     place = {"name_or_path": str(folder), "config": None, "gguf_file": None, "revision": None}
     read = replaced(own, {f"model.{name}": value for name, value in place.items()})
     return load_model(read, processing, labels, distributed=not spread)

@@ -15,9 +15,12 @@ from launcher.train.model.adapters import check_restored, first_lines
 from launcher.train.model.processing import first_line, load_processing, own_code
 from launcher.train.model.processors import read_processor
 from launcher.train.model.weights import weight_files
+from launcher.train.tasks import train_task
 
 ADAPTER, MODEL = "adapter", "model"
 """Names of the folders in RUN_DIR, and of their contents."""
+_MODULE = "model.safetensors"
+"""Weights of a module that has no configuration."""
 _WEIGHTS = ("*.safetensors", "adapter_model.bin", "pytorch_model*.bin")
 _PROCESSING = ("tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
 _ERROR = 600
@@ -85,14 +88,15 @@ def is_trained(folder: Path) -> str | None:
     """The content of a folder by its configuration: `adapter`, `model`, or None."""
     if (folder / "adapter_config.json").is_file():
         return ADAPTER
-    return MODEL if (folder / "config.json").is_file() else None
+    return MODEL if any((folder / name).is_file() for name in ("config.json", _MODULE)) else None
 
 
 def check_readable(folder: Path) -> None:
     """RecipeError if the configuration or the weights of a result are missing or damaged."""
     config = folder / ("adapter_config.json" if is_trained(folder) == ADAPTER else "config.json")
     try:
-        if not isinstance(parse_json(config.read_text(encoding="utf-8")), dict):
+        is_bare = not config.is_file() and (folder / _MODULE).is_file()
+        if not is_bare and not isinstance(parse_json(config.read_text(encoding="utf-8")), dict):
             raise RecipeError(_damaged(config, "it is no JSON object"))
     except (OSError, ValueError) as error:
         raise RecipeError(_damaged(config, first_line(error))) from error
@@ -126,6 +130,8 @@ def trained_processing(job: Job, folder: Path) -> Any:
     """
     from transformers import AutoImageProcessor, AutoTokenizer
 
+    if job.task.made_by_hooks:
+        return train_task(job.task.name).processing(job)
     is_checkpoint = folder.parent.name == job.checkpoints.name
     if is_checkpoint and not any((folder / name).is_file() for name in _PROCESSING):
         return load_processing(job)

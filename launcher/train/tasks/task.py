@@ -92,6 +92,18 @@ class TrainTask:
 
     # --- training -------------------------------------------------------------------------------
 
+    def processing(self, job: Job) -> Any:
+        """The tokenizer or processor of the model; None without one."""
+        from launcher.train.model.processing import load_processing
+
+        return load_processing(job)
+
+    def model(self, job: Job, processing: Any, labels: Sequence[str] | None) -> Any:
+        """The model before an adapter, as it is trained. labels: names of the classes."""
+        from launcher.train.model.models import load_model
+
+        return load_model(job, processing, labels)
+
     def arguments(self, job: Job) -> tuple[Any, dict[str, Any]]:
         """(class of the Trainer's arguments, values of its fields that come from other sections)."""
         from transformers import TrainingArguments
