@@ -20,6 +20,7 @@ from launcher.tasks import task_named
 LANGUAGES = {
     "": "figures and output", "sh": "commands", "yaml": "recipes", "console": "output", "json": "rows",
     "python": "hooks", "bash": "a job script", "yml": "another tool's config", "py": "a script",
+    "diff": "a script that is moved over",
 }  # fmt: skip
 """What the blocks of a language are; another one would be one that nothing looks at."""
 

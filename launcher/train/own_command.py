@@ -335,7 +335,7 @@ def _resume_trainers(trainer: Any) -> None:
 
 def _checkpoint_for(args: Any, asked: Any) -> Any:
     """What `train()` resumes: what the script asks for, else the run's checkpoint if it is its own."""
-    ours = os.environ.pop(RESUME, "")
+    ours = _of_rank_0(os.environ.pop(RESUME, ""))
     if not ours:
         return asked
     checkpoint = Path(ours).resolve()
@@ -348,6 +348,17 @@ def _checkpoint_for(args: Any, asked: Any) -> Any:
         return str(checkpoint)
     _say(args, f"WARNING: does not resume from {checkpoint}: {why}")
     return asked
+
+
+def _of_rank_0(value: str) -> str:
+    """The value that rank 0 has: the run directory of its node has the checkpoints."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return value
+    found = [value]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
 
 
 def _say(args: Any, text: str) -> None:
@@ -488,7 +499,7 @@ class _Callback:
         global _running
         self._await_hashes()
         _running = None
-        if self._rank == 0:
+        if self._rank == 0 or os.environ.get("LOCAL_RANK") == "0":  # for the supervisor of each node
             name = "stopped.json" if self._stopped else "logs/trained.json"
             found = self._stop_record(state.global_step) if self._stopped else self._result(args, state)
             write_text(self._run_dir / name, json.dumps(found) + "\n")

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from forked import free_port
+from grounds import make_base
+from patience import patience, wait_until
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -28,11 +35,13 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 LINE
-AT, WHAT, STEPS = sys.argv[1].split(",")
+AT, WHAT, STEPS, *CONFIG = sys.argv[-1].split(",")
 
 
 class Fault(TrainerCallback):
     def on_step_begin(self, args, state, control, **_):
+        if WHAT == "slow":
+            time.sleep(0.2)
         if state.global_step != int(AT) or args.process_index != args.world_size - 1:
             return
         once = Path(f"{WHAT}-happened")
@@ -42,8 +51,6 @@ class Fault(TrainerCallback):
         if WHAT == "raise" and not once.exists():
             once.touch()
             raise ConnectionError("the data server does not answer")
-        if WHAT == "wait":
-            time.sleep(0.5)
 
 
 torch.manual_seed(0)
@@ -53,6 +60,7 @@ rows = [{"input_ids": ids, "labels": ids} for ids in torch.randint(32, (64, 8))]
 args = TrainingArguments(
     "out", max_steps=int(STEPS), learning_rate=1e-2, logging_steps=1, save_steps=3, report_to="none",
     per_device_train_batch_size=2, use_cpu=True, disable_tqdm=True, ddp_find_unused_parameters=False,
+    deepspeed=(CONFIG or [None])[0],
 )
 callbacks = [Fault(), effilaunch.callback()] if "effilaunch" in globals() else [Fault()]
 Trainer(model, args, train_dataset=rows, callbacks=callbacks).train()
@@ -162,3 +170,126 @@ def test_a_run_of_ones_own_command_has_no_result_of_ours(tmp_path, monkeypatch):
     with pytest.raises(RecipeError) as other:
         supervise(["bash", "-c", "true"], resume="auto")
     assert other.value.problems[0].code == "finished-run"
+
+
+def documented() -> tuple[str, str, int]:
+    """The script of docs/supervise.md before and after, and the lines that are changed."""
+    page = (ROOT / "docs/supervise.md").read_text()
+    lines = page.partition("```diff\n")[2].partition("```")[0].splitlines(keepends=True)
+    before, after = ("".join(line[1:] for line in lines if line[0] in signs) for signs in (" -", " +"))
+    return before, after, sum(line[0] in "+-" for line in lines)
+
+
+def test_the_documented_script_changes_in_few_lines():
+    before, after, changed = documented()
+    for text in (before, after):
+        compile(text, "train.py", "exec")
+    assert "effilaunch" not in before
+    assert "callbacks=[effilaunch.callback()]" in after
+    assert 0 < changed <= 40
+
+
+# --- the real launchers
+
+
+class Run:
+    """`effilaunch run -- COMMAND` as a process of its own, in its folder."""
+
+    def __init__(self, folder: Path, words: list[str], *options: str, out: str = "run") -> None:
+        self.run_dir = folder / out
+        environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "launcher.cli", "run", "--output-dir", out, *options, "--", *words],
+            cwd=folder, env={**environ, "PYTHONPATH": str(ROOT)}, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def stopped_when(self, condition) -> None:
+        wait_until(lambda: condition() or self.process.poll() is not None, 300)
+        self.process.send_signal(signal.SIGINT)
+
+    def ended(self, code: int) -> str:
+        out, _ = self.process.communicate(timeout=patience(400))
+        assert self.process.returncode == code, out[-6000:]
+        return out
+
+    @property
+    def result(self) -> dict:
+        return json.loads((self.run_dir / "result.json").read_text())
+
+
+REAL = [
+    pytest.param(["torchrun", "--standalone", "--nproc-per-node", "2"], "", id="torchrun"),
+    pytest.param(["deepspeed", "--num_gpus", "2"], "ds.json", id="deepspeed"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "config"), REAL)
+def test_ctrl_c_stops_real_ranks_with_a_checkpoint_that_is_resumed(tmp_path, launcher, config):
+    script(tmp_path)
+    zero = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}
+    (tmp_path / "ds.json").write_text(json.dumps(zero))
+    command = [*launcher, "train.py", f"99,slow,400,{config}".rstrip(",")]
+    run = Run(tmp_path, command)
+    run.stopped_when((tmp_path / "run/metrics.jsonl").is_file)
+    run.ended(130)
+    step = json.loads((tmp_path / "run/stopped.json").read_text())["step"]
+    assert max(complete_checkpoints(tmp_path / "run/checkpoints")) == step
+    command[-1] = f"99,slow,{step + 2},{config}".rstrip(",")
+    run = Run(tmp_path, command, "--resume", "auto")
+    assert "the command differs" in run.ended(0)
+    assert (run.result["steps"], run.result["processes"]) == (step + 2, 2)
+    assert list(losses(tmp_path / "run")) == list(range(1, step + 3))
+
+
+@pytest.mark.slow
+def test_the_documented_script_trains_before_and_after_with_zero_2(tmp_path):
+    make_base(tmp_path, hidden_size=32, layers=1, heads=2)
+    (tmp_path / "zero2.json").write_text((ROOT / "ds_configs/zero2.json").read_text())
+    for text, launcher in zip(documented(), (["python"], REAL[0].values[0]), strict=False):
+        on_cpu = text.replace('report_to="none",', 'report_to="none", use_cpu=True,')
+        (tmp_path / "train.py").write_text(on_cpu)
+        run = Run(tmp_path, [*launcher, "train.py", "model", "rows.jsonl", "3"], out=launcher[0])
+        run.ended(0)
+        assert (tmp_path / "final/tokenizer.json").is_file()
+        shutil.rmtree(tmp_path / "final")
+    assert (run.result["steps"], run.result["processes"]) == (3, 2)
+    assert list((tmp_path / "out/checkpoint-3").glob("global_step3/*optim_states.pt"))
+
+
+LOOP = """import time
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = torch.utils.data.DataLoader(torch.randn(4000, 4), batch_size=4)
+model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+try:
+    for step, batch in enumerate(batches):
+        loss = model(batch).pow(2).mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"rank {accelerator.process_index} step {step}", flush=True)
+        time.sleep(0.1)
+except KeyboardInterrupt:
+    Path(f"saved-{accelerator.process_index}").touch()
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_of_accelerate_without_a_trainer_saves_at_ctrl_c(tmp_path):
+    (tmp_path / "loop.py").write_text(LOOP)
+    run = Run(tmp_path, ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "loop.py"])
+    logs = [tmp_path / f"run/logs/rank-{rank}.log" for rank in range(2)]
+    run.stopped_when(lambda: all(log.is_file() and "step 5" in log.read_text() for log in logs))
+    out = run.ended(130)
+    assert "rank 0 step 5" in out
+    assert "rank 1 step 5" not in out
+    assert [(tmp_path / f"saved-{rank}").exists() for rank in range(2)] == [True, True]
+    assert (run.result["status"], run.result["processes"]) == ("stopped", 2)

@@ -325,6 +325,22 @@ def test_the_line_needs_transformers_alone(tmp_path):
     assert done.stdout == f"EffilaunchCallback {folder}/effilaunch.py\n", done.stderr
 
 
+def test_the_first_rank_of_another_node_tells_its_supervisor_of_the_stop(callback, monkeypatch):
+    found, args, state, control = callback
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    args.process_index = 8
+    found.on_train_begin(args, state, control)
+    found._stop.ask(signal.SIGTERM)
+    state.global_step = 1
+    found.on_step_end(args, state, control)
+    found.on_save(args, state, control)
+    with pytest.raises(SystemExit):
+        found.on_train_end(args, state, control)
+    stopped = json.loads((found._run_dir / "stopped.json").read_text())
+    assert (stopped["signal"], stopped["checkpoint"]) == ("SIGTERM", None)
+    assert not list((found._run_dir / "checkpoints").iterdir())
+
+
 @pytest.mark.parametrize(("asked", "folder", "resumed"), [
     (None, "out", True), (False, "out", True), ("own", "out", False), (None, "another", False),
 ])  # fmt: skip
