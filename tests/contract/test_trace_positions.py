@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from test_trace_replay import Writer
 from traces import LORA_16, peak, request
 
@@ -11,6 +12,8 @@ from launcher.train.trace import positions
 from launcher.train.trace.extend import segment_rows
 from launcher.train.trace.positions import LENGTHS, NotAlike, refuse_bounds, rows_at
 from launcher.train.trace.run import trace
+from launcher.train.trace.tape import Recorder
+from launcher.train.upstream.torch_seams import fake_tensors
 
 LENGTH, CORNER = 2100, ((2,), 1)
 
@@ -64,6 +67,21 @@ def test_short_rows_tell_of_a_long_one():
 def test_short_rows_that_do_not_tell_of_longer_ones_are_refused(layer):
     with pytest.raises(NotAlike):
         rows_at(lambda tokens, _corner: scanned(tokens, **layer), [CORNER], LENGTH)
+
+
+def test_casts_that_autocast_kept_are_freed_in_the_order_of_their_making():
+    """By their addresses, short tapes of one layer would differ, and the whole step be traced instead."""
+    row = torch.empty(1, 4)
+    with fake_tensors():
+        weights = [torch.nn.Parameter(torch.empty(4, 4)) for _ in range(40)]
+        with Recorder() as recorder:
+            with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+                for weight in weights:
+                    row @ weight
+                start = len(recorder.tape.events)
+            freed = [~event for event in recorder.tape.events[start:]]
+    assert len(freed) >= len(weights)
+    assert freed == sorted(freed)
 
 
 class Config(dict):

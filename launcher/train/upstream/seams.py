@@ -364,6 +364,11 @@ SEAMS = (
         "A step is traced without memory.", ("allow_non_fake_inputs",),
     ),
     Seam(
+        "torch.amp.autocast_mode", "autocast.__exit__", ("2.13.0", 343), _TORCH, "patch",
+        "The casts that it kept are freed in their order, so that two traces of a step are alike.",
+        ("torch.clear_autocast_cache()",),
+    ),
+    Seam(
         "torch.storage", "", ("2.13.0", 42), _TORCH, "call",
         "Identifies a storage; data_ptr() is 0 for fake ones and ambiguous for empty ones.", ("_cdata",),
     ),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -45,12 +46,41 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
-def fake_tensors() -> contextlib.AbstractContextManager[Any]:
-    """Operations within this compute shapes alone."""
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Operations within this compute shapes alone; autocast frees the casts that it keeps in their order."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mode: contextlib.AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
-    return mode
+    with FakeTensorMode(allow_non_fake_inputs=True), _CastsInOrder():
+        yield
+
+
+class _CastsInOrder(TorchDispatchMode):
+    """autocast keeps its casts of parameters by their addresses, so it frees them in another order each time:
+    two traces of one step would differ."""
+
+    def __enter__(self) -> Self:
+        self._casts: list[weakref.ref[torch.Tensor]] = []
+        self._clear, torch.clear_autocast_cache = torch.clear_autocast_cache, self._freed
+        super().__enter__()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        torch.clear_autocast_cache = self._clear
+        super().__exit__(*failure)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is _ATEN._to_copy.default and isinstance(args[0], torch.nn.Parameter):
+            self._casts.append(weakref.ref(result))
+        return result
+
+    def _freed(self) -> None:
+        held = [cast() for cast in reversed(self._casts)]
+        self._casts.clear()
+        self._clear()
+        while held:
+            held.pop()
 
 
 class EveryExpertHit(TorchDispatchMode):
