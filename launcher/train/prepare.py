@@ -166,7 +166,8 @@ def _print_notices(
     for names in label_twins(record["labels"] or ()):
         print(f"WARNING: {len(names)} classes differ only in case or spaces: {', '.join(map(repr, names))}")
     for split in record["splits"].values():
-        if found := warning(job, split):
+        first = {name: (split["files"][file], line) for name, (file, line) in split["first_rows"].items()}
+        if found := warning(job, split["counts"]["notes"], first):
             print(f"WARNING: {found}")
         for source in split["sources"]:
             for line in source["files"]:

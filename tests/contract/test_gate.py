@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,14 @@ from launcher.errors import RecipeError
 from launcher.train.data.batches import make_collator
 from launcher.train.data.build import build_data
 from launcher.train.data.encoded import Data
-from launcher.train.data.gate import LOOKED_AT, _look, check_first_batch, check_steps, check_truncation
+from launcher.train.data.gate import (
+    LOOKED_AT,
+    _look,
+    check_first_batch,
+    check_steps,
+    check_stream,
+    check_truncation,
+)
 from launcher.train.hooks import OwnCollator
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing
@@ -198,6 +206,24 @@ def test_every_process_judges_the_same_samples_of_a_stream(tmp_path, tokenizer, 
     batch, samples = looks[0]
     assert (len(batch), len(samples)) == (2, LOOKED_AT)
     assert len(samples[0]["input_ids"]) < len(batch[0]["input_ids"])
+
+
+def test_the_warning_about_special_tokens_of_a_stream_names_them_and_a_row(tmp_path, tokenizer, capsys):
+    rows = [{"text": "plain"}, {"text": f"a {tokenizer.eos_token} b"}, {"text": f"c {tokenizer.eos_token}"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    changes = {
+        "tiny": False,
+        "model.tokenizer": str(tmp_path / "tokenizer"),
+        "data.train": [{"path": str(tmp_path / "rows.jsonl")}],
+        "data.streaming": True,
+    }
+    job = read_job(prepared(tmp_path / "run", changes))
+    capsys.readouterr()
+    check_stream(job, tokenizer)
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("WARNING")]
+    assert f"2 with {tokenizer.eos_token} " in line
+    assert re.search(r"rows\.jsonl:[23]\b", line)
 
 
 def test_a_collator_that_masks_real_tokens_stops(tmp_path, tokenizer):

@@ -73,8 +73,10 @@ def test_kept_tokens_are_those_of_the_tokenizer_and_counted_with_the_first_row()
     assert (counts.notes[f"{NOTE}: {END}"], counts.first_rows[f"{NOTE}: {END}"]) == (2, ("rows.jsonl", 2))
     for asked, number in ((None, 1), ("keep", 0)):
         job = job_with(**{"data.special_tokens_in_text": asked})
-        found = [warning(job, {"counts": {"notes": {name: 1}}}) for name in ("turn-masked", f"{NOTE}: {END}")]
-        assert [END in (one or "") for one in found] == [False, number == 1]
+        found = [
+            warning(job, {name: 1}, {name: ("a.jsonl", 7)}) for name in ("turn-masked", f"{NOTE}: {END}")
+        ]
+        assert [END in (one or "") and "a.jsonl:7" in one for one in found] == [False, number == 1]
 
 
 def test_a_refused_token_names_row_and_key():

@@ -130,7 +130,7 @@ def check_stream(job: Job, processing: Any) -> None:
         if stream.counts["read"] >= SAMPLED:
             break
     counts = stream.counts
-    if found := warning(job, {"counts": counts}):
+    if found := warning(job, stream.noted.notes, stream.noted.first_rows):
         print(f"WARNING: in the first {counts['read']:,} rows of the stream, {found}")
     _refuse_loss(job, counts, "the tokens in a sample of the streamed rows")
     _refuse_dropped(job, counts["read"], counts["dropped"], "data.train, the first rows of the stream")

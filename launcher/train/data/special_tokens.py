@@ -61,19 +61,18 @@ def special_tokens(tokenizer: Any) -> list[str]:
     return sorted((found | set(tokenizer.all_special_tokens)) - {""}, key=lambda text: (-len(text), text))
 
 
-def warning(job: Job, split: Mapping[str, Any]) -> str | None:
+def warning(job: Job, notes: Mapping[str, int], first_rows: Mapping[str, tuple[str, int]]) -> str | None:
     """About rows with special tokens in their texts; None without any, or where the recipe says what to do.
 
-    split: of data.json; of a stream `counts` are known alone.
+    notes: rows of each note; first_rows: file and line of a row with it.
     """
     if job.data.special_tokens_in_text is not None:
         return None
-    found = {name: rows for name, rows in split["counts"]["notes"].items() if name.startswith(NOTE)}
     shown = []
-    for name, rows in found.items():
-        file, line = split.get("first_rows", {}).get(name, (None, None))
-        place = "" if file is None else f" (first: {split['files'][file]}:{line})"
-        shown.append(f"{rows:,} with {name.removeprefix(NOTE).strip(': ') or 'some'}{place}")
+    for name, rows in notes.items():
+        if name.startswith(NOTE):
+            file, line = first_rows[name]
+            shown.append(f"{rows:,} with {name.removeprefix(NOTE).removeprefix(': ')} (first: {file}:{line})")
     if not shown:
         return None
     escape = "" if job.task.rolls_out else ", `escape` reads them as text"

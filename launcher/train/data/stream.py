@@ -19,6 +19,7 @@ from launcher.train.data.encoded import (
     REASONS,
     TOTALS,
     Counts,
+    Tally,
     dropped_text,
     encode_rows,
     lost_rows,
@@ -57,6 +58,8 @@ class Stream(IterableDataset):
         self._process = rank() if process is None else process
         # A row of its own for each worker: adding to a shared number would lose what another one adds.
         self._counts = torch.zeros((SLOTS, len(_COUNTED)), dtype=torch.int64).share_memory_()
+        self.noted = Tally()
+        """Notes by their whole names, and the first row of each, of rows that this process encodes itself."""
 
     def fresh(self) -> Stream:
         """The first process's share from the start, counted apart: a look that is alike everywhere."""
@@ -141,6 +144,8 @@ class Stream(IterableDataset):
                 *(sum(n for key, n in counts.notes.items() if key.startswith(name)) for name in NOTES),
             ]
             self._counts[slot, 1:] += torch.tensor(numbers)
+            self.noted.notes.update(counts.notes)
+            self.noted.first_rows = {**counts.first_rows, **self.noted.first_rows}
             yield from found
         for one in later:
             one.end()
