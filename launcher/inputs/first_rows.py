@@ -71,12 +71,20 @@ def look_at_data(loaded: LoadedRecipe, hooks: Sequence[str]) -> Looked:
         if exists[source.path] and not (is_loaded_hub_id(source.path) or is_url(source.path))
     }
     if here:
-        from launcher.inputs.source_rows import check_source  # a plan made elsewhere reads no rows
+        from launcher.inputs.source_rows import (
+            check_labels,
+            check_source,
+        )  # a plan made elsewhere reads no rows
 
         with contextlib.suppress(TooSlow), time_limit(_SECONDS):
-            for place, source in here.items():
-                hooked = "format_row" in hooks
-                check_source(source, place, loaded.recipe, hooked, looked.wrong, looked.unread)
+            read = {
+                place: check_source(
+                    source, place, loaded.recipe, "format_row" in hooks, looked.wrong, looked.unread
+                )
+                for place, source in here.items()
+            }
+            training = [read.get(f"data.train[{index}]", ([], False)) for index in range(len(rows.train))]
+            looked.wrong.extend(check_labels(training, loaded.recipe))
     return looked
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from launcher.errors import Problem, RecipeError
 from launcher.rows.formats import SHARED, text_in, value_in
 from launcher.rows.images import COLOURS, KEYS, ImageFile, coloured, image_file
 from launcher.rows.messages import is_conversation
@@ -58,6 +59,18 @@ def has_image(row: Row, columns: Mapping[str, str]) -> bool:
         or any(_is_image(part) for one in items for part in _parts(one))
         or any(_NAMED.search(text) for one in items for text in _texts(one))
     )
+
+
+def refuse_texts(source: Mapping[str, Any], place: str) -> None:
+    """RecipeError for a source of rows without an image, which may be under another name, unless the recipe
+    agrees. source: its settings; place: the key of its path."""
+    if source["columns"].get("images", "") is None:
+        return
+    message = (
+        "no row has an image: they are in a column images (or image), a part of a message, or <img>PATH</img>"
+    )
+    hint = "name their column with `columns: {images: NAME}`; `columns: {images: null}` trains on texts alone"
+    raise RecipeError(Problem("no-images", message, str(source["path"]), path=place, hint=hint))
 
 
 def _shaped(

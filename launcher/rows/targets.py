@@ -209,3 +209,11 @@ PROBLEM_TYPES: Mapping[str, ProblemType] = {
     REGRESSION: ProblemType(_score_names, _score),
     MULTI: ProblemType(_label_names, _label_flags),
 }
+
+
+def label_names(problem_type: str | None, rows: Iterable[Row]) -> tuple[str, ...]:
+    """Names of the labels of all training rows; problem_type: None for a task that has one alone.
+
+    RecipeError where the rows cannot be learned from.
+    """
+    return collect_labels(rows) if problem_type is None else PROBLEM_TYPES[problem_type].names(rows)

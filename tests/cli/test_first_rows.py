@@ -15,6 +15,7 @@ import yaml
 
 from launcher.cli import main
 from launcher.inputs import first_rows, source_rows
+from launcher.tasks.sequence_classification import MULTI
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -31,8 +32,8 @@ def asked(tmp_path, monkeypatch, capsys):
 
     def call(train, *words, command="validate", **recipe):
         sources = train if isinstance(train, list) else [train]
-        text = {"model": {"config": LLAMA, "tokenizer": "./none"}, "data": {"train": sources}, **recipe}
-        text["data"] = {**text["data"], "max_length": 64}
+        text = {"model": {"config": LLAMA, "tokenizer": "./none"}, **recipe}
+        text["data"] = {"train": sources, "max_length": 64, **recipe.get("data", {})}
         (tmp_path / "recipe.yaml").write_text(json.dumps(text))
         code = main([command, "recipe.yaml", "--json", *words])
         return code, json.loads(capsys.readouterr().out)
@@ -109,6 +110,37 @@ OF_TASKS = [
         {"loss": "LambdaLoss", "documents": 2}, "documents", ROW,
     ),
 ]  # fmt: skip
+
+
+IMAGES = {"task": "image-text-to-text", "model": {"name_or_path": "google/gemma-3-4b-it"}}
+OF_ALL_ROWS = [
+    ({"task": "sequence-classification"}, ["a", "a"], True),
+    ({"task": "sequence-classification"}, ["a", ["b"]], False),
+    ({"task": "sequence-classification"}, ["0.5", "1.5"], True),
+    ({"task": "sequence-classification", "data": {"problem_type": "regression"}}, [1.5, "high"], False),
+    ({"task": "sequence-classification", "data": {"problem_type": "regression"}}, [2, 2], True),
+    ({"task": "sequence-classification", "data": {"problem_type": MULTI}}, ["a", "b"], False),
+]
+
+
+@pytest.mark.parametrize(("keys", "labels", "of_all"), OF_ALL_ROWS)
+def test_labels_that_prepare_would_refuse(asked, tmp_path, keys, labels, of_all):
+    """Of all rows together only where all were read."""
+    rows = [{"text": f"text {number}", "label": label} for number, label in enumerate(labels)]
+    write(tmp_path / "rows.jsonl", rows)
+    status, said = asked({"path": "rows.jsonl"}, **keys)
+    assert (status, len(said["errors"])) == (2, 1)
+    write(tmp_path / "rows.jsonl", rows + rows[:1] * 200)
+    assert asked({"path": "rows.jsonl"}, **keys)[0] == (0 if of_all else 2)
+
+
+def test_a_source_without_images_of_a_task_that_sees_them(asked, tmp_path):
+    write(tmp_path / "rows.jsonl", [CHAT] * 20)
+    status, said = asked({"path": "rows.jsonl"}, **IMAGES)
+    assert (status, codes(said)) == (2, [("no-images", "data.train[0].path")])
+    assert asked({"path": "rows.jsonl", "columns": {"images": None}}, **IMAGES)[0] == 0
+    write(tmp_path / "rows.jsonl", [CHAT] * 200)
+    assert asked({"path": "rows.jsonl"}, **IMAGES)[0] == 0, "later rows may have some"
 
 
 @pytest.mark.parametrize(("task", "rows", "section", "code", "path"), OF_TASKS)

@@ -23,6 +23,7 @@ from launcher.plan.settings import deciding_images, declared_keys
 from launcher.recipe.keys import ALWAYS
 from launcher.recipe.reward_columns import columns_read
 from launcher.rows import prepared_images
+from launcher.rows.image_rows import refuse_texts
 from launcher.rows.sources import Row, source_bytes, source_lines
 from launcher.tasks import FORMATS
 from launcher.tasks.sequence_classification import REGRESSION
@@ -167,7 +168,7 @@ def _write_split(
             if writer.samples == start:
                 raise _nothing_left(source, own["dropped"])
             if job.task.sees_images and not any(counts.images_of(start)):
-                _refuse_text(source)
+                refuse_texts(source.settings, f"{source.place}.path")
     images = counts.images()
     return {
         "file": f"{name}.arrow",
@@ -218,18 +219,6 @@ def _nothing_left(source: Source, dropped: Mapping[str, int]) -> RecipeError:
     place = "data.max_length" if too_long else f"{source.place}.path"
     hint = meaning or "give a file with rows"
     return RecipeError(Problem("nothing-left", message, str(source.settings["path"]), path=place, hint=hint))
-
-
-def _refuse_text(source: Source) -> None:
-    """RecipeError for a source without images, which may be under another name, unless the recipe agrees."""
-    if source.settings["columns"].get("images", "") is None:
-        return
-    message = (
-        "no row has an image: they are in a column images (or image), a part of a message, or <img>PATH</img>"
-    )
-    hint = "name their column with `columns: {images: NAME}`; `columns: {images: null}` trains on texts alone"
-    path = str(source.settings["path"])
-    raise RecipeError(Problem("no-images", message, path, path=f"{source.place}.path", hint=hint))
 
 
 def _labels(job: Job, splits: Mapping[str, Sequence[Source]], hooks: Hooks) -> list[str] | None:
