@@ -67,6 +67,12 @@ class TracedStep:
     """Bytes that CUDA's caching allocator reserves beyond the peak of what is allocated; 0 on a CPU,
     None where the step was traced at other lengths than its own."""
 
+    def keeping_gradients(self, covers: Mapping[str, Any]) -> TracedStep:
+        """The same with all gradients at every moment, for these choices."""
+        every = LinearBytes(self.gradients, 0.0)
+        moments = tuple(replace(moment, gradients=every) for moment in self.moments)
+        return replace(self, covers=dict(covers), moments=moments)
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -77,6 +83,18 @@ class Trace:
     """Of torch and transformers."""
 
     def step_for(self, choices: Mapping[str, Any]) -> TracedStep | None:
+        """The step under these choices, if it was traced.
+
+        A step that keeps an adapter's gradients for the next micro-batch is told by one that does not: all of
+        them are there at each moment, and until it is added at most one more.
+        """
+        found = self._covering(choices)
+        if found or not (choices.get("adapter") and choices.get("keeps_gradients")):
+            return found
+        found = self._covering({**choices, "keeps_gradients": False})
+        return None if found is None else found.keeping_gradients(choices)
+
+    def _covering(self, choices: Mapping[str, Any]) -> TracedStep | None:
         return next((step for step in self.steps if step.covers == choices), None)
 
     def with_step(self, step: TracedStep, versions: Mapping[str, str]) -> Trace:

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from traces import LORA_16, peak, request
 
 from launcher.models.lora import lora_params
+from launcher.models.memory_trace import Trace, read_step
 from launcher.models.model_config import shipped_model_config
 from launcher.train.memory_meter import Meter
 from launcher.train.model.attention import register_varlen
@@ -100,6 +101,23 @@ def test_few_layers_extend_to_the_whole_depth(case, monkeypatch):
     whole = tracer.trace(asked(case, (6,)))  # beyond the batches that were extended, too
     assert peak(found, 6) == pytest.approx(peak(whole, 6), rel=0.001)
     assert found["states"] == whole["states"]
+
+
+def test_an_adapters_kept_gradients_need_no_trace_of_their_own():
+    """Told by a trace that keeps none: to one gradient of the adapter."""
+    covers = {"adapter": True, "keeps_gradients": False}
+    found = extended("lora")
+    told = Trace((read_step(found, covers, None),)).step_for({**covers, "keeps_gradients": True})
+    config, memory, settings = CASES["lora"]
+    kept = tracer.trace(request(config, {**SHORT, **memory, "accumulation": 4}, settings, batches=(2, 4)))
+    largest = 8 * LLAMA["intermediate_size"] * 4
+    for batch in (1, 2, 16):
+        most = max(
+            sum(line.at(batch) for line in (one.gradients, one.activations, one.logits, one.temporary))
+            for one in told.moments
+        )
+        states = kept["states"]["weights"] + kept["states"]["optimizer"]
+        assert 0 <= peak(kept, batch) - states - most <= largest
 
 
 def live_and_peak(replay):

@@ -130,6 +130,16 @@ def test_a_trace_of_other_choices_is_not_used(change):
     assert estimate_memory(SPEC, job, A100, trace=traced(job)).method == "trace"
 
 
+def test_kept_gradients_are_told_by_a_step_without_of_an_adapter_alone():
+    adapter = replace(JOB, adapter=True, trainable_params=SPEC.params)
+    kept = replace(adapter, accumulation=4)
+    told = traced(adapter).step_for(choices_of(kept, A100))
+    assert {moment.gradients.at(3) for moment in told.moments} == {int(2.0 * SPEC.params)}
+    assert traced_phases(traced(adapter), SPEC, kept, A100)["forward"].gradients > 0
+    assert traced(JOB).step_for(choices_of(replace(JOB, accumulation=4), A100)) is None
+    assert traced(kept).step_for(choices_of(adapter, A100)) is None
+
+
 @pytest.mark.parametrize("hardware", ["8xV100-32GB", "8xcpu"])
 def test_a_trace_of_another_kind_of_device_is_not_used(hardware):
     assert traced_phases(traced(), SPEC, JOB, parse_hardware(hardware)) is None
