@@ -563,8 +563,9 @@ def _take_trackers(peer: Peer) -> None:
         peer.take("trainer.report_to", used, next(key for key in keys if key in peer.values))
     if target := peer.get("hub_model_id"):
         peer.take("trainer.hub_model_id", str(target), "hub_model_id")
-        peer.take("trainer.push_to_hub", True, "hub_model_id")
-        peer.take("trainer.hub_private_repo", True, "hub_model_id", note="always private there")
+        if "trainer.hub_model_id" in peer.reading.taken:  # a variable is none
+            peer.take("trainer.push_to_hub", True, "hub_model_id")
+            peer.take("trainer.hub_private_repo", True, "hub_model_id", note="always private there")
 
 
 def _take_plugins(peer: Peer) -> None:

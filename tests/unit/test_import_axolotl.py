@@ -736,6 +736,12 @@ def test_variables_are_no_values() -> None:
     assert not {"model.name_or_path", "trainer.learning_rate"} & reading.taken.keys()
 
 
+def test_a_variable_in_the_name_of_a_repository_is_one_loss() -> None:
+    reading = read({**FILE, "hub_model_id": "${REPOSITORY}"})
+    assert [one.key for one in reading.dropped if "hub" in one.key] == ["hub_model_id"]
+    assert not [key for key in reading.taken if "hub" in key]
+
+
 def test_columns_that_axolotl_does_not_read_are_left_out(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "a"}]
     row = {"id": 3, "prompt": "b", "messages": turns, "tools": [], "system": "s", "good": True}
