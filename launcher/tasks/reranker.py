@@ -11,6 +11,7 @@ from launcher.tasks.embedding import (
     BY_RANK,
     BY_SCORE,
     COLUMNS_KEPT,
+    NEGATIVES,
     POSITIVE_PAIR,
     Loss,
     contrast_problems,
@@ -70,6 +71,11 @@ def is_empty(query: str, documents: Sequence[str]) -> bool:
     return not documents or not all(text.strip() for text in (query, *documents))
 
 
+def _width(held: object) -> int:
+    """Documents in a column of a row."""
+    return len(held) if isinstance(held, list | tuple) else int(bool(held))
+
+
 class Reranker(Task):
     name = "reranker"
     hooks = ("format_row", "compute_metrics", "callbacks", "optimizer", "prepare_model")
@@ -89,7 +95,7 @@ class Reranker(Task):
     trainer_defaults = COLUMNS_KEPT
     metrics = (*BY_RANK[:2], *BY_SCORE)
     metric_packages = dict.fromkeys(BY_SCORE, ("scipy", "scipy"))
-    goals = {"ranking": ("relevance", "ranking")}
+    goals = {"ranking": ("relevance", "ranking", "positive-pair")}
     first_metrics = {"ranking": ("ndcg@10", "mrr@10")}
     first_models = ("cross-encoder/ms-marco-MiniLM-L12-v2",)
     compares_texts = True
@@ -103,10 +109,11 @@ class Reranker(Task):
     )
 
     def first_keys(self, rows: Mapping[str, Sequence[object]]) -> dict[str, tuple[object, str]]:
-        if "documents" not in rows:
+        lists = ("documents",) if "documents" in rows else ("positive", *NEGATIVES, "negatives")
+        if not {"documents", "anchor"} & rows.keys():
             return {"data.metrics": (["spearman"], "a split separates the documents of a query: not ranked")}
         keys: dict[str, object] = {"loss": "LambdaLoss"}
-        longest = max((len(one) for one in rows["documents"] if isinstance(one, list | tuple)), default=0)
+        longest = sum(max(map(_width, rows[name]), default=0) for name in lists if name in rows)
         if longest > LOSSES["LambdaLoss"].options["documents"]:
             keys["documents"] = longest
         return {self.section: (keys, "the rows are queries with a list of documents")}

@@ -176,6 +176,7 @@ def test_the_first_rows_are_prepared_where_the_tokenizer_is_there(eos, capsys, h
         ("embeddings", SCORED, "embedding", "BAAI/bge-base-en-v1.5"),
         ("ranking", {"query": "a", "document": "b", "score": 1}, "reranker", RANKER),
         ("ranking", {"query": "a", "documents": ["b", "c"] * 5, "labels": [1, 0] * 5}, "reranker", RANKER),
+        ("ranking", {"query": "a", "pos": ["b"], "neg": ["c", "d"] * 5}, "reranker", RANKER),
         (
             "classify",
             {"tokens": ["Ada", "ran"], "labels": ["B-PER", "O"]},
@@ -188,7 +189,8 @@ def test_goals(capsys, goal, row, task, model):
     write_rows("rows.jsonl", row, times=5)
     if "label" in row:  # rows of one label teach nothing
         write_rows("rows.jsonl", row, {**row, "label": not row["label"]}, times=5)
-    assert goal in goals_of(look("rows.jsonl"), {})[: 1 + (goal == "reward-model")]
+    second = goal == "reward-model" or (goal == "ranking" and "pos" in row)
+    assert goal in goals_of(look("rows.jsonl"), {})[: 1 + second]
     code, out, err = called(capsys, *flags("rows.jsonl", goal, model), "--json")
     assert code == 0, err
     assert json.loads(out)["task"] == task
