@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from launcher.rows import image_rows
@@ -24,7 +22,7 @@ from launcher.rows.formats import (
     text_in,
     value_in,
 )
-from launcher.rows.images import COLOURS, coloured
+from launcher.rows.images import COLOURS, coloured, image_file
 from launcher.rows.messages import Message, is_conversation, messages_of, refuse_masks, tools_of
 from launcher.rows.sources import Row, bad_row, is_empty, kind_of
 from launcher.tasks.embedding import NEGATIVES, POSITIVE_PAIR, SCORED_PAIR
@@ -94,26 +92,10 @@ def _made_up_words(draw: random.Random, index: int) -> dict[str, Any]:
 
 
 def _shape_image(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    image = _image_in(row, value_in(row, columns["image"]), columns["image"])
-    return {"image": image, "label": label_of(row, value_in(row, columns["label"]), columns["label"])}
-
-
-def _image_in(row: Row, value: Any, column: str) -> str | bytes:
-    """The absolute path of an image, or the bytes of its file."""
-    if isinstance(value, dict):  # as datasets writes images into Parquet
-        value = value.get("bytes") or value.get("path")
-    if isinstance(value, bytes):
-        return value
-    if hasattr(value, "save"):  # a PIL image, from a `format_row` hook
-        buffer = io.BytesIO()
-        value.save(buffer, format="PNG")
-        return buffer.getvalue()
-    if not isinstance(value, str):
-        raise bad_row(row, f"column {column} holds {kind_of(value)}, expected an image's path or bytes")
-    path = (Path(row.file).parent / value).absolute()
-    if not path.is_file():
-        raise bad_row(row, f"there is no image {value}", "paths start from the folder of the data file")
-    return str(path)
+    """{image: the absolute path of its file, or the bytes; label}"""
+    file = image_file(row, value_in(row, columns["image"]), f"column {columns['image']}")
+    label = label_of(row, value_in(row, columns["label"]), columns["label"])
+    return {"image": file.path if file.content is None else file.content, "label": label}
 
 
 def _made_up_image(draw: random.Random, index: int) -> dict[str, Any]:

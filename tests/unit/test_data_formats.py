@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import io
 import json
@@ -332,6 +333,7 @@ BAD_ROWS = [
     (CLASSES, "auto", {"text": "a", "label": ""}, "column label holds nothing, expected a label"),
     (IMAGES, "auto", {"image": 3, "label": 1}, "column image holds an integer"),
     (IMAGES, "auto", {"image": "none.png", "label": 1}, "there is no image none.png"),
+    (IMAGES, "auto", {"image": "https://a.b/c.png", "label": 1}, "images are not downloaded"),
 ]
 
 
@@ -402,6 +404,7 @@ def test_pictures_are_paths_or_bytes(tmp_path):
         (data, data),
         ({"bytes": data, "path": "1.png"}, data),
         ({"path": "pictures/1.png"}, path),
+        (f"data:image/png;base64,{base64.b64encode(data).decode()}", data),
     ]
     for value, expected in cases:
         row = Row({"image": value, "label": "red"}, str(tmp_path / "train.csv"), 2)
