@@ -75,6 +75,22 @@ def test_an_adapter_that_lacks_weights_is_not_continued(tmp_path):
     assert [(one.code, one.path) for one in caught.value.problems] == [("adapter-mismatch", "adapter.path")]
 
 
+def test_an_adapter_is_read_on_the_host(tmp_path, monkeypatch):
+    """Else on "cuda", which safetensors takes for GPU 0: continued ones, and those of checkpoints."""
+    peft.get_peft_model(tied_llama(), peft.LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path)
+    devices, read = [], peft.peft_model.load_peft_weights
+    monkeypatch.setattr(
+        peft.peft_model,
+        "load_peft_weights",
+        lambda *given, device, **more: devices.append(device) or read(*given, device="cpu", **more),
+    )
+    monkeypatch.setattr(peft.peft_model, "infer_device", lambda: "cuda")
+    work = read_job(write_run(tmp_path / "run", {"adapter": {"type": "lora", "path": str(tmp_path)}}))
+    model = attach_adapter(work, tied_llama(), None)
+    model.load_adapter(str(tmp_path), "default", is_trainable=True)  # as transformers' Trainer does
+    assert devices == ["cpu", "cpu"]
+
+
 def test_the_folder_of_an_adapter_loads_as_a_model_and_is_refused(tmp_path):
     tied_llama().save_pretrained(tmp_path / "base")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")

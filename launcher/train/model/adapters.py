@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,9 @@ _ERROR = 600
 _BEFORE_FUSION = {"gate_up_proj": ("gate_proj", "up_proj", "w1", "w3"), "down_proj": ("down_proj", "w2")}
 """Names of an expert's own linear layers, by the weight of all experts that holds them now."""
 _CHOICES = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
+_READ_ON = "cpu"
+"""Where an adapter's file is read, before it is copied into the model. peft 0.21 would read it on "cuda", for
+safetensors 0.8 GPU 0: each rank of a resumed run would open a context there."""
 
 
 def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True) -> Any:
@@ -98,6 +102,7 @@ def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True)
         keep_rows_alone(model)
     if job.has_adapter:
         _keep_reference(job, model)
+        model.load_adapter = partial(model.load_adapter, torch_device=_READ_ON)
     if job.adapter.cast_input_dtype_enabled is False:
         leave_casts_to_autocast(model)
     if job.has_adapter and job.trainer.fp16:
@@ -310,8 +315,9 @@ def _continue_adapter(
         with adapters_by_own_names(), warnings.catch_warnings():  # peft would go on with new values
             warnings.filterwarnings("error", message="Found missing adapter keys")
             continued = PeftModel.from_pretrained(
-                model, folder, is_trainable=True, autocast_adapter_dtype=autocast_adapter_dtype
-            )
+                model, folder, is_trainable=True, autocast_adapter_dtype=autocast_adapter_dtype,
+                torch_device=_READ_ON,
+            )  # fmt: skip
     except (OSError, ValueError) as error:
         message = f"cannot continue the adapter: {error}"
         raise RecipeError(Problem("adapter-missing", message, file=folder, path="adapter.path")) from error
