@@ -3,7 +3,8 @@
 One process runs as one rank of `WORLD_SIZE`. Each collective is written down with its group, its backend and
 the device of its tensors, and is computed as if every other rank had what this one has: a sum is this rank's
 tensor times the ranks, a gather its copies. What all ranks get from one (a broadcast, a scatter, what gloo
-reduces or gathers) rank 0's run leaves for the others, so that they take the same way through the code.
+reduces or gathers) rank 0's run leaves for the others, so that they take the same way through the code; a
+group of other ranks is told what rank 0's own is.
 
 Not covered: what a communicator needs of network and memory, timeouts, values that are different on each
 rank, and that the shards of all ranks fill a checkpoint's tensors (torch's check of it is off: each rank has
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 from absent_cuda import Gpus, on_device
 from torch._C._distributed_c10d import FakeProcessGroup, ProcessGroup, _create_work_from_future
+from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.checkpoint import default_planner
 from torch.distributed.distributed_c10d import ReduceOp
@@ -75,7 +77,7 @@ class Groups:
             self._note(name, group, ins, op)
         else:
             self._note(name, group, ins)
-        if name == "scatter_" or (name == "broadcast_" and self._world_root(group, args[2])):
+        if name == "scatter_" or (name == "broadcast_" and args[2] == 0):
             self._from_rank_0(outs, ins if name == "scatter_" else None)
         elif self._backend(group) == "gloo" and name in ("allreduce_", "allgather_", "_allgather_base_"):
             self._as_if_alike(name, args, outs, ins, group, op)
@@ -84,9 +86,6 @@ class Groups:
             self._as_if_alike(name, args, outs, ins, group, op)
         work = _done(outs).boxed()
         return work if name in ALONE else (args[out], work)
-
-    def _world_root(self, group: Any, root: int) -> bool:
-        return dist.get_process_group_ranks(group)[root] == 0
 
     def _from_rank_0(self, outs: list[torch.Tensor], choices: list[torch.Tensor] | None) -> None:
         """What rank 0 gives: it keeps a copy for the others. choices: one for each rank, of rank 0."""
@@ -240,7 +239,37 @@ def answer_for_groups(groups: Groups, gpus: Gpus) -> None:
     default_planner._validate_global_plan = lambda plans, metadata: []
     _remember_operations(groups)
     _note_new_groups(groups, gpus)
+    device_mesh.split_group = c10d.split_group = dist.split_group = _split_group
+    _all_to_all(groups, gpus)
     _reducer(gpus)
+    # An object with tensors that was sent: they lie on the host, like what else comes from rank 0.
+    torch.serialization.register_package(
+        5, lambda _storage: None, lambda storage, place: storage if place.startswith("cuda") else None
+    )
+
+
+def _all_to_all(groups: Groups, gpus: Gpus) -> None:
+    """DeepSpeed calls it within an operation written in Python, of which a dispatch mode sees nothing."""
+
+    def all_to_all_single(
+        output: Any, input: Any, output_split_sizes: Any = None, input_split_sizes: Any = None,
+        group: Any = None, async_op: bool = False,
+    ) -> Any:  # fmt: skip
+        before, gpus.computing = gpus.computing, False
+        for tensor in (output, input) if before else ():
+            gpus.put(tensor, gpus.current)
+        place = (group or c10d._get_default_group()).boxed()
+        work = groups(torch.ops.c10d.alltoall_base_.default, (output, input, place), {})
+        gpus.computing = before
+        return dist.Work.unbox(work) if async_op else None
+
+    dist.all_to_all_single = c10d.all_to_all_single = all_to_all_single
+
+
+def _split_group(parent_pg: Any = None, split_ranks: Any = (), **_: Any) -> Any:
+    """The group of this rank among parts of a group, which NCCL splits without `new_group`."""
+    made = {tuple(ranks): c10d.new_group(list(ranks), backend="nccl") for ranks in split_ranks}
+    return next((group for ranks, group in made.items() if dist.get_rank() in ranks), None)
 
 
 def _remember_operations(groups: Groups) -> None:

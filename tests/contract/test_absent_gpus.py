@@ -8,6 +8,7 @@ collective that one rank alone calls, or with other tensors, is where a real run
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,14 +90,16 @@ def planned(
         (folder / path.name).symlink_to(path)
     steps = 1 if world == PER_NODE and not hooks else 2
     data = {"train": [{"path": "rows.jsonl"}], "eval": [{"path": "few.jsonl"}], "max_length": 32}
+    data |= said.get("data", {})
+    evaluates = {"eval_strategy": "steps", "eval_steps": steps} if data["eval"] else {}
     recipe = {
         "model": {"name_or_path": "model"},
         "global_batch_size": 2 * world,
         **said,
-        "data": data | said.get("data", {}),
+        "data": data,
         "trainer": {
             "per_device_train_batch_size": 1, "max_steps": steps, "logging_steps": 1, "save_steps": steps,
-            "eval_strategy": "steps", "eval_steps": steps, "report_to": "none", "dataloader_num_workers": 0,
+            **evaluates, "report_to": "none", "dataloader_num_workers": 0,
         },
     }  # fmt: skip
     if hooks:
@@ -139,7 +142,8 @@ def _signature(event: dict[str, Any] | None) -> Any:
     tensors = event["tensors"]
     if event["op"] == "scatter" or (tensors and tensors[0][0] == "uint8"):
         tensors = ["objects"]
-    return event["op"], event["backend"], tuple(event["ranks"]), str(tensors), event["reduce"]
+    group = tuple(rank - event["ranks"][0] for rank in event["ranks"])  # another rank has its own one
+    return event["op"], event["backend"], group, str(tensors), event["reduce"]
 
 
 def different_groups(ran: list[Ran]) -> list[str]:
@@ -259,6 +263,24 @@ def test_ranks_of_other_runs_do_the_same(name: str, ground, ranks, tmp_path: Pat
     check(ranks.run(out, 8, (0, 7), env), 2)
 
 
+PARALLEL = {
+    "tensor": ({**ENGINES["zero1"], "tp_size": 2}, (0, 1)),
+    "sequence": ({**ENGINES["zero2"], "sp_size": 2}, (0, 7)),
+}
+"""Name -> sharding, ranks that are run. Two groups of tensor parallelism have other rows, and DeepSpeed
+compares those of a group: here with rank 0's. Not `cp_size`: torch shards the kernels of CUDA alone."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) for name in PARALLEL])
+def test_ranks_that_share_a_copy_do_the_same(name: str, ground, ranks, tmp_path: Path) -> None:
+    sharding, chosen = PARALLEL[name]
+    out, env = planned(ground, tmp_path, 8, {"sharding": sharding, "global_batch_size": 8})
+    ran = ranks.run(out, 8, chosen, env)
+    check(ran, 2)
+    for one in ran:
+        assert 2 in {len(event["ranks"]) for event in one.of("collective") if event["phase"] == "train"}
+
+
 STOPPED = """
 import os
 import signal
@@ -268,7 +290,7 @@ from transformers import TrainerCallback
 
 class Stop(TrainerCallback):
     def on_step_begin(self, args, state, control, **_):
-        if os.environ["RANK"] == "0":
+        if os.environ["RANK"] == "0" and "EFFILAUNCH_RESUME" not in os.environ:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -286,6 +308,26 @@ def test_one_rank_that_is_stopped_stops_the_others_after_the_same_step(ground, r
         assert {event["step"] for event in one.of("collective")} == {0, 1}
         assert {event["phase"] for event in one.of("collective")} >= {"train", "save"}
         assert "evaluate" not in {event["phase"] for event in one.of("collective")}
+
+
+@SLOW
+def test_ranks_of_a_resumed_run_do_the_same(ground, ranks, tmp_path: Path) -> None:
+    out, env = planned(ground, tmp_path, 8, {"sharding": ENGINES["ddp"], **FORMS["lora"]}, STOPPED)
+    assert [one.code for one in ranks.run(out, 8, (0, 7), env)] == [0, 0]
+    again, env = resumed(out, tmp_path), {**env, "EFFILAUNCH_RESUME": "auto"}
+    check(ran := ranks.run(again, 8, (0, 7), env), 2)
+    for one in ran:
+        steps = {event["step"] for event in one.of("collective") if event["phase"] == "train"}
+        assert steps == {1, 2}
+
+
+def resumed(out: Path, folder: Path) -> Path:
+    """The run directory that all ranks would have left: rank 0's, with what the last rank wrote alone."""
+    again = folder / "again" / "out"
+    shutil.copytree(folder / "after-rank-0", again)
+    for path in out.rglob("rng_state_*"):
+        shutil.copy(path, again / "checkpoints" / path.parent.name)
+    return again
 
 
 BROKEN = """
