@@ -32,7 +32,7 @@ from launcher.models.recorded_traces import SHIPPED, TRACER, line_of, packed, su
 ROOT = Path(__file__).parents[2]
 RECORDS = Path(__file__).with_suffix(".jsonl")
 RENEW = "`make traces` renews it"
-TYPES: tuple[str, ...] = ()
+TYPES = ("cohere2", "falcon_h1", "olmoe", "phi", "stablelm", "zamba")
 """Model types whose default configuration is recorded, too."""
 
 
