@@ -50,7 +50,8 @@ class Engine(EngineMemory):
 
     # --- choice ---------------------------------------------------------------------------------
     is_automatic: ClassVar[bool] = True
-    """Whether `sharding.engine: auto` compares it where the recipe leaves the engine open."""
+    """Whether `sharding.engine: auto` compares it where the recipe leaves the engine open; the others are
+    tried where none of these fits."""
     shares: ClassVar[Mapping[str, str]] = {}
     """Sizes of `sharding` for which `auto` chooses it (`tp_size`, `sp_size`, `cp_size`) -> the reason."""
     lacks: ClassVar[Mapping[str, tuple[str, str]]]

@@ -1,7 +1,7 @@
 """FSDP2 through accelerate: weights, gradients and optimizer states are sharded, layer by layer.
 
-`sharding.engine: auto` never chooses it: DeepSpeed's stages, offload and quantised bases are covered by more
-tests. FSDP2 runs over CPU processes too, from one on; on GPUs nothing of it was measured.
+`sharding.engine: auto` takes it where nothing else fits: DeepSpeed's stages, offload and quantised bases are
+covered by more tests. FSDP2 runs over CPU processes too, from one on; on GPUs nothing of it was measured.
 
 The memory as read in torch 2.13 (distributed/fsdp/_fully_shard) and accelerate 1.15 (utils/fsdp_utils.py). On
 CUDA the copies run on streams of their own, and a buffer is free again when its stream is through; the

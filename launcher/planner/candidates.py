@@ -22,7 +22,7 @@ from launcher.models.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix, Batch, StepTime
-from launcher.planner.decide import copies_of, engine_is_open
+from launcher.planner.decide import copies_of, engine_is_open, may_be_any_engine, processes_of
 from launcher.planner.job import base_job, with_prepared
 from launcher.planner.own_code import widened
 from launcher.planner.rollouts import check_vllm, whole_groups
@@ -33,6 +33,7 @@ from launcher.recipe.schema import Recipe
 
 QUANTIZATIONS = ("none", "int8", "nf4")
 OFFLOADS = ("none", "cpu")
+_ENGINE = "sharding.engine"
 UPSTREAM_MICRO_BATCH = 8
 """TrainingArguments' own per_device_train_batch_size: the global batch where the recipe names none."""
 
@@ -71,6 +72,27 @@ class Variant:
 
 def variants(recipe: Recipe, hardware: Hardware, profile: Mapping[str, object] | None) -> list[Variant]:
     """All of them, cheapest first; one without a choice where the recipe leaves nothing open."""
+    choices = _open_values(recipe, hardware, profile)
+    if engine_is_open(recipe, hardware):
+        choices[_ENGINE] = [engine.name for engine in ENGINES if engine.is_automatic]
+    return _combined(choices, recipe)
+
+
+def last_variants(recipe: Recipe, hardware: Hardware, profile: Mapping[str, object] | None) -> list[Variant]:
+    """Those of the engines that are tried where nothing else fits; one process only with offload."""
+    if not may_be_any_engine(recipe):
+        return []
+    choices = _open_values(recipe, hardware, profile)
+    choices[_ENGINE] = [engine.name for engine in ENGINES if not engine.is_automatic]
+    several = processes_of(recipe, hardware) > 1
+    offload = "sharding.offload_param"
+    return [v for v in _combined(choices, recipe) if several or v.values.get(offload) == "cpu"]
+
+
+def _open_values(
+    recipe: Recipe, hardware: Hardware, profile: Mapping[str, object] | None
+) -> dict[str, Sequence[str]]:
+    """Values of what is `auto` besides the engine."""
     choices: dict[str, Sequence[str]] = {}
     if recipe.model.quantization == "auto":
         # Only an adapter can be trained over quantised weights.
@@ -80,8 +102,10 @@ def variants(recipe: Recipe, hardware: Hardware, profile: Mapping[str, object] |
     for name in ("offload_optimizer", "offload_param", "offload_activations"):
         if getattr(recipe.sharding, name) == "auto":
             choices[f"sharding.{name}"] = _offloads(name, hardware, profile)
-    if engine_is_open(recipe, hardware):
-        choices["sharding.engine"] = [engine.name for engine in ENGINES if engine.is_automatic]
+    return choices
+
+
+def _combined(choices: Mapping[str, Sequence[str]], recipe: Recipe) -> list[Variant]:
     made = (
         Variant(tuple(zip(choices, values, strict=True))) for values in itertools.product(*choices.values())
     )
@@ -102,7 +126,7 @@ def _makes_sense(variant: Variant, recipe: Recipe) -> bool:
     if values.get("model.kbit_norms") == "bfloat16" and values.get("model.quantization") == "none":
         return False
     sharding = recipe.sharding
-    engine = values.get("sharding.engine", sharding.engine)
+    engine = values.get(_ENGINE, sharding.engine)
     optimizer, param = "sharding.offload_optimizer", "sharding.offload_param"
     if engine == "auto" or not {optimizer, param} & values.keys():
         return True
@@ -202,7 +226,7 @@ class Bench:
         """The ZeRO stages to try. RecipeError for a cached loss with one that shards gradients."""
         asked, engine = self.draft.sharding.zero_stage, engine_of(self._job)  # the recipe's, or the profile's
         found = engine.stages_to_try(self._job) if asked is None else (asked,)
-        if "sharding.engine" in self.variant.values and engine.has_stages:
+        if _ENGINE in self.variant.values and engine.has_stages:
             found = tuple(stage for stage in found if stage)  # where nothing is sharded, that is DDP
         if not (engine.has_stages and self._job.mini_batch):
             return found

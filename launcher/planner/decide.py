@@ -69,9 +69,13 @@ def _offloads(recipe: Recipe) -> bool:
 
 def engine_is_open(recipe: Recipe, hardware: Hardware) -> bool:
     """Whether the search chooses the engine: several processes, and nothing that only one engine has."""
-    several = processes_of(recipe, hardware) > 1
+    return processes_of(recipe, hardware) > 1 and may_be_any_engine(recipe)
+
+
+def may_be_any_engine(recipe: Recipe) -> bool:
+    """Whether the recipe names neither an engine nor what only one has."""
     fixed = _wants_stages(recipe) or _offloads(recipe) or shares(recipe)
-    return recipe.sharding.engine == "auto" and several and not fixed
+    return recipe.sharding.engine == "auto" and not fixed and not recipe.model.device_map
 
 
 def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:

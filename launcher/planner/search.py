@@ -6,7 +6,7 @@ another value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.engines import ENGINES, engine_of
@@ -24,7 +24,7 @@ from launcher.planner.arguments import (
     decide_runtime,
     decide_trainer,
 )
-from launcher.planner.candidates import Bench, Candidate, Variant, variants
+from launcher.planner.candidates import Bench, Candidate, Variant, last_variants, variants
 from launcher.planner.fixes import apply_fixes, check_disabled
 from launcher.planner.fixes.fix import Situation
 from launcher.planner.kbit_norms import KEY as KBIT_NORMS
@@ -94,14 +94,27 @@ class Search:
         return self.benches[candidate.variant]
 
 
-def _open(loaded: LoadedRecipe, facts: Facts) -> tuple[dict[Variant, Bench], list[LeftOut]]:
+_Open = tuple[dict[Variant, Bench], list[LeftOut]]
+
+
+def _open(loaded: LoadedRecipe, facts: Facts) -> _Open:
     """The variants of a recipe, each drafted, and those that are impossible."""
     recipe = loaded.recipe
     if problems := check_disabled(Draft(loaded.origins), recipe.fixes.disable):
         raise RecipeError(problems)
+    return _drafted(variants(recipe, facts.hardware, facts.profile), loaded, facts)
+
+
+def _open_last(loaded: LoadedRecipe, facts: Facts) -> _Open:
+    """Those that are tried where none of the others fits."""
+    return _drafted(last_variants(loaded.recipe, facts.hardware, facts.profile), loaded, facts)
+
+
+def _drafted(found: Sequence[Variant], loaded: LoadedRecipe, facts: Facts) -> _Open:
+    recipe = loaded.recipe
     benches: dict[Variant, Bench] = {}
     left_out: list[LeftOut] = []
-    for variant in variants(recipe, facts.hardware, facts.profile):
+    for variant in found:
         try:
             draft, applied = make_draft(loaded, facts, variant)
             benches[variant] = Bench(variant, draft, applied, recipe, facts)
@@ -113,6 +126,29 @@ def _open(loaded: LoadedRecipe, facts: Facts) -> tuple[dict[Variant, Bench], lis
 def search(loaded: LoadedRecipe, facts: Facts) -> Search:
     """Compare everything that the recipe allows; RecipeError where nothing of it can run."""
     benches, left_out = _open(loaded, facts)
+    found, implied = _compared(benches, left_out, loaded, facts)
+    if not found:
+        raise left_out[0].error
+    if not any(candidate.fits for candidate in found):
+        more, more_left_out = _open_last(loaded, facts)
+        last, more_implied = _compared(more, more_left_out, loaded, facts)
+        if any(candidate.fits for candidate in last):
+            benches, left_out = {**benches, **more}, left_out + more_left_out
+            found, implied = found + last, implied + more_implied
+    return Search(
+        ranked=tuple(_ranked([c for c in found if c.fits])),
+        misses=tuple(sorted((c for c in found if not c.fits), key=lambda c: (c.shortfall, c.rank_key))),
+        left_out=tuple(_by_reason(left_out)),
+        benches=benches,
+        estimated=sum(len(bench.seen) for bench in benches.values()),
+        implied=implied,
+    )
+
+
+def _compared(
+    benches: Mapping[Variant, Bench], left_out: list[LeftOut], loaded: LoadedRecipe, facts: Facts
+) -> tuple[list[Candidate], int]:
+    """The best of each strategy, and how many more that implies; `left_out` gets what is refused."""
     found: list[Candidate] = []
     implied = 0
     for bench in benches.values():
@@ -125,16 +161,7 @@ def search(loaded: LoadedRecipe, facts: Facts) -> Search:
                 continue
             found.append(best)
             implied += len([b for b in bench.batches if (*strategy, b.micro) not in bench.seen])
-    if not found:
-        raise left_out[0].error
-    return Search(
-        ranked=tuple(_ranked([c for c in found if c.fits])),
-        misses=tuple(sorted((c for c in found if not c.fits), key=lambda c: (c.shortfall, c.rank_key))),
-        left_out=tuple(_by_reason(left_out)),
-        benches=benches,
-        estimated=sum(len(bench.seen) for bench in benches.values()),
-        implied=implied,
-    )
+    return found, implied
 
 
 def _ranked(fitting: list[Candidate]) -> list[Candidate]:
@@ -153,10 +180,10 @@ def could_fit(loaded: LoadedRecipe, facts: Facts) -> bool:
 
     Asked are those that recompute, where the recipe lets them: they need no more than the others.
     """
-    benches, _ = _open(loaded, facts)
     return any(
         bench.could_fit(strategy)
-        for bench in benches.values()
+        for opened in (_open, _open_last)
+        for bench in opened(loaded, facts)[0].values()
         for strategy in bench.strategies()
         if strategy[1] or (strategy[0], True) not in bench.strategies()
     )

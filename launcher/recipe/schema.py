@@ -338,7 +338,7 @@ class ShardingSection(Section, ShardingKeys):
 
     engine: Literal["auto", "deepspeed", "fsdp", "ddp"] = "auto"
     """`deepspeed` (ZeRO), `fsdp` (FSDP2: bf16, fp32 or `-true`, no int8 base) or `ddp`;
-    `auto` (never fsdp): ddp for one process without offload, else the fastest that fits."""
+    `auto`: ddp for one process without offload, else the fastest that fits; fsdp where nothing else does."""
     zero_stage: Stage = "auto"
     """ZeRO stage, engine `deepspeed` only; `auto`: from the fastest configuration that fits."""
     offload_optimizer: Literal["none", "auto", "cpu", "nvme"] = "none"

@@ -13,7 +13,9 @@ from launcher.memory.states import base_weight_bytes
 from launcher.models.model import read_model_spec
 from launcher.planner.adapting import adapt, ways_out
 from launcher.planner.planner import make_plan
+from launcher.planner.search import could_fit, search
 from launcher.planner.tiny import tiny_on_cpu
+from launcher.recipe.loading import with_changes
 from launcher.recipe.optimizer_needs import IN_SHARDS
 from launcher.render.bundle import render
 from launcher.render.command import render_accelerate_config
@@ -75,11 +77,6 @@ def test_packed_weights_are_stored_as_what_is_sharded(tmp_path, precision, store
     assert eight.memory.load_peak > packed
     other = plan(tmp_path, precision=precision, model__quantization="nf4", sharding__engine="ddp")
     assert "quant_storage" not in other.model.quantization
-
-
-def test_auto_never_chooses_fsdp(tmp_path):
-    for text in (BASE, FULL):
-        assert plan(tmp_path, text=text).sharding.engine != "fsdp"
 
 
 def test_other_engines_have_none_of_its_settings(tmp_path):
@@ -277,7 +274,9 @@ def test_a_packed_base_that_no_device_holds_is_cut_on_its_way_from_the_host(tmp_
 def test_what_ran_out_of_memory_moves_to_the_host_under_the_same_engine(tmp_path):
     text = FULL + "on_oom: adapt\nsharding: {engine: fsdp}\n"
     known = facts()
-    given = {**SIXTEEN, "trainer__activation_checkpointing": "true"}
+    given = {
+        **SIXTEEN, "trainer__activation_checkpointing": "true", "sharding__offload_activations": "cpu",
+    }  # fmt: skip
     step = adapt(recipe(tmp_path, text, **given), known, fsdp(tmp_path, text=FULL, **given), before={})
     assert step is not None
     assert (step.plan.sharding.engine, step.plan.fsdp.cpu_offload, step.keeps_checkpoints) == (
@@ -293,15 +292,52 @@ def test_running_out_of_memory_leads_to_less_and_never_to_a_lower_stage(tmp_path
     known = facts()
     failed = make_plan(loaded, known)
     assert failed.batch.micro == 2
-    assert ways_out(failed) == ["micro-batch 1", "activation checkpointing", "offload"]
+    recomputes = ["activation checkpointing", "activations in host memory"]
+    assert ways_out(failed) == ["micro-batch 1", *recomputes, "offload"]
     seen, before = [], {}
     while (step := adapt(loaded, known, failed, before=before)) is not None:
         failed, before = step.plan, step.changes
         seen.append((failed.sharding.engine, failed.batch.micro, step.keeps_checkpoints))
-    assert seen == [("fsdp", 1, True)] * 3
+    assert seen == [("fsdp", 1, True)] * 4
     assert failed.fsdp.cpu_offload is True
 
 
 def test_a_rehearsal_on_a_cpu_keeps_the_engine(tmp_path):
     loaded = recipe(tmp_path, sharding__engine="fsdp")
     assert tiny_on_cpu(loaded).recipe.sharding.engine == "fsdp"
+
+
+SEVENTY = """\
+model: {name_or_path: meta-llama/Llama-3.1-70B, quantization: nf4}
+adapter: {type: lora, r: 16}
+data: {train: [{path: data/train.jsonl}], max_length: 1024}
+precision: bf16
+global_batch_size: 2
+trainer: {max_steps: 10}
+sharding: {offload_param: auto}
+"""
+
+
+@pytest.mark.parametrize("on", ["1xRTX4090-24GB", "2xRTX4090-24GB"])
+def test_auto_takes_it_where_nothing_else_fits(tmp_path, on):
+    loaded = recipe(tmp_path, SEVENTY)
+    known = replace(facts(on, "meta-llama/Llama-3.1-70B"), host_bytes=None)
+    found = search(loaded, known)
+    assert {c.job.engine.name for c in found.ranked} == {"fsdp"}
+    assert {c.job.engine.name for c in found.misses} == {"fsdp", "deepspeed", "ddp"}
+    made = make_plan(loaded, known)
+    assert (made.sharding.engine, made.sharding.offload_param) == ("fsdp", "cpu")
+    assert "GiB" in made.provenance["sharding.engine"].reason
+    assert could_fit(loaded, known)
+
+
+def test_auto_does_not_compare_it_where_something_else_fits_or_it_does_not_fit_either(tmp_path):
+    loaded = recipe(tmp_path, SEVENTY)
+    large, small = (facts(on, "meta-llama/Llama-3.1-70B") for on in ("2xH200-141GB", "2xRTX4070-12GB"))
+    found = search(loaded, large)
+    assert {c.job.engine.name for c in (*found.ranked, *found.misses)} == {"ddp", "deepspeed"}
+    missed = search(with_changes(loaded, {"data.max_length": 65536}, "test"), small)
+    assert missed.ranked == ()
+    assert {c.job.engine.name for c in missed.misses} == {"ddp", "deepspeed"}
+    pinned = with_changes(loaded, {"sharding.zero_stage": 3}, "test")
+    assert not could_fit(pinned, facts("2xRTX4090-24GB", "meta-llama/Llama-3.1-70B"))
