@@ -131,6 +131,17 @@ def test_an_evaluation_that_hooks_do_not_make_is_refused_at_its_key(tmp_path, wa
     assert [(p.code, p.path) for p in caught.value.problems] == [("conflict", "trainer.eval_strategy")]
 
 
+def test_weights_of_a_module_are_read_under_its_own_names(tmp_path):
+    from safetensors.torch import save_file
+
+    from launcher.train.model.weights import read_weights
+
+    module, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    save_file({**module.state_dict(), "more": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert read_weights(other, tmp_path) == ([], ["more"])
+    assert other.weight.equal(module.weight)
+
+
 def test_the_answer_is_of_the_asked_kind(tmp_path):
     asked = {"ask": "model", "settings": job(tmp_path).plan["settings"]}
     assert reply(asked)["params"] == 5

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from forked import KILL, KILL_HOOKS, Forks
+from test_docs import ROOT, named_files
 
 pytest.importorskip("torch")
 
@@ -27,8 +28,10 @@ from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import Bundle, render
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "own"
-NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+RECIPES = ROOT / "recipes" / "own"
+PAGE = "line"
+"""The recipe of docs/tasks/own.md, whose model is none of transformers."""
+NAMES = [*sorted(path.stem for path in RECIPES.glob("*.yaml")), PAGE]
 ENGINES: dict[str, dict[str, Any]] = {
     "ddp": {"engine": "ddp"},
     "zero2": {"engine": "deepspeed", "zero_stage": 2},
@@ -45,14 +48,19 @@ CASES = [
 
 def planned(name: str, engine: str, folder: Path) -> Bundle:
     """The recipe with few steps, each with an accumulation of two, over two ranks."""
-    said = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
+    if name == PAGE:
+        files = named_files(ROOT / "docs" / "tasks" / "own.md")
+        hooks, recipe = files["hooks.py"], files["line.yaml"]
+    else:
+        hooks, recipe = ((RECIPES / f"{name}.{kind}").read_text() for kind in ("py", "yaml"))
+    said = yaml.safe_load(recipe)
     said |= {"sharding": ENGINES[engine], "global_batch_size": 16, "python": "hooks.py"}
     said["trainer"] |= {
-        "max_steps": STEPS, "save_steps": 2, "eval_steps": 2, "logging_steps": 1,
+        "max_steps": STEPS, "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "logging_steps": 1,
         "per_device_train_batch_size": 4,
     }  # fmt: skip
     # The recipe's own hooks, and one that kills a rank.
-    (folder / "hooks.py").write_text((RECIPES / f"{name}.py").read_text() + KILL_HOOKS)
+    (folder / "hooks.py").write_text(hooks + KILL_HOOKS)
     (folder / "r.yaml").write_text(yaml.safe_dump(said))
     return render(make_plan(*gather(load_recipe(folder / "r.yaml"), "2xcpu")))
 

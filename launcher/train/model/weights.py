@@ -79,6 +79,9 @@ def translated(model: Any, tensors: Mapping[str, torch.Tensor]) -> Iterator[dict
         rename_source_key,
     )
 
+    if not hasattr(model, "base_model_prefix"):  # no model of transformers, and saved under its own names
+        yield from ({name: tensor} for name, tensor in tensors.items())
+        return
     own, prefix = model.state_dict(), model.base_model_prefix
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
