@@ -25,6 +25,8 @@ from launcher.tasks import task_named
 ROUNDS = 4
 """Largest number of traces: a traced memory can change the plan, which is then traced again."""
 
+_OPTIMIZERS = "launcher.train.own_states"
+"""The module that runs an optimizer of `python:`."""
 _READ = (
     "adapter.", "model.", "precision", "sharding.", "task",
     "trainer.activation_checkpointing", "trainer.fp16", "trainer.max_grad_norm",
@@ -40,12 +42,15 @@ _UNREAD = frozenset(
 """What of these a trace does not read."""
 
 
-def with_trace(loaded: LoadedRecipe, facts: Facts) -> Facts:
+def with_trace(loaded: LoadedRecipe, facts: Facts, *, runs_code: bool = False) -> Facts:
     """The facts with a trace for the final plan; with a warning if the model cannot be traced.
 
+    runs_code: a trace was asked for, so that an optimizer of `python:` may run.
     Raises MachineError if the training packages are missing.
     """
     require_modules(["torch", "transformers", "peft"])
+    if runs_code and "optimizer" in facts.hooks:
+        facts = _with_own_optimizer(loaded, facts)
     for count in range(ROUNDS + 1):
         plan = _plan(loaded, facts)
         choices = choices_of(plan.job, plan.hardware)
@@ -69,6 +74,31 @@ def with_trace(loaded: LoadedRecipe, facts: Facts) -> Facts:
             return replace(facts, warnings=(*facts.warnings, warning))
         facts = replace(facts, trace=known.with_step(step, versions))
     raise AssertionError("the last round ends with a warning")
+
+
+def _with_own_optimizer(loaded: LoadedRecipe, facts: Facts) -> Facts:
+    """The facts with what the optimizer of `python:` keeps after one step on tensors without values.
+
+    With a warning where that cannot be had.
+    """
+    plan = _plan(loaded, facts)
+    reason = ""
+    if plan.has_adapter:
+        reason = "an adapter is trained"
+    elif "make_model" in facts.hooks:
+        reason = "make_model makes the model"
+    elif plan.job.engine.has_stages:
+        reason = "DeepSpeed hands it parts of the weights"
+    try:
+        if reason:
+            raise Untraceable(reason)
+        settings = json.loads(render(plan).files["plan.json"])["settings"]
+        request = {"ask": "optimizer", "plan": {"settings": settings}, "config": dict(plan.spec.config)}
+        answer = ask_child(request, plan.interpreter, note, _OPTIMIZERS)
+    except Untraceable as error:
+        warning = f"your optimizer could not be traced, so its states are not counted: {error}"
+        return replace(facts, warnings=(*facts.warnings, warning))
+    return replace(facts, own_states=answer["bytes_of_value"])
 
 
 def trace_rows(plan: Plan, facts: Facts) -> dict[str, Any] | None:

@@ -375,7 +375,7 @@ def gather(
     if trace or (note is not None and not tiny and (spec.foreign or (allow_torch and can_trace()))):
         from launcher.inputs.model_trace import with_trace  # rarely needed
 
-        facts = with_trace(loaded, facts)
+        facts = with_trace(loaded, facts, runs_code=trace)
     return loaded, facts
 
 

@@ -169,6 +169,8 @@ class MemoryJob:
     """FSDP2: every rank reads all weights, not one rank for all."""
     optim_args: str = ""
     """trainer.optim_args, which gives SGD and RMSprop a momentum."""
+    own_states: float | None = None
+    """Bytes that the optimizer of `python:` keeps of each trained value; None: `optim` decides."""
     optimizer_buffers: int = 4
     """Offload to NVMe: page-locked buffers of a sub-group of the optimizer's each."""
     param_buffers: int = 5
@@ -428,6 +430,8 @@ class EngineMemory:
     def _optimizer_moments(self, spec: ModelSpec, job: MemoryJob) -> Moments:
         optimizer = optimizer_of(job.optim, job.optim_args)
         trained, width = job.trainable_params, self.optimizer_width(job)
+        if job.own_states is not None:
+            return Moments(int(job.own_states * trained))
         if optimizer.library == "torch":
             return Moments(int(optimizer.per_value(width) * trained))
         shapes = self.trained_shapes(spec, job)

@@ -23,6 +23,7 @@ _DOES = {
     "model": "reading the sizes of the model from transformers",
     "adapter": "counting what the adapter trains with peft",
     "config": "reading the configuration's defaults from transformers",
+    "optimizer": "one step of your optimizer, on tensors without values",
 }
 
 
@@ -114,7 +115,10 @@ def read_step(
 
 
 def ask_child(
-    request: Mapping[str, Any], python: str, say: Callable[[str], None] = lambda line: None
+    request: Mapping[str, Any],
+    python: str,
+    say: Callable[[str], None] = lambda line: None,
+    child: str = CHILD,
 ) -> dict[str, Any]:
     """The child's answer. Untraceable where tracing fails; MachineError where the child fails.
 
@@ -136,7 +140,7 @@ def ask_child(
 
     try:
         done = converse(
-            [python, "-m", CHILD], request, environ, stderr=subprocess.PIPE, limit_s=LIMIT_S, waiting=waiting
+            [python, "-m", child], request, environ, stderr=subprocess.PIPE, limit_s=LIMIT_S, waiting=waiting
         )
     except subprocess.TimeoutExpired:
         raise Untraceable(f"it took longer than {LIMIT_S} s") from None

@@ -46,6 +46,8 @@ class Facts:
     """Names of the hooks in the recipe's `python` file."""
     hooks_digest: str | None = None
     """SHA-256 of that file and the modules next to it that it imports."""
+    own_states: float | None = None
+    """Bytes that the optimizer of that file keeps of each trained value, as traced; None: not known."""
     warnings: tuple[str, ...] = field(default=())
     tiny: bool = False
     """Rehearsal: two narrow layers, generated rows, four steps."""

@@ -212,7 +212,7 @@ class Bench:
         self.variant, self.draft, self.fixes, self._facts = variant, draft, fixes, facts
         copies = copies_of(recipe, facts.hardware)
         job = base_job(draft, facts.model, facts.hardware, copies, facts.versions)
-        self._job = with_prepared(job, facts.images, draft)
+        self._job = with_prepared(replace(job, own_states=facts.own_states), facts.images, draft)
         _check_width(draft, facts.model)
         check_vllm(draft, facts.model, self._job, facts.hardware)
         self.stages = self._stages()
@@ -339,7 +339,7 @@ class Bench:
         found = estimate_memory(
             facts.model, job, facts.hardware, trace=facts.trace, calibration=facts.calibration
         )
-        return widened(found, self.draft)
+        return widened(found, self.draft, facts)
 
     def _kept_bytes(self) -> int:
         if self._kept is None:

@@ -47,16 +47,20 @@ def check_hooks(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         draft.explain("trainer.optim", f"not used: {turned_off(draft, 'trainer.optim')}", source="default")
 
 
-def uncounted(draft: Draft) -> str:
+def uncounted(draft: Draft, facts: Facts) -> str:
     """What of the memory is not counted because of hooks; empty where all is."""
-    hooks = [HOOK[name] for name in draft.python.hooks if name not in draft.task.needed_hooks]
-    found = [hook.uncounted for hook in hooks if hook.uncounted]
+    known = {*draft.task.needed_hooks, *(() if facts.own_states is None else ("optimizer",))}
+    found = [HOOK[name].uncounted for name in draft.python.hooks if name not in known]
+    found = [what for what in found if what]
     return f"not counted: {', '.join(found)}" if found else ""
 
 
-def widened(memory: MemoryEstimate, draft: Draft) -> MemoryEstimate:
+def widened(memory: MemoryEstimate, draft: Draft, facts: Facts) -> MemoryEstimate:
     """The estimate with a range that holds what hooks may change, and a note of what is not counted."""
-    note = uncounted(draft)
+    if facts.own_states is not None:
+        traced = f"your optimizer keeps {facts.own_states:.2f} bytes of each trained value, as traced"
+        memory = replace(memory, notes=(*memory.notes, traced))
+    note = uncounted(draft, facts)
     if not note:
         return memory
     low, high = (round(share * memory.total) for share in UNCOUNTED_RANGE)

@@ -94,6 +94,18 @@ def test_what_is_not_counted_widens_the_range(tmp_path, name):
     assert plain.low > 0.9 * plain.total
 
 
+def test_a_traced_optimizer_is_counted_as_it_was_traced(tmp_path):
+    loaded = recipe(tmp_path, adapter="null", precision="fp32", sharding__engine="ddp")
+    known = facts("8xH200-141GB", loaded.recipe.model.name_or_path, loaded.recipe.task)
+    known = replace(known, hooks=("optimizer",))
+    two, one = (make_plan(loaded, replace(known, own_states=width)) for width in (8.0, 4.0))
+    usual = make_plan(loaded, replace(known, hooks=()))
+    assert two.memory.components.optimizer == usual.memory.components.optimizer
+    assert one.memory.components.optimizer == two.memory.components.optimizer // 2
+    assert two.memory.low == usual.memory.low
+    assert not any("not counted" in text for text in two.memory.notes)
+
+
 @pytest.mark.parametrize(
     ("names", "refused"), [(("optimizer",), ["python.digest"]), (("callbacks", "format_row"), [])]
 )
