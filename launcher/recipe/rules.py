@@ -571,7 +571,11 @@ def _check_added_tokens(given: _Given) -> Problems:
 def _check_loss(given: _Given) -> Problems:
     wanted = given.rows.get("loss_on")
     for place, form in given.formats if isinstance(wanted, str) else ():
-        allowed = given.task.learns.get(form, ())
+        allowed = given.task.learns.get(form)
+        if allowed == ():
+            message = f"is {wanted}, but {form} rows (`{place}`) have labels of their own"
+            yield _conflict("data.loss_on", message, "remove it")
+            return
         if allowed and wanted not in allowed:
             message = f"is {wanted}, but {form} rows (`{place}`) allow only {' or '.join(allowed)}"
             yield _conflict("data.loss_on", message, "remove it: each format has its own default")

@@ -25,12 +25,14 @@ from launcher.rows.formats import (
 from launcher.rows.images import COLOURS, coloured, image_file
 from launcher.rows.messages import Message, is_conversation, messages_of, refuse_masks, tools_of
 from launcher.rows.sources import Row, bad_row, is_empty, kind_of
+from launcher.rows.token_rows import made_up_token_ids, shape_token_ids
 from launcher.tasks.embedding import NEGATIVES, POSITIVE_PAIR, SCORED_PAIR
 from launcher.tasks.grpo import PROMPT
 from launcher.tasks.image_classification import IMAGE
 from launcher.tasks.image_text_to_text import IMAGE_CHAT, IMAGE_PROMPT
 from launcher.tasks.kto import LABELLED, LABELLED_CHAT, LABELLED_INSTRUCTION
 from launcher.tasks.reranker import RANKING, RELEVANCE
+from launcher.tasks.rows import TOKEN_IDS
 from launcher.tasks.sequence_classification import CLASSIFICATION
 from launcher.tasks.token_classification import WORDS
 
@@ -320,5 +322,6 @@ OWN_FORMATS: Mapping[str, OwnFormat] = {
     RELEVANCE.name: OwnFormat(_shape_relevance, _made_up_relevance),
     RANKING.name: OwnFormat(_shape_ranking, _made_up_ranking),
     PROMPT.name: OwnFormat(_shape_prompt, _made_up_prompt),
+    TOKEN_IDS.name: OwnFormat(shape_token_ids, made_up_token_ids),
 }
 """Format -> what is its own; those of several tasks are in formats.py."""

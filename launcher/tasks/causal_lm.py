@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.tasks.rows import CHAT, INSTRUCTION, PROMPT_COMPLETION, TEXT
+from launcher.tasks.rows import CHAT, INSTRUCTION, PROMPT_COMPLETION, TEXT, TOKEN_IDS
 from launcher.tasks.task import Task
 
 
@@ -13,12 +13,13 @@ class CausalLM(Task):
     aliases = (
         "sft", "clm", "lm", "llm", "causal", "causallm", "text-generation", "pretrain", "pretraining", "pt",
     )  # fmt: skip
-    row_formats = (TEXT, INSTRUCTION, PROMPT_COMPLETION, CHAT)
+    row_formats = (TEXT, INSTRUCTION, PROMPT_COMPLETION, CHAT, TOKEN_IDS)
     learns = {
         "text": ("all",),
         "instruction": ("completion", "all"),
         "prompt-completion": ("completion", "all"),
         "chat": ("assistant", "completion", "all"),
+        "token-ids": (),
     }
     overlong = {}
     model_class = "AutoModelForCausalLM"

@@ -93,6 +93,12 @@ CHAT = RowFormat(
     other_names={"messages": "conversations"},
     rendered=True,
 )
+TOKEN_IDS = RowFormat(
+    "token-ids",
+    "rows that are tokenised already",
+    {"input_ids": "list", "labels": "list"},
+    {"attention_mask": "list", "position_ids": "list"},
+)
 PREFERENCE = RowFormat(
     "preference",
     "pairs of answers",

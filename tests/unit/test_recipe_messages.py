@@ -128,6 +128,7 @@ RECIPES: list[dict[str, str]] = [
     {"task": "reranker", "data": data(pad_to_multiple_of="8")},
     {"model": "{name_or_path: m, add_tokens: [a, a]}"},
     {"data": data("path: a.jsonl, format: text", loss_on="completion")},
+    {"data": data("path: a.jsonl, format: token-ids", loss_on="all")},
     {"data": data(packing="true", padding_free="true")},
     {"task": "dpo", "data": data(overlong="drop")},
     {"data": data("path: a.jsonl, format: chat", overlong="split", fim="{rate: 1}")},

@@ -136,6 +136,20 @@ class Collector(EncodedBatch):
             ids, labels = ids[: self.max_length], labels[: self.max_length]
         self._keep_all([ids], [labels])
 
+    def add_documents(self, documents: Sequence[tuple[list[int], list[int]]]) -> None:
+        """One row of documents (ids, labels), each of which is a sample of its own, truncated alone."""
+        lengths = [len(ids) for ids, _ in documents]
+        lost = sum(max(0, length - self.max_length) for length in lengths)
+        self.tokens += sum(lengths)
+        if lost and self.overlong == "drop":
+            self.dropped["overlong"] += 1
+            return
+        self.truncated += lost > 0
+        self.tokens_lost += lost
+        self._keep_all(
+            *([piece[: self.max_length] for piece in pieces] for pieces in zip(*documents, strict=True))
+        )
+
     def add_pieces(self, pieces: list[list[int]], tokens: int, lost: int = 0) -> None:
         """One row that was cut before, all of whose tokens are targets.
 

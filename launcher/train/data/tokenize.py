@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.rows.class_names import IGNORED
+from launcher.rows.sources import bad_row
+from launcher.tasks.rows import TOKEN_IDS
 from launcher.tasks.task import Task
 from launcher.train.data.chat import EncodeChat, template_origin
 from launcher.train.data.encoded import (
@@ -42,6 +44,8 @@ def make_encoder(job: Job, tokenizer: Any, detected: Detected) -> Encoder:
     if detected.format == "chat":
         inserted, origin = bool(job.data.loss_on_inserted), template_origin(job)
         return EncodeChat(tokenizer, max_length, overlong, loss_on, loss_on_inserted=inserted, origin=origin)
+    if detected.format == TOKEN_IDS.name:
+        return EncodeTokenIds(max_length, overlong, vocabulary=max(tokenizer.get_vocab().values()) + 1)
     if detected.format != "text":
         return EncodePairs(tokenizer, max_length, overlong, loss_on)
     fim = job.data.fim
@@ -54,6 +58,11 @@ def make_encoder(job: Job, tokenizer: Any, detected: Detected) -> Encoder:
 def loss_on_of(task: Task, fmt: str, asked: str | None) -> str:
     """Which tokens contribute to the loss for a format; RecipeError when the two do not go together."""
     known = task.learns[fmt]
+    if not known:
+        if asked is None:
+            return "all"  # nothing of it is masked here
+        message = f"is {asked}, but {fmt} rows have labels of their own"
+        raise RecipeError(Problem("loss-on", message, path="data.loss_on", hint="remove data.loss_on"))
     if asked is None:
         return known[0]
     if asked not in known:
@@ -95,6 +104,32 @@ class EncodeText:
                 continue
             ids = with_eos(self.tokenizer, ids)
             found.add(ids, list(ids))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeTokenIds:
+    """Rows that are tokenised already, as they are: nothing is added to them."""
+
+    max_length: int
+    overlong: str
+    vocabulary: int
+    """Ids of the tokenizer are below it."""
+
+    def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
+        found = Collector(self.max_length, self.overlong)
+        for row in rows:
+            documents = row.values["documents"]
+            for ids, _ in documents:
+                other = next((one for one in ids if not 0 <= one < self.vocabulary), None)
+                if other is not None:
+                    message = f"input_ids holds {other}, and the tokenizer's ids are below {self.vocabulary}"
+                    hint = "tokenise the rows with the tokenizer of this model"
+                    raise bad_row(row, message, hint, code="unknown-token")
+            if not any(ids for ids, _ in documents):
+                found.dropped["empty"] += 1
+                continue
+            found.add_documents(documents)
         return found
 
 
