@@ -164,6 +164,7 @@ CHANGED: dict[str, str] = {
     "model.attn_implementation": "eager",
     "model.loss": "full",
     "model.compile_blocks": "true",
+    "model.rope_parameters": "{rope_type: linear, factor: 2}",
     "model.vocab_multiple": "128",
     "model.device_map": "auto",
     "model.freeze": "[vision]",

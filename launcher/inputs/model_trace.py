@@ -34,7 +34,7 @@ _READ = (
 _UNREAD = frozenset(
     {
         "model.cache_dir", "model.chat_template", "model.config", "model.gguf_file", "model.name_or_path",
-        "model.revision", "model.tokenizer",
+        "model.revision", "model.rope_parameters", "model.tokenizer",
         "sharding.offload_activations",  # where it is on, nothing is traced
         "sharding.optim_in_backward",  # a trace has all gradients; memory/ takes out those that are freed
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,8 @@ from launcher.models.lora import adapter_fields, is_all_linear, without_adapter
 from launcher.models.measured_runs import Calibration, read_calibration
 from launcher.models.model import ModelSpec
 from launcher.models.model_config import find_model_config, local_prompts, shipped_model_config
+from launcher.models.positions import longest_row, stretched
+from launcher.models.text_part import image_text_types
 from launcher.plan.inputs import Facts
 from launcher.plan.settings import deciding_images
 from launcher.planner.record import frozen_parts
@@ -156,7 +159,18 @@ def model_config(
             allow_network=allow_network,
         )
     check_stored_quantization(recipe, config)
+    if model.rope_parameters is not None:
+        config = _with_positions(config, model.rope_parameters)
     return model.name_or_path, config, origin
+
+
+def _with_positions(config: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with `model.rope_parameters` in it, or in its text model's."""
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping):
+        return stretched(config, asked)
+    text = (image_text_types().get(str(config.get("model_type"))) or {}).get("text")
+    return {**config, "text_config": stretched({"model_type": text, **inner}, asked)}
 
 
 def check_stored_quantization(recipe: Recipe, config: Mapping[str, Any]) -> None:
@@ -302,9 +316,9 @@ def _rehearsal(
 
 
 def _warnings(recipe: Recipe, spec: ModelSpec, calibration: Calibration | None) -> Iterator[str]:
-    longest, asked = spec.max_position_embeddings, recipe.data.max_length
+    longest, asked = longest_row(spec.config, spec.max_position_embeddings), recipe.data.max_length
     if longest and task_named(recipe.task).reads_tokens and asked > longest:
-        yield f"data.max_length {asked} exceeds the model's {longest} positions"
+        yield f"data.max_length {asked} exceeds the model's {longest} positions{_stretch_hint(spec, asked)}"
     if any(kind.scans for kind in spec.layout.stacks):
         yield (
             f"linear-attention layers of {spec.model_type} are counted as torch's operations, which run "
@@ -321,6 +335,16 @@ def _warnings(recipe: Recipe, spec: ModelSpec, calibration: Calibration | None) 
         yield unused
     if calibration is not None and calibration.skipped:
         yield f"{calibration.source}: skipped {calibration.skipped} line(s) that are not from this version"
+
+
+def _stretch_hint(spec: ModelSpec, asked: int) -> str:
+    """The value of `model.rope_parameters` that would be enough, for a model that takes it."""
+    try:
+        native = stretched(spec.config, {"rope_type": "yarn", "factor": 1.0})["max_position_embeddings"]
+    except RecipeError:
+        return ""
+    factor = 2.0 ** math.ceil(math.log2(asked / native))
+    return f"; `model.rope_parameters: {{rope_type: yarn, factor: {factor}}}` stretches them"
 
 
 def _unused_prompts(recipe: Recipe) -> str | None:

@@ -55,7 +55,8 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRec
         changed["generation_max_length"] = 16
     model = recipe.model.model_copy(
         update={"name_or_path": None, "config": narrow_config(config), "gguf_file": None,
-                "tokenizer": None, "revision": None, "device_map": None}
+                "tokenizer": None, "revision": None, "device_map": None,
+                "rope_parameters": None}  # they are in the configuration
     )  # fmt: skip
     shallow = {} if recipe.adapter is None else _shallow(recipe.adapter)
     adapter = None if recipe.adapter is None else recipe.adapter.model_copy(update=shallow)

@@ -11,7 +11,7 @@ decides from a key (`auto`, or absent) has a declaration of its own in plan/sett
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import get_annotations
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, MinLen
 
@@ -125,6 +125,14 @@ class ModelKeys:
         Key(absent="not asked for", read_by=has_tokens, unread=NO_TOKENS),
     ] = []  # noqa: RUF012  pydantic copies it
     """Tokens to add to the tokenizer; their embedding rows are trained and saved, with an adapter, too."""
+    rope_parameters: Annotated[
+        dict[str, Any] | None,
+        Key(Resume("refuse", "the model would place its tokens elsewhere"), absent="not asked for",
+            before=None, read_by=lambda task: task.reads_tokens and not task.sees_images,
+            unread="it trains no text model alone"),
+    ] = None  # fmt: skip
+    """Longer contexts than the checkpoint's: `rope_type` (`linear`, `dynamic`, `yarn`, `llama3`), `factor`
+    and that type's other fields, as in transformers."""
     cache_dir: Annotated[str | None, Key(DERIVED, absent="not asked for")] = None
     """Folder of the hub cache, as in from_pretrained."""
     trust_remote_code: Annotated[bool, Key(DERIVED, absent="not asked for")] = False

@@ -11,6 +11,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.files.object_store import UNFIT, protocol_of
 from launcher.files.secrets import is_written_secret, looks_secret, names_secret
 from launcher.machine.hardware import device_facts
+from launcher.models.positions import wrong_rope
 from launcher.recipe.data_paths import is_file, is_hub_id, is_url
 from launcher.recipe.env import reference_names, split_references
 from launcher.recipe.field_tables import METRICS, TASK_FORMATS, TRAINER_OWNED
@@ -293,6 +294,16 @@ def _check_model(given: _Given) -> Problems:
         yield _conflict("model.config", message, _KEEP_ONE)
 
 
+def _check_rope(given: _Given) -> Problems:
+    asked = given.model.get("rope_parameters")
+    if not isinstance(asked, Mapping):
+        return
+    yield from wrong_rope(asked)
+    if given.model.get("config") is not None:
+        message = "excludes `model.config`, which has `rope_parameters` of its own"
+        yield _conflict("model.rope_parameters", message, "write it there")
+
+
 def _check_kbit_norms(given: _Given) -> Problems:
     if given.model.get("kbit_norms") is not None and given.model.get("quantization") in (None, "none"):
         message = "needs a quantised base: elsewhere `model.dtype` is the dtype of all weights"
@@ -489,9 +500,9 @@ def _hub_hint(url: str) -> str | None:
 
 
 _RULES = (
-    _check_device, _check_owned, _check_exclusive, _check_model, _check_kbit_norms, _check_adapter,
-    _check_some_rows, _check_evaluation, _check_early_stopping, _check_hub, _check_mirror, _check_optimizer,
-    _check_best_metric,
+    _check_device, _check_owned, _check_exclusive, _check_model, _check_rope, _check_kbit_norms,
+    _check_adapter, _check_some_rows, _check_evaluation, _check_early_stopping, _check_hub, _check_mirror,
+    _check_optimizer, _check_best_metric,
 )  # fmt: skip
 
 

@@ -73,6 +73,10 @@ RECIPES: list[dict[str, str]] = [
     {"task": "grpo"}, {"task": "orpo"}, {"task": "vlm"}, {"task": "sft"},
     *({"task": name} for name in ("gspo", "dapo", "gkd", "masked-lm", "asr")),
     {"sharding": "{pp_size: 2, ep_size: 2}"},
+    {"model": "{config: {model_type: llama}, rope_parameters: {rope_type: ntk, factor: 2}}"},
+    {"model": "{name_or_path: m, rope_parameters: {rope_type: yarn, factor: 0.5, low_freq_factor: 1}}"},
+    {"model": "{name_or_path: m, rope_parameters:"
+     " {rope_type: llama3, low_freq_factor: 4, high_freq_factor: 1}}"},
     {"trainer": f"{{run_name: {TOKEN}}}"},
     {"trainer": "{run_name: '${ENV:HF_TOKEN}'}"},
     {"launch": "{slurm: {account: '${ENV:NOT_SET_:me}', setup: [\"echo '${ENV:NOT_SET_:me}'\"]}}"},

@@ -9,6 +9,7 @@ what benchmarks/coverage.py found out by running each type. `models`: configurat
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -66,10 +68,25 @@ def module_names() -> dict[str, Any]:
         "version": transformers.__version__,
         "names": names(),
         "causal_lm": sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+        "rotary": [kind for kind in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) if _is_rotary(kind)],
         "image_text_to_text": {
             kind: _text(kind) for kind in sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
         },
     }
+
+
+def _is_rotary(kind: str) -> bool:
+    """Whether all layers have the same rotary positions, whose frequencies follow from `rope_type`."""
+    make = CONFIG_MAPPING[kind]
+    try:
+        config = make()
+    except StrictDataclassClassValidationError:  # whose defaults contradict each other
+        return False
+    rope = getattr(config, "rope_parameters", None)
+    if not rope or rope.get("rope_type") != "default" or config.nested_rope_parameter_keys(rope):
+        return False
+    code = Path(inspect.getfile(make)).parent.glob("modeling_*.py")
+    return any("ROPE_INIT_FUNCTIONS" in path.read_text(encoding="utf-8") for path in code)
 
 
 def _text(kind: str) -> dict[str, Any]:

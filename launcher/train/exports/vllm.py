@@ -85,6 +85,8 @@ def check_adapter(source: TrainedSource) -> None:
         found.append(f"init_lora_weights: {start}, which changed the base's weights before training")
     if source.job.model.text_only:
         found.append("a base for text and images, whose layers have other names than the text model's")
+    if source.job.model.rope_parameters:
+        found.append("longer contexts (model.rope_parameters) than the base's configuration")
     if source.job.model.add_tokens:
         found.append("added tokens, for which the base has no rows")
     if found:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
+from launcher.models.positions import stretched
 from launcher.recipe.hooks import MAKE_MODELS
 from launcher.tasks import task_named
 from launcher.train.hooks import load_hooks
@@ -170,11 +171,13 @@ def _pretrained_model(job: Job, head: dict[str, Any], options: dict[str, Any]) -
     if not gguf and "quantization_config" in options and hasattr(load_config(job), "quantization_config"):
         options = {**options}
         del options["quantization_config"]  # the checkpoint is stored quantised: its own holds
-    if job.model.text_only:
+    if job.model.text_only or job.model.rope_parameters:
         config = load_config(job)
         for name, value in head.items():
             setattr(config, name, value)
-        head, hub = {}, {**hub, "config": config, "key_mapping": TEXT_KEYS}
+        head, hub = {}, {**hub, "config": config}
+    if job.model.text_only:
+        hub["key_mapping"] = TEXT_KEYS
     # A head for other labels has another size; check_loaded refuses any other difference.
     other_sizes = {"ignore_mismatched_sizes": True} if task_named(task).adds_head else {}
     try:
@@ -423,11 +426,26 @@ def load_config(job: Job) -> Any:
     reference = model_reference(job)
     try:
         found = AutoConfig.from_pretrained(reference, **hub_options(job))
-        return _text_config(found) if job.model.text_only else found
+        return _stretched(job, _text_config(found) if job.model.text_only else found)
     except (OSError, ValueError) as error:
         raise own_code(error, str(reference)) or RecipeError(
             Problem("model-missing", f"cannot read {reference}: {error}", path="model.name_or_path")
         ) from error
+
+
+def _stretched(job: Job, config: Any) -> Any:
+    """With the positions of `model.rope_parameters`, in what else transformers derives from them, too."""
+    if job.model.rope_parameters is None:
+        return config
+    new = stretched(config.to_dict(), job.model.rope_parameters)
+    original = "original_max_position_embeddings"
+    if hasattr(config, original):  # Phi-3's own, which would win over rope_parameters
+        setattr(config, original, new["rope_parameters"].get(original, new["max_position_embeddings"]))
+    for name in ("rope_parameters", "max_position_embeddings"):
+        setattr(config, name, new[name])
+    config.standardize_rope_params()
+    config.validate_rope()
+    return config
 
 
 def _text_config(wrapper: Any) -> Any:
