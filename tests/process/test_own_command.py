@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ pytest.importorskip("transformers")
 
 from launcher.commands.supervise import supervise_command
 from launcher.errors import Interrupted, RunFailed
+from launcher.execute.supervise import Limits
 from launcher.files.checkpoint import complete_checkpoints
 from launcher.files.rank_status import process_started
 from launcher.report.outcome import Outcome
@@ -48,6 +50,8 @@ class Fault(TrainerCallback):
         if WHAT == "stop" and not once.exists():
             once.touch()
             os.kill(os.getpid(), signal.SIGTERM)
+        if WHAT == "hang":
+            time.sleep(600)
         if WHAT == "raise" and not once.exists():
             once.touch()
             raise ConnectionError("the data server does not answer")
@@ -121,6 +125,18 @@ def test_a_failed_rank_is_named_and_a_restart_resumes(forks, tmp_path, monkeypat
     assert "rank 1 failed first: ConnectionError: the data server does not answer" in restart["cause"]
     assert (restart["step"], restart["resumed_from"], result["steps"]) == (4, 3, 5)
     assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 5]
+
+
+def test_a_step_that_never_ends_is_a_hang_with_the_calls_of_the_rank(forks, tmp_path, monkeypatch):
+    quick = functools.partial(Limits, step=patience(3.0))
+    monkeypatch.setattr("launcher.execute.own_command.Limits", quick)
+    script(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunFailed) as failed:
+        supervise(torchrun(forks.python, "4,hang,9"))
+    problem = failed.value.problems[0]
+    assert problem.code == "hang"
+    assert "rank 1 is behind, after step 4, in on_step_begin" in problem.message
 
 
 def test_without_the_line_the_command_is_supervised_and_nothing_is_known_of_its_steps(
@@ -256,6 +272,31 @@ def test_the_documented_script_trains_before_and_after_with_zero_2(tmp_path):
         shutil.rmtree(tmp_path / "final")
     assert (run.result["steps"], run.result["processes"]) == (3, 2)
     assert list((tmp_path / "out/checkpoint-3").glob("global_step3/*optim_states.pt"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [False, True], ids=["plain", "with the line"])
+def test_the_script_of_trl_as_it_is_published_and_with_the_line(tmp_path, line):
+    trl = pytest.importorskip("trl")
+    make_base(tmp_path, hidden_size=32, layers=1, heads=2)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "rows.jsonl").rename(tmp_path / "data/train.jsonl")
+    text = (Path(trl.__file__).parent / "scripts/sft.py").read_text()
+    if line:
+        last = "        peft_config=get_peft_config(model_args),\n"
+        assert text.count(last) == 1
+        text = text.replace(last, f"{last}        callbacks=[effilaunch.callback()],\n")
+        text = text.replace("import argparse\n", "import argparse\nimport effilaunch\n", 1)
+    (tmp_path / "sft.py").write_text(text)
+    words = ["torchrun", "--standalone", "--nproc-per-node", "2", "sft.py", "--model_name_or_path", "model",
+             "--dataset_name", "data", "--output_dir", "out", "--max_steps", "3", "--logging_steps", "1",
+             "--use_cpu", "True", "--bf16", "False", "--report_to", "none"]  # fmt: skip
+    run = Run(tmp_path, words)
+    run.ended(0)
+    assert (run.result["status"], run.result["processes"]) == ("finished", 2)
+    assert (tmp_path / "out/model.safetensors").is_file()
+    assert run.result.get("steps") == (3 if line else None)
+    assert list(complete_checkpoints(run.run_dir / "checkpoints")) == ([3] if line else [])
 
 
 LOOP = """import time
