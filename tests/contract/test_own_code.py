@@ -113,9 +113,11 @@ def test_a_loss_of_the_file_is_the_same_for_every_micro_batch(ground, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_loss_of_the_file_is_the_same_on_two_ranks(ground, tmp_path, forks: Forks):
+@pytest.mark.parametrize("sharding", [{"engine": "ddp"}, {"zero_stage": 2}, {"engine": "fsdp"}], ids=str)
+def test_a_loss_of_the_file_is_the_same_on_two_ranks(sharding, ground, tmp_path, forks: Forks):
     plain = trained(sized(2), ground, tmp_path / "plain", forks, world=0)
-    ranks = trained(sized(1), ground, tmp_path / "ranks", forks, world=2, hooks=LOSS)
+    said = {**sized(1), "sharding": sharding}
+    ranks = trained(said, ground, tmp_path / "ranks", forks, world=2, hooks=LOSS)
     alike(plain, ranks)
 
 
