@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,10 +95,16 @@ class AbsentRanks:
                 break
         return found
 
-    def _one(self, run_dir: Path, world: int, rank: int, env: Mapping[str, str]) -> Ran:
+    def call(self, run_dir: Path, *words: str) -> Ran:
+        """A command on a run directory, on the same machine."""
+        return self._one(run_dir, 1, 0, {}, words)
+
+    def _one(
+        self, run_dir: Path, world: int, rank: int, env: Mapping[str, str], words: Sequence[str] = ()
+    ) -> Ran:
         written = run_dir.with_name(f"rank-{rank}.json")
         order = {"run_dir": str(run_dir), "env": {**env, **variables(rank, world)}, "written": str(written)}
-        code = self._order(order)
+        code = self._order({**order, "words": words})
         logs = [run_dir / "logs" / f"rank-{rank}.log", run_dir / "logs" / f"forked-{rank}.log"]
         said = "\n".join(
             line
@@ -171,11 +177,12 @@ def be_rank(order: Mapping[str, Any]) -> None:
         gpus.collective = groups = Groups(gpus, rank, shared)
         answer_for_groups(groups, gpus)
         answer_for_tensors(gpus)
+        from launcher.cli import main
         from launcher.train import status, worker
 
         gpus.record.where = lambda: (status.status().phase, status.status().step)
         with gpus:
-            code = worker.main([str(run_dir)])
+            code = main(order["words"]) if order["words"] else worker.main([str(run_dir)])
         groups.leave()
     except BaseException:
         traceback.print_exc()

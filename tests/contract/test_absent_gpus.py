@@ -311,7 +311,9 @@ def test_one_rank_that_is_stopped_stops_the_others_after_the_same_step(ground, r
 
 
 @SLOW
-def test_ranks_of_a_resumed_run_do_the_same(ground, ranks, tmp_path: Path) -> None:
+def test_ranks_of_a_resumed_run_do_the_same_and_its_result_opens_one_context(
+    ground, ranks, tmp_path: Path
+) -> None:
     out, env = planned(ground, tmp_path, 8, {"sharding": ENGINES["ddp"], **FORMS["lora"]}, STOPPED)
     assert [one.code for one in ranks.run(out, 8, (0, 7), env)] == [0, 0]
     again, env = resumed(out, tmp_path), {**env, "EFFILAUNCH_RESUME": "auto"}
@@ -319,6 +321,11 @@ def test_ranks_of_a_resumed_run_do_the_same(ground, ranks, tmp_path: Path) -> No
     for one in ran:
         steps = {event["step"] for event in one.of("collective") if event["phase"] == "train"}
         assert steps == {1, 2}
+    finished = again.with_name("after-rank-0")
+    (finished / "COMPLETED").touch()  # as the supervisor does
+    answered = ranks.call(finished, "generate", str(finished), "w1 w2", "--max-new-tokens", "2")
+    assert answered.code == 0, answered.said
+    assert [event["gpu"] for event in answered.of("context")] == [0]
 
 
 def resumed(out: Path, folder: Path) -> Path:
