@@ -94,6 +94,7 @@ def _assemble(
             *draft.warnings,
             *_device_warnings(facts.hardware),
             *_logits_warnings(chosen, facts, draft),
+            *_mean_warnings(chosen, draft),
             *_profile_warnings(chosen, draft),
         ),
         images=facts.images,
@@ -132,6 +133,17 @@ def _logits_warnings(chosen: Candidate, facts: Facts, draft: Draft) -> tuple[str
         f"logits take {logits / 2**30:.1f} GiB of the {memory.total / 2**30:.1f} GiB at the peak: a score "
         f"for each of {facts.model.vocab_size:,} words at {chosen.batch.micro} x {length} "
         f"positions; less with {', or '.join(fixes)}",
+    )
+
+
+def _mean_warnings(chosen: Candidate, draft: Draft) -> tuple[str, ...]:
+    """Several micro-batches of a step whose loss the hooks' model returns as the mean of each."""
+    several = chosen.batch.accumulation * chosen.batch.data_parallel > 1
+    if not draft.task.made_by_hooks or not several or "compute_loss" in draft.python.hooks:
+        return ()
+    return (
+        "the model of make_model returns the mean loss of a micro-batch, and micro-batches of a step count by "
+        "their rows; a forward that takes num_items_in_batch, or the hook compute_loss, counts each label",
     )
 
 

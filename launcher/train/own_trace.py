@@ -7,10 +7,13 @@ The hooks run here as in a rank. The model is made with fake tensors, which have
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -47,47 +50,56 @@ def describe(job: Job) -> dict[str, Any]:
     import torch
 
     from launcher.train.own import own_data, own_processing
-    from launcher.train.upstream.torch_seams import fake_tensors
 
     data = own_data(job, own_processing(job))
-    model = _fake_model(job, fake_tensors())
-    embedded = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    shapes = Counter((tuple(p.shape), id(p) in embedded) for p in model.parameters())
-    sample = _largest(data)
-    ids = sample.get("input_ids")
+    ids = _largest(data).get("input_ids")
+
+    def sizes(model: Any) -> dict[str, Any]:
+        embedded = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+        shapes = Counter((tuple(p.shape), id(p) in embedded) for p in model.parameters())
+        return {
+            "name": type(model).__name__,
+            "params": sum(p.numel() for p in model.parameters()),
+            "frozen": sum(p.numel() for p in model.parameters() if not p.requires_grad),
+            "parameters": [
+                {"shape": shape, "embedded": is_one, "count": n} for (shape, is_one), n in shapes.items()
+            ],
+            "recomputes": bool(getattr(model, "supports_gradient_checkpointing", False)),
+        }
+
     return {
-        "name": type(model).__name__,
-        "params": sum(p.numel() for p in model.parameters()),
-        "frozen": sum(p.numel() for p in model.parameters() if not p.requires_grad),
-        "parameters": [
-            {"shape": shape, "embedded": is_one, "count": n} for (shape, is_one), n in shapes.items()
-        ],
+        **_of_fake_model(job, None, sizes),
         "length": None if ids is None or not torch.is_tensor(ids) else int(ids.shape[-1]),
-        "recomputes": bool(getattr(model, "supports_gradient_checkpointing", False)),
         "train_rows": data.counts["train"],
         "eval_rows": None if data.eval is None else data.counts["eval"],
     }
 
 
-def _fake_model(job: Job, mode: Any, dtype: Any = None) -> Any:
-    """The model of `make_model` with fake tensors of a FakeTensorMode, floating ones in `dtype`."""
+def _of_fake_model(job: Job, dtype: Any, work: Callable[[Any], Any]) -> Any:
+    """What `work` makes of the hooks' model with fake tensors, floating ones in `dtype`, within their mode.
+
+    The model is made of them at once; one that reads values is made for real, and its tensors replaced.
+    """
     from launcher.train.hooks import load_hooks
     from launcher.train.own import own_config
+    from launcher.train.upstream.torch_seams import fake_tensors
 
     hooks, config = load_hooks(job), own_config(job)
+    assert hooks.make_model is not None, "a plan of this task has it"
+    steps = [hooks.make_model, *([] if hooks.prepare_model is None else [hooks.prepare_model])]
 
-    def make(config: Any) -> Any:
-        assert hooks.make_model is not None, "a plan of this task has it"
-        made = hooks.make_model(config)
-        return made if hooks.prepare_model is None else hooks.prepare_model(made)
+    def made(calls: Sequence[Callable[[Any], Any]]) -> Any:
+        return reduce(lambda value, call: call(value), calls, config)
 
-    try:
-        with mode:
-            return _placed(make(config), dtype)
-    except Exception:  # it reads values: make it for real
-        model = make(config)
-        with mode:
-            return _placed(model, dtype)
+    with fake_tensors():
+        model = None
+        with contextlib.suppress(Exception):
+            model = _placed(made([inspect.unwrap(step) for step in steps]), dtype)
+        if model is not None:
+            return work(model)
+    model = made(steps)
+    with fake_tensors():
+        return work(_placed(model, dtype))
 
 
 def _placed(model: Any, dtype: Any) -> Any:
@@ -170,15 +182,15 @@ def _record(asked: Any, inputs: Mapping[str, Any]) -> Any:
     import torch
 
     from launcher.train.trace.model import record_step
-    from launcher.train.upstream.torch_seams import fake_tensors
 
     if left := [name for name, value in inputs.items() if not torch.is_tensor(value)]:
         raise RunFailed(Problem("trace-failed", f"its batches hold more than tensors: {', '.join(left)}"))
-    mode = fake_tensors()
-    model = _as_trained(asked, _fake_model(asked.job, mode, _dtype(asked)))
-    with mode:
+
+    def step(model: Any) -> Any:
         fake = {name: torch.empty_like(value) for name, value in inputs.items()}
-        return record_step(asked, _in_one_piece(model), fake, sys.maxsize)
+        return record_step(asked, _in_one_piece(_as_trained(asked, model)), fake, sys.maxsize)
+
+    return _of_fake_model(asked.job, _dtype(asked), step)
 
 
 def _dtype(asked: Any) -> Any:
