@@ -142,7 +142,7 @@ def _mean_warnings(chosen: Candidate, draft: Draft) -> tuple[str, ...]:
     if not draft.task.made_by_hooks or not several or "compute_loss" in draft.python.hooks:
         return ()
     return (
-        "the model of make_model returns the mean loss of a micro-batch, and micro-batches of a step count by "
+        "the model of make_model returns the mean loss of a micro-batch, and those of a step count by "
         "their rows; a forward that takes num_items_in_batch, or the hook compute_loss, counts each label",
     )
 
