@@ -250,6 +250,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "streamed": (ENGINES["ddp"], {"data": {"streaming": True}, **CHUNKED}),
     "packed": (ENGINES["fsdp"], {"data": {"packing": True}, **CHUNKED}),
     "offload": ({**ENGINES["zero3"], "offload_optimizer": "cpu", "offload_param": "cpu"}, {}),
+    "activations": ({**ENGINES["fsdp"], "offload_activations": "cpu"}, CHUNKED),
 }
 """Name -> sharding, sections of the recipe."""
 
