@@ -47,7 +47,7 @@ states are offloaded, to at most 1 TiB, so check what your machine has. An NVMe 
 {table}
 
 The longest samples of LoRA over a 4-bit base, one at a time, in steps of 64 tokens. `fsdp`: with
-`sharding: {{engine: fsdp, offload_param: cpu}}`.
+`sharding: {{engine: fsdp, offload_param: cpu, offload_activations: cpu}}`, however much host memory that takes.
 
 {contexts}
 
@@ -94,7 +94,8 @@ def cell(machine: str, kind: str, *, offloaded: bool) -> str:
 
 def longest(model: str, machine: str, *, offloaded: bool) -> str:
     """Tokens of the longest sample that fits."""
-    sharding = "{engine: fsdp, offload_param: cpu}" if offloaded else "{engine: ddp}"
+    moved = "{engine: fsdp, offload_param: cpu, offload_activations: cpu}"
+    sharding = moved if offloaded else "{engine: ddp}"
     with tempfile.TemporaryDirectory() as folder:
         recipe = Path(folder) / "r.yaml"
         recipe.write_text(
