@@ -47,7 +47,8 @@ states are offloaded, to at most 1 TiB, so check what your machine has. An NVMe 
 {table}
 
 The longest samples of LoRA over a 4-bit base, one at a time, in steps of 64 tokens. `fsdp`: with
-`sharding: {{engine: fsdp, offload_param: cpu, offload_activations: cpu}}`, however much host memory that takes.
+`sharding: {{engine: fsdp, offload_param: cpu, offload_activations: cpu}}`, however much host memory
+that takes.
 
 {contexts}
 
