@@ -254,7 +254,9 @@ def test_commands_that_train_say_what_to_install(installed, tmp_path):
     call(effilaunch, *init, "--on", "cpu", "--output", "mine.yaml", cwd=tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / MARKER).touch()
-    (tmp_path / "run" / "plan.json").write_text('{"settings": {}}', encoding="utf-8")
+    (tmp_path / "run" / "plan.json").write_text(
+        '{"settings": {"task": {"value": "causal-lm"}}}', encoding="utf-8"
+    )
     for words in (
         ("run", "mine.yaml"),
         ("prepare", "mine.yaml"),
