@@ -21,12 +21,13 @@ from launcher.schedulers.submitted import Submitted
 
 
 def result_text(record: RunRecord, try_command: Sequence[str], *, load: float = 0.0) -> str:
-    """A finished run: its figures, adaptations, memory. load: processes per core that want to run."""
+    """A run, as far as it came: figures, adaptations, memory. load: processes per core that want to run."""
     trial = [Row("try it", [Code(" ".join(map(shell_word, try_command)))])] if try_command else []
     rows = [*run_rows(record, load), *trial]
     blocks: list[Block] = [Rows(rows), *adaptations(record.result.get("adaptations"))]
     memory = memory_section(record.plan, record.result)
-    return "\n".join(["done", *block_lines(blocks), *section_lines([memory])]) + "\n"
+    state = "done" if record.state == "finished" else record.state
+    return "\n".join([state, *block_lines(blocks), *section_lines([memory])]) + "\n"
 
 
 def shell_word(word: str) -> str:

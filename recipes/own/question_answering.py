@@ -16,8 +16,16 @@ QUESTION, PAD = 1, 0
 
 def make_model(config):
     config = ModernBertConfig(
-        vocab_size=WORDS, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=LENGTH, pad_token_id=PAD, bos_token_id=2, eos_token_id=3, cls_token_id=2,
+        vocab_size=WORDS,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=LENGTH,
+        pad_token_id=PAD,
+        bos_token_id=2,
+        eos_token_id=3,
+        cls_token_id=2,
         sep_token_id=3,
     )
     return ModernBertForQuestionAnswering(config)

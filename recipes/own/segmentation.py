@@ -15,9 +15,17 @@ SIZE, CLASSES = 32, 3
 
 def make_model(config):
     config = SegformerConfig(
-        num_labels=CLASSES, num_encoder_blocks=2, depths=[1, 1], sr_ratios=[4, 2], hidden_sizes=[16, 32],
-        patch_sizes=[3, 3], strides=[2, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2],
-        decoder_hidden_size=32, drop_path_rate=0.0,
+        num_labels=CLASSES,
+        num_encoder_blocks=2,
+        depths=[1, 1],
+        sr_ratios=[4, 2],
+        hidden_sizes=[16, 32],
+        patch_sizes=[3, 3],
+        strides=[2, 2],
+        num_attention_heads=[1, 2],
+        mlp_ratios=[2, 2],
+        decoder_hidden_size=32,
+        drop_path_rate=0.0,
     )
     return SegformerForSemanticSegmentation(config)
 

@@ -18,11 +18,26 @@ SPOKEN, SAMPLES = 4, 160
 
 def make_model(config):
     config = Wav2Vec2Config(
-        vocab_size=1 + LETTERS, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=96, conv_dim=(32, 32), conv_kernel=(10, 8), conv_stride=(5, 4),
-        num_feat_extract_layers=2, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4,
-        pad_token_id=BLANK, ctc_loss_reduction="mean", apply_spec_augment=False, layerdrop=0.0, hidden_dropout=0.0, attention_dropout=0.0,
-        activation_dropout=0.0, feat_proj_dropout=0.0, final_dropout=0.0,
+        vocab_size=1 + LETTERS,
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=96,
+        conv_dim=(32, 32),
+        conv_kernel=(10, 8),
+        conv_stride=(5, 4),
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        pad_token_id=BLANK,
+        ctc_loss_reduction="mean",
+        apply_spec_augment=False,
+        layerdrop=0.0,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        feat_proj_dropout=0.0,
+        final_dropout=0.0,
     )
     return Wav2Vec2ForCTC(config)
 

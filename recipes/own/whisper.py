@@ -20,10 +20,23 @@ SPOKEN = 4
 
 def make_model(config):
     config = WhisperConfig(
-        vocab_size=FIRST + WORDS, num_mel_bins=BANDS, d_model=48, encoder_layers=2, decoder_layers=2,
-        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96,
-        max_source_positions=FRAMES // 2, max_target_positions=16, pad_token_id=PAD, bos_token_id=START,
-        eos_token_id=END, decoder_start_token_id=START, suppress_tokens=None, begin_suppress_tokens=None,
+        vocab_size=FIRST + WORDS,
+        num_mel_bins=BANDS,
+        d_model=48,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=96,
+        decoder_ffn_dim=96,
+        max_source_positions=FRAMES // 2,
+        max_target_positions=16,
+        pad_token_id=PAD,
+        bos_token_id=START,
+        eos_token_id=END,
+        decoder_start_token_id=START,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
     )
     return WhisperForConditionalGeneration(config)
 

@@ -219,9 +219,10 @@ def test_the_result_of_a_run_directory(tmp_path):
         "schema_version": 1, "command": "run", "run_dir": str(tmp_path / "run"), "result": stored,
     }  # fmt: skip
     assert "<iframe" in found._repr_html_()
-    assert "done" in str(found)
+    assert str(found).startswith("done\n")
     failed = effilaunch.result(write_run(tmp_path / "failed", metrics=metrics(3)))
     assert (failed.state, failed.steps, failed.to_json()["result"]) == ("failed", 3, {})
+    assert str(failed).startswith("failed\n")
     assert refused(effilaunch.RecipeError, effilaunch.result, tmp_path / "no") == [("no-run-dir", None)]
 
 
