@@ -7,7 +7,6 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.files.shipped import recipes_dir
-from launcher.recipe.merged_yaml import shipped_names
 from launcher.render.new_file import write_new
 from launcher.report.outcome import Outcome
 from launcher.report.tables import table
@@ -16,7 +15,8 @@ from launcher.report.tables import table
 def recipes_command(name: str | None, *, copy: bool) -> Outcome:
     """List the recipes, print one, or copy it to the current folder."""
     folder = recipes_dir()
-    found = {name: folder / f"{name}.yaml" for name in shipped_names() if not name.startswith("_")}
+    files = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
+    found = {name: path for name, path in sorted(files.items()) if not name.startswith("_")}
     if name is None:
         rows = [(stem, _title(path)) for stem, path in found.items()]
         data: list[dict[str, Any]] = [{"name": stem, "title": title} for stem, title in rows]
