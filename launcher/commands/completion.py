@@ -34,10 +34,10 @@ def offers(prefix: str, action: argparse.Action, **_: Any) -> Iterable[str]:
     """The completions of an argument's value, chosen by its metavar."""
     from argcomplete.completers import DirectoriesCompleter, FilesCompleter
 
+    from launcher.files.shipped import shipped_names
     from launcher.machine.hardware import DEVICES
     from launcher.models.model_config import shipped_model_names
     from launcher.planner.fixes import FIXES
-    from launcher.recipe.merged_yaml import shipped_names
 
     for kind in str(action.metavar).split("|"):
         if kind in SHIPPED:

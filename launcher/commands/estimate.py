@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import DoesNotFit, Problem, RecipeError
+from launcher.files.shipped import shipped_names
 from launcher.inputs.model_spec import find_spec
 from launcher.inputs.planning_facts import find_calibration, gather, usable_cores
 from launcher.machine import probe
@@ -34,7 +35,6 @@ from launcher.planner.strategies import (
     worth_a_row,
 )
 from launcher.recipe.loading import LoadedRecipe, load_recipe, with_changes
-from launcher.recipe.merged_yaml import shipped_names
 from launcher.report.outcome import Outcome
 from launcher.report.plan_text import estimate_text
 from launcher.tasks import DEFAULT_TASK, task_named

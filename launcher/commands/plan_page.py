@@ -18,14 +18,14 @@ from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.execute.record import RunRecord
 from launcher.execute.record import without_secrets as record_without_secrets
 from launcher.files.safe_files import LARGEST_TEXT, read_text
-from launcher.files.shipped import recipes_dir
+from launcher.files.shipped import recipes_dir, shipped_names
 from launcher.inputs.planning_facts import gather, recipe_hardware
 from launcher.inputs.shown_plan import ShownPlan, shown_plan
 from launcher.machine.hardware import DEVICES, parse_hardware
 from launcher.models.model_config import shipped_model_names
 from launcher.recipe.json_schema import recipe_json_schema
 from launcher.recipe.loading import load_recipe
-from launcher.recipe.merged_yaml import find_recipe, shipped_names
+from launcher.recipe.merged_yaml import find_recipe
 from launcher.report import plan_sections
 from launcher.report.html.blocks import drawn, drawn_block
 from launcher.report.html.elements import joined

@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+<<<<<<< HEAD
 from launcher.files.shipped import recipes_dir
+=======
+from launcher.files.shipped import recipes_dir, shipped_names
+>>>>>>> e2063204 (recipes lists what is shipped without reading a recipe; attention of make_model's models through the seam; public batch norms)
 from launcher.render.new_file import write_new
 from launcher.report.outcome import Outcome
 from launcher.report.tables import table

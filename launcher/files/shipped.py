@@ -18,6 +18,12 @@ def recipes_dir() -> Path:
     return _shipped("recipes")
 
 
+def shipped_names() -> list[str]:
+    """Names of the shipped recipes, without suffix, bases as `_base/name`."""
+    folder = recipes_dir()
+    return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
+
+
 def ds_configs_dir() -> Path:
     """Folder of the shipped DeepSpeed configurations."""
     return _shipped("ds_configs")

@@ -14,11 +14,12 @@ from pydantic import ValidationError
 
 from launcher.errors import Problem, RecipeError
 from launcher.files.safe_files import exists
+from launcher.files.shipped import shipped_names
 from launcher.recipe import env
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_fields
 from launcher.recipe.fields import check_adapter, check_trainer, resolve_trainer
-from launcher.recipe.merged_yaml import MergedRecipe, find_recipe, load_merged, shipped_names
+from launcher.recipe.merged_yaml import MergedRecipe, find_recipe, load_merged
 from launcher.recipe.nested_fields import check_nested
 from launcher.recipe.problems import validation_problems
 from launcher.recipe.rules import (

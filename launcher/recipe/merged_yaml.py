@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from launcher.errors import Problem
 from launcher.files.safe_files import LARGEST_TEXT, bounded, is_file, read_text
+from launcher.files.shipped import recipes_dir, shipped_names
 from launcher.recipe.suggestions import close_key, describe
 from launcher.recipe.yaml_reader import join, parse_yaml
 
@@ -61,17 +62,7 @@ def find_recipe(name: str | Path) -> Path | None:
     return _find_shipped(str(name))
 
 
-def shipped_names() -> list[str]:
-    """Names of the shipped recipes, without suffix, bases as `_base/name`."""
-    from launcher.files.shipped import recipes_dir
-
-    folder = recipes_dir()
-    return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
-
-
 def _find_shipped(name: str) -> Path | None:
-    from launcher.files.shipped import recipes_dir
-
     if Path(name).is_absolute():
         return None
     stem = name.removesuffix(".yaml").removeprefix("recipes/")

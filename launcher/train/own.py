@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import torch
 from accelerate.utils import find_batch_size
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
@@ -198,7 +198,7 @@ def weighing_batches(trainer: type) -> type:
 def _running_statistics(model: Any) -> Iterator[torch.Tensor]:
     """Buffers of batch norms: DDP alone hands those of rank 0, which a checkpoint has, to all ranks."""
     for module in model.modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, BatchNorm1d | BatchNorm2d | BatchNorm3d | SyncBatchNorm):
             yield from module.buffers(recurse=False)
 
 

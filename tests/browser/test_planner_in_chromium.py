@@ -22,8 +22,7 @@ from patience import wait_until
 from test_report_in_chromium import CONTRAST, OUTSIDE
 
 from launcher.commands.plan_page import answer
-from launcher.files.shipped import facts_file, recipes_dir
-from launcher.recipe.merged_yaml import shipped_names
+from launcher.files.shipped import facts_file, recipes_dir, shipped_names
 from launcher.report.planner_page.page import PageStart, serving
 from tools import planner_site
 

@@ -10,6 +10,7 @@ import pytest
 from every import every
 
 from launcher.errors import RecipeError
+from launcher.files.shipped import shipped_names
 from launcher.lab.drill import (
     FAULTS,
     TOLERANCE,
@@ -27,7 +28,6 @@ from launcher.lab.drill import (
 )
 from launcher.planner.tiny import tiny_recipe
 from launcher.recipe.loading import load_recipe
-from launcher.recipe.merged_yaml import shipped_names
 
 BY_ID = {fault.id: fault for fault in FAULTS}
 STRAIGHT = {1: 3.0, 2: 2.5, 3: 2.25, 4: 2.0}

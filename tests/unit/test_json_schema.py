@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from every import every
 
-from launcher.files.shipped import recipes_dir
+from launcher.files.shipped import recipes_dir, shipped_names
 from launcher.recipe.field_tables import TABLES, TASK_FORMATS, installed_package, shipped_table
 from launcher.recipe.json_schema import recipe_json_schema
-from launcher.recipe.merged_yaml import shipped_names
 from launcher.recipe.yaml_reader import parse_yaml
 from launcher.tasks import FORMATS
 from tools.tables.fields import schema_text

@@ -245,11 +245,13 @@ def _own_model(job: Job, processing: Any, head: dict[str, Any], make: Callable[[
     import torch
     from transformers import PreTrainedModel, set_seed
 
+    from launcher.train.upstream.model_seams import choose_attention
+
     config = _random_config(job, processing, head) if job.model.config else load_config(job)
     for name, value in head.items():
         setattr(config, name, value)
     if job.model.attn_implementation:
-        config._attn_implementation = job.model.attn_implementation
+        choose_attention(config, job.model.attn_implementation)
     set_seed(job.seed)
     model = make(config)
     if not isinstance(model, PreTrainedModel):

@@ -107,6 +107,11 @@ def attention_of(config: Any) -> str:
     return name
 
 
+def choose_attention(config: Any, name: str) -> None:
+    """The attention implementation of a model that is made from this configuration."""
+    config._attn_implementation = name
+
+
 def has_sdpa(model: Any) -> bool:
     return bool(model._supports_sdpa)
 

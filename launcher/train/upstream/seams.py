@@ -187,7 +187,8 @@ SEAMS = (
     ),
     Seam(
         "transformers.configuration_utils", "", ("5.23.0", 493), _MODELS, "call",
-        "A merged model is read back with the attention that it was loaded with.", ("_attn_implementation",),
+        "A merged model is read back with the attention that it was loaded with, and make_model makes one "
+        "with the plan's.", ("_attn_implementation",),
     ),
     Seam(
         "transformers.integrations.moe", "_grouped_mm", ("5.23.0", 355), _MODELS, "patch",
