@@ -6,11 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-<<<<<<< HEAD
-from launcher.files.shipped import recipes_dir
-=======
 from launcher.files.shipped import recipes_dir, shipped_names
->>>>>>> e2063204 (recipes lists what is shipped without reading a recipe; attention of make_model's models through the seam; public batch norms)
 from launcher.render.new_file import write_new
 from launcher.report.outcome import Outcome
 from launcher.report.tables import table
@@ -19,8 +15,7 @@ from launcher.report.tables import table
 def recipes_command(name: str | None, *, copy: bool) -> Outcome:
     """List the recipes, print one, or copy it to the current folder."""
     folder = recipes_dir()
-    files = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
-    found = {name: path for name, path in sorted(files.items()) if not name.startswith("_")}
+    found = {name: folder / f"{name}.yaml" for name in shipped_names() if not name.startswith("_")}
     if name is None:
         rows = [(stem, _title(path)) for stem, path in found.items()]
         data: list[dict[str, Any]] = [{"name": stem, "title": title} for stem, title in rows]

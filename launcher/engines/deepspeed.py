@@ -450,8 +450,7 @@ def _unconvertible(old: HasSettings, stages: tuple[int, int]) -> str:
         return "its ranks share a copy, and converting such files was not tested"
     if 0 in stages:
         return "ZeRO-0 shards nothing, and DeepSpeed converts no files of it"
-    hooks = old.at("python.hooks")
-    if isinstance(hooks, list) and "optimizer" in hooks:
+    if "optimizer" in old.python.hooks:
         return "DeepSpeed's universal format holds the states of Adam, not those of your optimizer"
     if optim not in ADAM:
         return f"DeepSpeed's universal format holds the states of Adam, not those of {optim}"

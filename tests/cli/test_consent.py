@@ -32,7 +32,8 @@ def run(tmp_path):
 
 
 def plan(folder, settings, **beside):
-    text = json.dumps({"settings": {key: {"value": value} for key, value in settings.items()}, **beside})
+    values = {"task": "causal-lm", **settings}
+    text = json.dumps({"settings": {key: {"value": value} for key, value in values.items()}, **beside})
     (folder / "plan.json").write_text(text)
 
 

@@ -33,6 +33,7 @@ OTHER_MEANINGS = {
     "launcher/report/model_card.py": "the package",
     "launcher/machine/node_facts.py": "the package",
     "launcher/train/machine.py": "the package",
+    "launcher/train/own_command.py": "the package",
     "launcher/execute/start_checks.py": "the package",
     "launcher/knowledge/doctor/build_checks.py": "the package",
     "launcher/knowledge/failures/catalogue.py": "a chapter of the known failures",

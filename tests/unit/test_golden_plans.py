@@ -81,8 +81,8 @@ def test_a_removed_own_key_is_noticed_in_its_plan(golden):
 def test_a_key_that_a_golden_plan_lacks_without_need_is_noticed(golden):
     file = golden / "plans" / "qwen3_8b_dpo.json"
     content = json.loads(file.read_text(encoding="utf-8"))
-    assert "absent" not in content
-    file.write_text(json.dumps({**content, "absent": {"settings": ["seed"]}}), encoding="utf-8")
+    content.setdefault("absent", {}).setdefault("settings", []).append("seed")
+    file.write_text(json.dumps(content), encoding="utf-8")
     assert noticed(golden) == {"qwen3_8b_dpo"}
 
 

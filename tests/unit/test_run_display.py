@@ -265,7 +265,9 @@ def test_a_pipe_gets_only_the_lines_that_stay(capsys, monkeypatch):
     assert capsys.readouterr().out == "a line\n"
     with terminal() as shown:
         monkeypatch.setenv("TERM", "dumb")
-        assert not Screen(shown.stream).is_live
+        dumb = Screen(shown.stream)
+        assert not dumb.is_live
+        dumb.close()  # the terminal ends with the last who has it open
 
 
 def test_a_background_job_draws_no_status_line(monkeypatch):
