@@ -54,7 +54,8 @@ def test_the_warning_of_slurm_stops_the_command_which_resumes_in_the_requeued_jo
     cluster.run("scancel", "--signal=USR1", job)
     cluster.wait_state(job, "COMPLETED", timeout=600)
     log = (tmp_path / f"slurm-{job}.out").read_text()
-    assert "SIGUSR1: stopping after a step with a checkpoint" in log
+    assert "SIGUSR1: stopping" in log
+    assert "effilaunch: stopped after step" in log
     result = json.loads((run_dir / "result.json").read_text())
     assert (result["status"], result["steps"]) == ("finished", 500)
     assert list(losses(run_dir)) == list(range(1, 501))
