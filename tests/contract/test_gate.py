@@ -267,7 +267,9 @@ def test_the_gate_stands_in_the_way_of_a_run(tmp_path, monkeypatch, packing):
 
 
 def rows_without_collator(count, *, streaming=False):
-    return Data(train=[{}] * count, eval=None, collate=None, labels=None, counts={}, streaming=streaming)
+    rows = [{}] * count
+    train = iter(rows) if streaming else rows
+    return Data(train=train, eval=None, collate=None, labels=None, counts={}, streaming=streaming)
 
 
 def test_fewer_samples_than_one_batch_for_each_process_are_refused():

@@ -72,6 +72,12 @@ EIGHT = {
     "trainer__activation_checkpointing": "true",
     "sharding__engine": "ddp",
 }
+SMALLEST = {
+    "global_batch_size": 8,
+    "trainer__per_device_train_batch_size": 1,
+    "sharding__offload_activations": "cpu",
+}
+"""With nothing left to change but the engine."""
 
 
 def worker(limit=1, *, saves=True, where="training_step", enough="True", then=""):
@@ -158,7 +164,9 @@ def test_when_nothing_is_left_the_failure_lists_what_was_tried(tries, tmp_path):
     problem = caught.value.problems[0]
     assert (caught.value.exit_code, problem.code) == (5, "cuda-oom")
     assert "nothing is left to try. Tried: micro-batch 2 ran out of memory: 1 with" in problem.message
-    assert len(plan_of(tmp_path / "run")["adapted"]["adaptations"]) == 1
+    first, second = plan_of(tmp_path / "run")["adapted"]["adaptations"]
+    assert first["changed"]["trainer.per_device_train_batch_size"] == [2, 1]
+    assert second["changed"]["sharding.offload_activations"] == ["none", "cpu"]
     assert micro_of(tmp_path / "run") == (1, 4, 4)
 
 
@@ -166,7 +174,7 @@ def test_nothing_to_try_at_all_is_said(tries):
     with pytest.raises(RunFailed, match=r"nothing is left to try\. Tried: nothing could be changed"):
         tries(worker(enough="False"), on="1xA100-80GB", global_batch_size=1,
               trainer__activation_checkpointing="true", model__quantization="int8",
-              trainer__optim="adamw_bnb_8bit")  # fmt: skip
+              trainer__optim="adamw_bnb_8bit", sharding__offload_activations="cpu")  # fmt: skip
 
 
 def test_the_next_try_is_diagnosed_by_its_own_lines(tries):
@@ -203,7 +211,7 @@ def test_a_next_try_that_cannot_be_written_still_knows_where_the_run_came_from(t
 
 
 def test_zero_starts_again_where_it_cannot_read_the_checkpoints(tries, tmp_path):
-    one = {**EIGHT, "global_batch_size": 8, "trainer__per_device_train_batch_size": 1}
+    one = {**EIGHT, **SMALLEST}
     plan, _, said = tries(worker(enough="value('sharding.engine') == 'deepspeed'"), **one)
     run = tmp_path / "run"
     assert (plan.job.engine.name, plan.job.zero_stage) == ("deepspeed", 3)
@@ -225,7 +233,7 @@ def test_a_package_that_the_next_try_lacks_ends_the_run(tries):
     def lacking(names):
         raise MachineError(Problem("module-missing", f"not installed: {', '.join(names)}"))
 
-    one = {**EIGHT, "global_batch_size": 8, "trainer__per_device_train_batch_size": 1}
+    one = {**EIGHT, **SMALLEST}
     with pytest.raises(RunFailed, match="cannot be done here: not installed: deepspeed"):
         tries(worker(enough="False"), require=lacking, **one)
 

@@ -38,6 +38,7 @@ BASE = {
     "trainer.lr_scheduler_type": "cosine", "trainer.max_steps": 10, "trainer.weight_decay": 0.0,
     "trainer.per_device_train_batch_size": 4, "trainer.gradient_accumulation_steps": 1, "on_oom": "fail",
     "trainer.logging_steps": 10, "launch.env.OMP_NUM_THREADS": "1", "trainer.max_grad_norm": 1.0,
+    "python.hooks": [],
 }  # fmt: skip
 
 
