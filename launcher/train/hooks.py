@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import multiprocessing
 import pickle
+import re
 import sys
 import traceback
 import types
@@ -348,9 +349,14 @@ _NOT_THEIRS = (
 """Parts of file names: what fails below them, called by the user's code, may be another rank's failure."""
 
 
+_FULL = re.compile(r"DefaultCPUAllocator: |out of memory|CUDA calloc", re.IGNORECASE)
+"""Of errors that are plain RuntimeErrors: torch's on the host, CUDA's and bitsandbytes' own, NCCL's."""
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, which `on_oom` answers."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return known or _FULL.search(str(error)) is not None
 
 
 def error_line(error: BaseException, path: Path) -> int | None:

@@ -78,7 +78,7 @@ def test_a_part_that_fails_has_an_entry_and_so_has_what_a_cpu_lacks(bench):
     assert (late["status"], late["error"]) == ("skipped", "the time budget is spent")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(share=24)
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
     ("script", "parts"),

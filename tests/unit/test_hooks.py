@@ -267,6 +267,21 @@ def test_memory_that_ran_out_in_a_hook_stays_what_it_is(tmp_path):
     assert type(caught.value).__name__ == "OutOfMemoryError"
 
 
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1677721600 bytes", RuntimeError),
+        ("CUDA driver error: out of memory", RuntimeError),
+        ("Error out of memory at line 80 in file ops.cu", RuntimeError),
+        ("Failed to CUDA calloc 512 bytes", RuntimeError),
+        ("size mismatch", RunFailed),
+    ],
+)
+def test_errors_of_memory_that_have_no_class_are_known_by_their_words(tmp_path, message, kind):
+    with pytest.raises(kind):
+        hooks(tmp_path, f"def processing(): raise RuntimeError({message!r})\n", ["processing"]).processing()
+
+
 COLLATOR = """
 class Pad:
     def __call__(self, samples):
