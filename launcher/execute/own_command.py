@@ -38,7 +38,7 @@ from launcher.execute.supervise import Limits, Watch
 from launcher.files.checkpoint import complete_checkpoints
 from launcher.files.redaction import SECRET, hider, secret_values
 from launcher.files.safe_files import read_json, write_json, write_text
-from launcher.files.secrets import GIVEN
+from launcher.files.secrets import GIVEN, is_secret_name
 from launcher.knowledge.diagnose.findings import Finding
 from launcher.machine.gpus import Gpu
 from launcher.machine.probe import read_oom_kills
@@ -216,8 +216,9 @@ class _Attempt:
         env.pop(RESUME, None)
         if self.resume is not None:
             env[RESUME] = self.resume
-        if references := [name for name, value in given.items() if has_reference(value)]:
-            env[GIVEN] = ",".join(references)
+        references = {name for name, value in given.items() if has_reference(value)}
+        # By name: the processes judge no name themselves, and a value belongs on no disk.
+        env[GIVEN] = ",".join(sorted(references | {name for name in env if is_secret_name(name)}))
         path = [str(self.run_dir / PYTHON), *filter(None, [env.get("PYTHONPATH")])]
         return {**env, RUN_DIR: str(self.run_dir), "PYTHONPATH": os.pathsep.join(path)}
 

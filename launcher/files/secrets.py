@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 GIVEN = "EFFILAUNCH_SECRETS"
-"""Environment variable: names of the variables that a recipe refers to."""
+"""Environment variable: names of variables with secrets, such as those that a recipe refers to."""
 TOKENS = (
     r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}\b",
     r"\b(?:gh[opsur]|github_pat)_[A-Za-z0-9_]{20,}",

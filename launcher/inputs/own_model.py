@@ -17,7 +17,6 @@ from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
 from launcher.report.outcome import note
 
-_LOOKED_AT = 64
 _COUNTED = (
     "memory is counted for the largest of the first {rows} samples of make_datasets: larger ones need more"
 )
@@ -59,7 +58,7 @@ def made_model(loaded: LoadedRecipe, *, tiny: bool, ask_torch: bool) -> tuple[Lo
         raise _refusal("conflict", message, path, "return one, or remove this")
     data = recipe.data.model_copy(update={"eval": [] if evaluates else None})
     changed = recipe.model_copy(update={"trainer": trainer, "data": data})
-    return replace(loaded, recipe=changed), spec, _COUNTED.format(rows=_LOOKED_AT)
+    return replace(loaded, recipe=changed), spec, _COUNTED.format(rows=found["looked_at"])
 
 
 def _refusal(code: str, message: str, path: str, hint: str) -> RecipeError:

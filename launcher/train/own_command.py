@@ -30,6 +30,8 @@ from types import FrameType, TracebackType
 from typing import Any, TextIO
 
 RUN_DIR, RESUME, SUPERVISOR = "EFFILAUNCH_RUN_DIR", "EFFILAUNCH_RESUME", "EFFILAUNCH_SUPERVISOR"
+SECRETS = "EFFILAUNCH_SECRETS"
+"""Names of the variables whose values do not appear in logs."""
 LOGGED = "EFFILAUNCH_LOGGED"
 """Set where the output of a rank goes to its log: its children do not open it again."""
 PACKAGES = ("accelerate", "datasets", "deepspeed", "peft", "torch", "transformers", "trl")
@@ -39,9 +41,6 @@ AGREE_S, MOST_STEPS = 2.0, 64
 """The ranks agree whether to stop about so often, and at least after so many steps."""
 WRITE_S = 0.5
 KEPT_STEPS, LEAST_STEPS = 50, 3
-_SECRET = re.compile(
-    r"(?i)TOKEN|KEY|SECRET|PASSW|CREDENTIAL|COOKIE|(?:^|_)(?:AUTH|PASS|PWD|PAT|JWT|DSN)(?:_|$)"
-)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -141,10 +140,10 @@ def _write_error(run_dir: Path, rank: int, error: BaseException) -> None:
 
 
 def _hider() -> Callable[[str], str]:
-    """Removes the values of variables with a secret's name."""
-    values = {value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 8}
+    """Removes the values of the variables that the supervisor names."""
+    values = {os.environ.get(name, "") for name in os.environ.get(SECRETS, "").split(",")}
     lines = {
-        line for value in values if not value.isdigit() and value[0] != "/" for line in value.split("\n")
+        line for value in values if not value.isdigit() and value[:1] != "/" for line in value.split("\n")
     }
     known = "|".join(re.escape(line) for line in sorted(lines, key=len, reverse=True) if len(line) >= 8)
     return (lambda text: re.sub(known, "<secret>", text)) if known else str

@@ -70,6 +70,7 @@ def describe(job: Job) -> dict[str, Any]:
     return {
         **_of_fake_model(job, None, sizes),
         "length": None if ids is None or not torch.is_tensor(ids) else int(ids.shape[-1]),
+        "looked_at": LOOKED_AT,
         "train_rows": data.counts["train"],
         "eval_rows": None if data.eval is None else data.counts["eval"],
     }

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from launcher.errors import RecipeError
-from launcher.inputs.planning_facts import _with_positions, gather
+from launcher.inputs.planning_facts import gather, model_config
 from launcher.models.positions import FIELDS, longest_row, stretchable_types, stretched
 from launcher.recipe.loading import load_recipe
 from launcher.train.results.merge import merge
@@ -132,6 +132,8 @@ def test_the_plan_offers_the_key_that_is_enough():
 
 def test_the_text_model_of_a_wrapper_is_stretched():
     wrapper = {"model_type": "llava", "text_config": {**SIZES}}
-    found = _with_positions(wrapper, asked_for("linear"))
+    set_to = [f"model.rope_parameters={json.dumps(asked_for('linear'))}", "model.name_or_path=wrapper"]
+    recipe = load_recipe("qwen3_0_6b_full", set_to).recipe
+    _, found, _ = model_config(recipe, allow_network=False, given={"wrapper": wrapper})
     assert found["text_config"]["max_position_embeddings"] == 4 * TRAINED
     assert "max_position_embeddings" not in found

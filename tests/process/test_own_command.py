@@ -155,6 +155,18 @@ def test_without_the_line_the_command_is_supervised_and_nothing_is_known_of_its_
     assert json.loads((tmp_path / "failed/result.json").read_text())["exit_code"] == 1
 
 
+def test_logs_of_ranks_have_no_values_of_secret_variables(tmp_path, monkeypatch):
+    """Of variables with a secret's name, and of those that `launch.env` takes from the environment."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUBAUTH", "abcdefgh1234")
+    monkeypatch.setenv("MY_PLACE", "ijklmnop5678")
+    code = "import os; print(os.environ['GITHUBAUTH'], os.environ['PLACE'], 'shown')"
+    supervise(
+        ["env", "RANK=0", "WORLD_SIZE=1", sys.executable, "-c", code], "launch.env.PLACE=${ENV:MY_PLACE}"
+    )
+    assert (tmp_path / "run/logs/rank-0.log").read_text() == "<secret> <secret> shown\n"
+
+
 def test_a_command_that_goes_to_the_background_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.execute.own_command.LEAVE_S", 0.3)
     monkeypatch.chdir(tmp_path)

@@ -21,6 +21,7 @@ from launcher.execute.own_command import OwnCommand, own_command
 from launcher.execute.supervise import Limits, Watch
 from launcher.files.checkpoint import defect
 from launcher.files.rank_status import read_statuses
+from launcher.files.secrets import GIVEN
 from launcher.parsing import UsageError, parse
 from launcher.recipe.launch_file import load_launch
 from launcher.recipe.schema import LaunchSection
@@ -195,7 +196,7 @@ def test_a_rank_has_its_log_without_secrets_its_error_and_the_hidden_sitecustomi
     own.mkdir()
     (own / "sitecustomize.py").write_text("import os; os.environ['HIDDEN'] = 'ran'")
     code = "import os, sys; print(os.environ['HIDDEN'], os.environ['MY_TOKEN']); raise ValueError('no rows')"
-    env = {"WORLD_SIZE": "2", "MY_TOKEN": "abcdefgh1234"}
+    env = {"WORLD_SIZE": "2", "MY_TOKEN": "abcdefgh1234", GIVEN: "MY_TOKEN"}
     done = [python_in(tmp_path, code, own, RANK=str(rank), **env) for rank in range(2)]
     assert [one.returncode for one in done] == [1, 1]
     assert [one.stdout for one in done] == ["ran <secret>\n", ""]
