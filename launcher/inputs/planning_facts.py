@@ -318,7 +318,8 @@ def _rehearsal(
 def _warnings(recipe: Recipe, spec: ModelSpec, calibration: Calibration | None) -> Iterator[str]:
     longest, asked = longest_row(spec.config, spec.max_position_embeddings), recipe.data.max_length
     if longest and task_named(recipe.task).reads_tokens and asked > longest:
-        yield f"data.max_length {asked} exceeds the model's {longest} positions{_stretch_hint(spec, asked)}"
+        hint = "" if recipe.model.name_or_path is None else _stretch_hint(spec, asked)
+        yield f"data.max_length {asked} exceeds the model's {longest} positions{hint}"
     if any(kind.scans for kind in spec.layout.stacks):
         yield (
             f"linear-attention layers of {spec.model_type} are counted as torch's operations, which run "

@@ -126,6 +126,10 @@ def test_the_plan_offers_the_key_that_is_enough():
     assert yaml.safe_load(found[1]) == {"rope_type": "yarn", "factor": 2.0}
     assert warned(f"model.rope_parameters={found[1]}") == []
     assert warned("model.rope_parameters={rope_type: dynamic, factor: 2}") == []
+    (scratch,) = warned(
+        "model.name_or_path=null", f"model.config={json.dumps({'model_type': 'llama', **SIZES})}"
+    )
+    assert "model.rope_parameters" not in scratch, "a configuration has its own"
     (less,) = warned("model.rope_parameters={rope_type: linear, factor: 1.5}")
     assert str(int(1.5 * 40960)) in less
 
